@@ -22,7 +22,7 @@ from lightning_agentrl.errors.faults import EnvError
 CONTRACT = "contract"  # kind of an error that is wrong input where environments are checked before a run
 REWARD = "reward"  # kind of an error in a number that is trained on
 LARGEST_REWARD = 3.4e38  # what float32 holds
-PLACES = ("mission", "tips")  # attributes that a system text may ask for
+TEXTS = ("mission", "tips")  # attributes that a system text may ask for, beside the actions
 INFO_TEXTS = ("long_term_text", "short_term_text", "executed_action")  # entries of info
 INFO_FLAGS = ("success", "invalid_action")  # the same, None where nothing is said
 # Below env/: names, and beginnings of names.
@@ -76,7 +76,7 @@ class Contract:
     @property
     def places(self) -> dict[str, str]:
         """What a system text of the config may take from the environment, besides the actions."""
-        return {"mission": self.mission, "tips": self.tips}
+        return {name: getattr(self, name) for name in TEXTS}
 
 
 def read_contract(env: gymnasium.Env, begun: bool, last: Contract | None = None) -> Contract:
@@ -96,7 +96,7 @@ def read_contract(env: gymnasium.Env, begun: bool, last: Contract | None = None)
         known = checked[name]
         if (value is known and type(value) in _UNCHANGING) or _same(value, known):
             now[name] = known
-        elif name not in PLACES or isinstance(value, str):  # else a name of an environment's own
+        elif name not in TEXTS or isinstance(value, str):  # else a name of an environment's own
             now[name] = _checked(name, value)
     if last is not None and all(map(is_, now.values(), checked.values())):
         return last

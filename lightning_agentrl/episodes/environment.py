@@ -29,7 +29,7 @@ from lightning_agentrl.episodes.contract import (
     well_formed,
 )
 from lightning_agentrl.episodes.noise import Generator, generators, global_state, reseed, state_of
-from lightning_agentrl.episodes.observation import Messages, fingerprint_of, is_image, read_observation, with_type
+from lightning_agentrl.episodes.observation import OwnMessages, fingerprint_of, is_image, read_observation, with_type
 from lightning_agentrl.episodes.secrets import masked
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
@@ -55,7 +55,7 @@ class Answer:
     info: Mapping[str, Any] = field(default_factory=dict)
     mended: bool = False  # its texts had lone surrogates
     images: tuple[np.ndarray, ...] = field(default=(), compare=False)  # uint8 [height, width, 3], RGB
-    messages: Messages = ()  # the environment's own, which say all of the observation
+    messages: OwnMessages = ()  # the environment's own, which say all of the observation
 
     @property
     def text(self) -> str:

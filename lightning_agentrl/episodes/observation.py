@@ -14,7 +14,8 @@ import numpy as np
 
 from lightning_agentrl.episodes.contract import contract_error, in_short, plain_text, well_formed
 
-Messages = tuple[tuple[str, tuple[str | None, ...]], ...]
+# As in prompts/memory.py, which a process of an environment does not load.
+OwnMessages = tuple[tuple[str, tuple[str | None, ...]], ...]
 """Of each message its role and, in order, its texts; None stands for the next image of the observation."""
 
 ROLES = ("user", "tool", "assistant")
@@ -32,7 +33,7 @@ class Observed:
 
     text: str
     images: tuple[np.ndarray, ...] = field(default=(), compare=False)
-    messages: Messages = ()
+    messages: OwnMessages = ()
 
     def mended(self) -> Observed:
         """Return it with U+FFFD for each lone surrogate."""

@@ -12,10 +12,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from lightning_agentrl.episodes.contract import PLACES, Contract, read_contract, read_flag, read_metrics
+from lightning_agentrl.episodes import observation
+from lightning_agentrl.episodes.contract import TEXTS, Contract, read_contract, read_flag, read_metrics
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.prompts import memory
+from lightning_agentrl.prompts.renderer import PLACES
 from tests.rollout.scripted import Scripted
 
 START = Start(0, 0, 1)
@@ -128,7 +131,7 @@ WRONG = {
 
 
 def test_every_attribute_has_wrong_values():
-    assert {*WRONG, *PLACES} == {one.name for one in fields(Contract)}
+    assert {*WRONG, *TEXTS} == {one.name for one in fields(Contract)}
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
@@ -245,6 +248,12 @@ def test_numbers_of_an_environment():
         "wood": 0.5,
     }
     assert read_metrics({}) == {}
+
+
+def test_prompts_and_environments_mean_the_same():
+    """Two rooms that do not import each other."""
+    assert {"actions", *TEXTS} == {*PLACES}
+    assert observation.OwnMessages == memory.OwnMessages
 
 
 def test_the_documentation_lists_the_attributes():
