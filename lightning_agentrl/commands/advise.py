@@ -22,7 +22,7 @@ from lightning_agentrl.commands.advise_config import BEGINS, config_text, iterat
 from lightning_agentrl.commands.advise_report import advice_text, facts_table
 from lightning_agentrl.commands.looking import LookCLI, LookOnce, validate_until_looked
 from lightning_agentrl.episodes.sides import SidesInteraction
-from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors import ConfigError, naming_file
 from lightning_agentrl.metrics.advice import PLAYED, Advice, advise
 from lightning_agentrl.metrics.facts import Facts, Measured, MeasuredEpisode, measure
 from lightning_agentrl.metrics.quick_critic import explained_variance
@@ -223,7 +223,8 @@ def as_json(facts: Facts, advice: Advice) -> str:
 
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    with naming_file(path):
+        path.write_text(text)
 
 
 def _known(value: Any) -> Any:

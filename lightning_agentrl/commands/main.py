@@ -20,6 +20,7 @@ from lightning_agentrl.commands.ending import one_line_errors
 from lightning_agentrl.commands.failures import file_fault
 from lightning_agentrl.commands.shipped import with_shipped_configs
 from lightning_agentrl.errors import ConfigError, Usage, explain, unknown_command
+from lightning_agentrl.errors.unknown import empty_argument
 from lightning_agentrl.models.allocator import keep_freed_memory
 
 HELP = """usage: agentrl COMMAND [OPTIONS]
@@ -381,9 +382,11 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
     if OPTIONS in inspect.signature(function).parameters and "--" in own:
         at = own.index("--")
         own, options = own[:at], {OPTIONS: own[at + 1 :]}
-    settings = parser.parse_args([FLAGS.get(argument, argument) for argument in own])
+    settings = parser.parse_args([FLAGS.get(argument, argument) for argument in own]).as_dict()
+    for name in (name for name, value in settings.items() if value == ""):  # of a variable of the shell that is not set
+        raise ConfigError(empty_argument(name, usage))
     try:
-        function(**settings.as_dict(), **options)
+        function(**settings, **options)
     except ConfigError:  # knows the place
         raise
     except OSError as error:

@@ -139,6 +139,14 @@ def no_value(option: str) -> Problem:
     return Problem(f"the option --{option} has no value", place=place, fix=fix)
 
 
+def empty_argument(name: str, usage: Usage) -> Problem:
+    """Describe an argument that was given as an empty text."""
+    if name in usage.alone:
+        return Problem(f"the argument {name} is empty", place=Place(COMMAND_LINE, name), fix=f"write {usage.text}")
+    place = Place(COMMAND_LINE, f"--{name}")
+    return Problem(f"the option --{name} is empty", place=place, fix="give it a value, or leave it out")
+
+
 def unknown_argument(argument: str, options: Sequence[str], usage: Usage | None = None) -> Problem:
     """Describe an argument that a command does not take.
 

@@ -397,6 +397,19 @@ def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Command) -> N
 
 
 @pytest.mark.parametrize(
+    ("command", "arguments", "part"),
+    [
+        ("view", [""], "the argument run is empty"),
+        ("view", ["runs", ""], "the argument other is empty"),
+        ("audit-critic", ["runs", "--checkpoint", ""], "the option --checkpoint is empty"),
+    ],
+)
+def test_an_empty_argument_stands_for_nothing(command: str, arguments: list[str], part: str, agentrl: Command) -> None:
+    """As of a variable that is not set; an empty path would be the working folder."""
+    assert part in sentence(agentrl(*arguments, command=command))
+
+
+@pytest.mark.parametrize(
     ("command", "arguments", "meant"),
     [
         ("fit", ["--conf", "given.yaml"], "--config?"),
