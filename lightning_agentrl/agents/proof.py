@@ -15,7 +15,8 @@ from functools import partial
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents.proof_questions import Questions, Sampled
@@ -243,15 +244,37 @@ def _other_precision(engine: Engine, handle: PolicyHandle, device: str) -> Calla
     """Return what makes a trainer in 16 bits compute in float32, or one in float32 in the 16 bits of the engine.
 
     Where both compute in float32 on a GPU, one of them may multiply in TF32, as vLLM's attention does. None where
-    nothing of this is so, and for weights that have 16 bits themselves.
+    nothing of this is so, and for weights of 16 bits that are sharded.
     """
-    if any(weight.dtype != torch.float32 for weight in handle.policy.parameters()):
+    weights = list(handle.policy.parameters())
+    if any(weight.dtype.itemsize < 4 for weight in weights) and not any(isinstance(w, DTensor) for w in weights):
+        return partial(_in_float32, handle.policy, device)
+    if any(weight.dtype != torch.float32 for weight in weights):
         return None
     if handle.computes_in.itemsize < 4:
         return partial(torch.autocast, device, enabled=False)
     if "16" in engine.dtype:
         return partial(torch.autocast, device, torch.bfloat16 if "bfloat16" in engine.dtype else torch.float16)
     return _other_products if device == "cuda" else None
+
+
+@contextmanager
+def _in_float32(policy: nn.Module, device: str) -> Iterator[None]:
+    """Let copies of weights of 16 bits stand in their places for a while.
+
+    The weights themselves stay as and where they are, since optimizers and hooks hold them.
+    """
+    held = [(module._parameters, name) for module in policy.modules() for name in module._parameters]
+    places = [(of, name, weight) for of, name in held if (weight := of[name]) is not None and weight.dtype.itemsize < 4]
+    copies = {weight: nn.Parameter(weight.detach().float(), requires_grad=False) for _, _, weight in places}
+    try:
+        for of, name, weight in places:
+            of[name] = copies[weight]
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        for of, name, weight in places:
+            of[name] = weight
 
 
 @contextmanager
