@@ -14,7 +14,7 @@ from lightning_agentrl.commands.places import SUBCOMMANDS, options, tree_of
 from lightning_agentrl.commands.shipped import shipped_configs
 from lightning_agentrl.errors import closest
 from lightning_agentrl.errors.foreign_messages import OPTIONS
-from lightning_agentrl.errors.problem import ConfigError, Place, Problem
+from lightning_agentrl.errors.problem import COMMAND_LINE, ConfigError, Place, Problem
 from lightning_agentrl.errors.unknown import TOP_KEYS, missing_keys, no_value, unknown_argument, unknown_top_key
 
 _FURTHER_KEYS = (
@@ -39,6 +39,10 @@ def check_files(arguments: Sequence[str]) -> None:
             partly = True
         elif not Path(value).exists():
             raise ConfigError(no_config(value))
+        elif not (Path(value).is_file() or Path(value).is_dir()):
+            what = f"'{value}' is a pipe or a device, and a config is read more than once"
+            place = Place(COMMAND_LINE, "--config")  # known, so that it is not read to look for one
+            raise ConfigError(Problem(what, place=place, fix="write it to a file"))
         else:
             given |= check_file(Path(value))
     lacking = [key for key in ("data", "model") if key not in given]

@@ -185,6 +185,9 @@ class AgentCLI(LightningCLI):
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
             )
         refuse_foreign_keys(self.settings.trainer)
+        if self.settings.trainer.get("default_root_dir") == "":  # which would be the working folder
+            what, key = "trainer.default_root_dir is empty; name a folder", "trainer.default_root_dir"
+            raise ConfigError(Problem(what, key=key))
         make_folder(
             self.settings.trainer.get("default_root_dir"),
             "trainer.default_root_dir",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -375,6 +376,7 @@ def test_what_the_trainer_refuses_is_told_in_one_sentence(
         (["trainer.max_epochs=3"], ["--trainer.max_epochs=3?"]),
         again(["configs/quickstart.yaml"], ["--config configs/quickstart.yaml?"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml", "--config"]),
+        again(["--trainer.default_root_dir", ""], ["trainer.default_root_dir is empty", "(command line)"]),
         (["-x"], ["'-x'", "(command line)"]),
         again(["--trainer.max_epochs", ""], ["trainer.max_epochs", "''", "(command line)"]),
     ],
@@ -385,6 +387,12 @@ def test_wrong_arguments_are_told_in_one_sentence(
     message = sentence(agentrl(*arguments, config=config))
     for part in parts:
         assert part in message
+
+
+def test_a_config_that_can_be_read_once_only_is_refused(config: Config, agentrl: Command, tmp_path: Path) -> None:
+    """As `--config <(...)` of a shell gives it."""
+    os.mkfifo(tmp_path / "pipe")
+    assert "write it to a file" in sentence(agentrl("--config", str(tmp_path / "pipe")))
 
 
 def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Command) -> None:
