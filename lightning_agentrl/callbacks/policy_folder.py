@@ -30,6 +30,8 @@ class PolicyFolder(L.Callback):
     """
 
     def __init__(self, folder: str) -> None:
+        if not folder:
+            raise ValueError("PolicyFolder needs a folder, got ''")
         self.folder = folder
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

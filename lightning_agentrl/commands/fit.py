@@ -317,7 +317,10 @@ class AgentCLI(LightningCLI):
 
 
 def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
-    """Refuse two callbacks whose states a checkpoint could not tell apart."""
+    """Refuse two callbacks whose states a checkpoint could not tell apart, or that take the same thing."""
+    for kind in (Chain, StopOnSignals):
+        if (count := sum(isinstance(callback, kind) for callback in callbacks)) > 1:
+            raise ConfigError(f"trainer.callbacks has {count} {kind.__name__}; keep one of them")
     stateful = [callback for callback in callbacks if is_overridden("state_dict", callback, L.Callback)]
     keys = Counter(callback.state_key for callback in stateful)
     for callback in stateful:

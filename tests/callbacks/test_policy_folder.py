@@ -63,3 +63,8 @@ def test_weights_of_shares_are_those_of_an_export(tmp_path: Path, tiny_folder: P
     saved = processes.fit(tmp_path, tiny_folder, "SharedCritic", 2, *mixed, strategy=FSDP2, plugins="null")
     export_checkpoint(saved, tmp_path / "exported")
     assert_same_weights(tmp_path / "policy", tmp_path / "exported")
+
+
+def test_no_folder_is_not_the_working_folder():
+    with pytest.raises(ValueError, match="needs a folder"):
+        PolicyFolder("")

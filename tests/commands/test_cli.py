@@ -389,6 +389,12 @@ def test_wrong_arguments_are_told_in_one_sentence(
         assert part in message
 
 
+@pytest.mark.parametrize("name", ["Chain", again("StopOnSignals"), again("RunSummary")])
+def test_a_callback_that_is_there_twice_is_refused(name: str, config: Config, agentrl: Command) -> None:
+    config = changed(config, "trainer.callbacks", [{"class_path": name}] * 2)
+    assert f"trainer.callbacks has 2 {name}" in sentence(agentrl(config=config))
+
+
 def test_a_config_that_can_be_read_once_only_is_refused(config: Config, agentrl: Command, tmp_path: Path) -> None:
     """As `--config <(...)` of a shell gives it."""
     os.mkfifo(tmp_path / "pipe")
