@@ -49,6 +49,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let all be freed as in any process: libraries of vLLM complain about what stays."""
+    gc.unfreeze()
+
+
 VLLM = importlib.util.find_spec("vllm") is not None
 
 
@@ -222,7 +227,9 @@ def servers(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     from tests.engines.servers import ServerProcess
 
     folder = tmp_path_factory.mktemp("servers")
-    first, second = (ServerProcess(served_folder, folder / f"{name}.log") for name in ("first", "second"))
+    first, second = (
+        ServerProcess(served_folder, folder / f"{name}.log", workers=False) for name in ("first", "second")
+    )
     yield first, second
     first.kill()
     second.kill()
