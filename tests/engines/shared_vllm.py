@@ -84,14 +84,14 @@ def run(rank: int, folder: str, model: str, world: int, size: int) -> None:
     # they meet in a file, so no port can be taken
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
     work = Work(rank, model, size)
-    for kind in [work.all_kinds, work.dies] if world == size else [work.other_groups]:
+    for kind in [work.plain, work.adapters, work.dies] if world == size else [work.other_groups]:
         kind()
         Path(folder, f"{rank}.json").write_text(json.dumps(work.report))
     os._exit(0)  # gloo aborts a process that ends after another one of its group has died
 
 
 class Work:
-    """Of one rank, with a new engine for each kind of work."""
+    """Of one rank."""
 
     def __init__(self, rank: int, model: str, size: int) -> None:
         self.rank, self.model, self.size = rank, Path(model), size
@@ -104,7 +104,7 @@ class Work:
         engine.start(handle_of(policy))
         return engine, policy
 
-    def all_kinds(self) -> None:
+    def plain(self) -> None:
         self.report["three"] = error_of(VLLMEngine(tensor_parallel=3).check)
         odd = policy_of(self.model)
         odd.lm.config.num_attention_heads = 3
@@ -121,15 +121,16 @@ class Work:
         self.collect(engine, lambda: time.sleep(0.5))
         self.report["idle"] = len(exchanges)
         self.report["outside"] = error_of(lambda: serve(engine, MIXED[:1]))
-        self.report["within"] = error_of(lambda: self.collect(engine, lambda: engine.sync(9)))
-        dist.barrier()
-        engine.stop()
-        engine, policy = self.start(lora=True)
-        self.report["adapters"] = updates(engine, policy, slice(self.rank, None, self.size))
+        self.report["within"] = self.collect(engine, lambda: error_of(lambda: engine.sync(9)))
         self.report["fails"] = error_of(lambda: self.collect(engine, lambda: self.fails(engine)))
         self.report["after"] = error_of(lambda: engine.sync(9))
         dist.barrier()
         engine.stop()
+
+    def adapters(self) -> None:
+        """With the next engine after one that failed; it stays for what comes then."""
+        self.engine, policy = self.start(lora=True)
+        self.report["adapters"] = updates(self.engine, policy, slice(self.rank, None, self.size))
 
     def other_groups(self) -> None:
         """One group stays longer than the other, which has nothing more to do."""
@@ -142,16 +143,14 @@ class Work:
 
     def dies(self) -> None:
         """The last rank, without a word."""
-        engine, _ = self.start()
-        engine.sync(0)
 
         def play() -> None:
             if self.rank == self.size - 1:
                 os._exit(0)
             time.sleep(0.5)  # not inside a step, which would wait for the dead
-            serve(engine, MIXED)
+            serve(self.engine, MIXED)
 
-        self.report["dies"] = error_of(lambda: self.collect(engine, play))
+        self.report["dies"] = error_of(lambda: self.collect(self.engine, play))
 
     def collect(self, engine: VLLMEngine, do: Callable[[], Any]) -> Any:
         with engine.collecting():

@@ -1,4 +1,4 @@
-"""SmolLM2 in float32, as users start it: both engines of vLLM sample from what is trained, after three updates."""
+"""SmolLM2 in float32, as users start it: both engines of vLLM sample from what is trained, after two updates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from lightning_agentrl.commands import verify_engine
 from lightning_agentrl.metrics.gap import EXACT
 from tests.cli import Config, Verify, judged
 from tests.engines.servers import ROOT, ServerProcess
@@ -16,6 +18,15 @@ from tests.engines.servers import ROOT, ServerProcess
 pytestmark = pytest.mark.vllm
 
 BOUND = EXACT.largest
+
+
+@pytest.fixture(autouse=True)
+def few_rounds_on_two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This model is large enough for two threads, and so large that each round takes ten seconds."""
+    monkeypatch.setattr(verify_engine, "ROUNDS", 2)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

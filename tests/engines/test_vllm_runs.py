@@ -27,17 +27,15 @@ def played(folder: Path) -> list[dict[str, Any]]:
     return sorted(turns, key=lambda turn: (turn["iteration"], turn["env"], turn["episode"], turn["turn"]))
 
 
-def test_a_run_can_be_repeated(vllm_run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_be_repeated(
+    vllm_run: Config, vllm_played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one process after the other run, whose engine was stopped."""
-    stories = []
-    for name in ("first", "second"):
-        folder = tmp_path / name
-        folder.mkdir()
-        fit(changed(vllm_run, "trainer.default_root_dir", str(folder)), folder, monkeypatch)
-        stories.append(played(folder))
-    assert len(stories[0]) == 3 * 8
-    assert len({tuple(turn["reply_ids"]) for turn in stories[0]}) > 4
-    assert stories[0] == stories[1]
+    fit(changed(vllm_run, "trainer.default_root_dir", str(tmp_path)), tmp_path, monkeypatch)
+    first, second = played(vllm_played), played(tmp_path)
+    assert len(first) == 3 * 8
+    assert len({tuple(turn["reply_ids"]) for turn in first}) > 4
+    assert first == second
 
 
 def test_two_processes_have_an_engine_each(vllm_run: Config, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from lightning_agentrl.engines.vllm_server.server import VLLMServer
 from lightning_agentrl.rollout import PromptFormat, WindowMemory
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.test_asynchronous import Keep
-from tests.engines.servers import Pair, ServerProcess, is_running
+from tests.engines.servers import Pair, ServerProcess, is_running, wait_until
 from tests.rollout.scripted import story
 
 pytestmark = pytest.mark.vllm
@@ -31,23 +31,6 @@ PARTS: dict[str, Callable[[ServerProcess], int]] = {
     "api_server": lambda server: server.api_server,
     "core": lambda server: server.core,
 }
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_a_core_ends_with_its_api_server_even_when_it_is_stopped(pair: Pair) -> None:
-    for server, stopped in zip(pair, (False, True), strict=True):
-        core = server.core
-        if stopped:
-            os.kill(core, signal.SIGSTOP)
-        os.kill(server.api_server, signal.SIGKILL)
-        wait_until(lambda core=core: not is_running(core), 10)
-        server.kill()
 
 
 class Faults(L.Callback):

@@ -22,7 +22,15 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup
 from tests.cli import Config, Verify, changed, fit, judged
-from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples, places, watched
+from tests.engines.servers import (
+    Pair,
+    ServerProcess,
+    is_running,
+    kill_while_it_samples,
+    places,
+    wait_until,
+    watched,
+)
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
 from tests.engines.test_vllm_runs import check_two_processes, played
 from tests.engines.withheld import check_each_kind
@@ -35,7 +43,8 @@ pytestmark = pytest.mark.vllm
 def pair(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("servers")
     first, second = (
-        ServerProcess(served_folder, folder / f"{name}.log", transfer="gloo") for name in ("first", "second")
+        ServerProcess(served_folder, folder / f"{name}.log", transfer="gloo", workers=workers)
+        for name, workers in (("first", True), ("second", False))
     )
     try:
         first.start()
@@ -325,3 +334,16 @@ def test_a_run_waits_for_its_only_server_and_goes_on_when_it_is_back(
     turns = played(tmp_path / "second")
     assert len(turns) == 2 * 8
     assert turns == undisturbed
+
+
+# How servers end; last, as they are not started again
+
+
+def test_a_core_ends_with_its_api_server_even_when_it_is_stopped(pair: Pair) -> None:
+    for server, stopped in zip(pair, (False, True), strict=True):
+        core = server.core
+        if stopped:
+            os.kill(core, signal.SIGSTOP)
+        os.kill(server.api_server, signal.SIGKILL)
+        wait_until(lambda core=core: not is_running(core), 10)
+        server.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.engines import VLLMEngine
-from tests.cli import Command, Config, changed, fit, sentence
+from tests.cli import Command, Config, changed, sentence
 from tests.engines import shared_vllm
 from tests.engines.shared_vllm import adapted, episodes, parts, updates
 from tests.engines.test_vllm_engine import handle_of, policy_of
@@ -27,9 +28,10 @@ pytestmark = pytest.mark.vllm
 def processes(folder: Path, model: Path, world: int, size: int) -> list[dict[str, Any]]:
     """What each process says."""
     before = set(memory_names())
+    multiprocessing.get_context("forkserver").set_forkserver_preload([shared_vllm.__name__])  # imports once
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
         start_processes(
-            shared_vllm.run, args=(str(folder), str(model), world, size), nprocs=world, start_method="spawn"
+            shared_vllm.run, args=(str(folder), str(model), world, size), nprocs=world, start_method="forkserver"
         )
     assert set(memory_names()) <= before
     return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(world)]
@@ -182,20 +184,13 @@ def test_a_real_model_is_shared_by_three_processes(tmp_path: Path) -> None:
     assert gap_of(config, tmp_path) < 3e-4
 
 
-def test_a_run_of_two_processes_is_that_of_one(
-    vllm_run: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_of_two_processes_is_that_of_one(vllm_run: Config, vllm_played: Path, tmp_path: Path) -> None:
     """Turn by turn, over three iterations with updates between them."""
     done = run(shared(vllm_run, tmp_path / "two"), tmp_path)
     out, _ = done.communicate(timeout=300)
     assert done.returncode == 0, out[-3000:]
-    one = tmp_path / "one"
-    one.mkdir()
-    fit(changed(vllm_run, "trainer.default_root_dir", str(one)), one, monkeypatch)
-    assert len(played(one)) == 3 * 8
-    assert played(tmp_path / "two") == played(one)
+    assert len(played(vllm_played)) == 3 * 8
+    assert played(tmp_path / "two") == played(vllm_played)
 
 
 BROKEN = """

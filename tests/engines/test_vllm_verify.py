@@ -10,7 +10,7 @@ import torch
 
 from lightning_agentrl.engines import weights as engine_weights
 from lightning_agentrl.engines.vllm import engine as vllm_engine
-from tests.cli import Command, Config, Verify, changed, fit, judged
+from tests.cli import Command, Config, Verify, changed, judged
 from tests.engines.withheld import KINDS, Withholding, check_each_kind
 
 pytestmark = pytest.mark.vllm
@@ -21,6 +21,7 @@ def given(vllm_config: Config) -> Config:
     return changed(vllm_config, "data.init_args.interaction.init_args.max_reply_tokens", 24)
 
 
+@pytest.mark.long  # besides what test_vllm_start.py looks at, and a run whose adapters stay those of the start
 def test_adapters_are_sampled_with(verify: Verify, given: Config) -> None:
     lora = {"class_path": "LoRA", "init_args": {"rank": 4}}
     code, lines = verify(changed(given, "model.init_args.lora", lora))
@@ -36,13 +37,9 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
     check_each_kind(verify, given, engine_weights, monkeypatch, capsys)
 
 
-def test_the_gap_is_logged_in_every_iteration(given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tokens that are trained on, and of weights that were trained: small in both iterations."""
-    longer: Any = changed(given, "trainer.max_epochs", 3)
-    longer["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": str(tmp_path)}}
-    longer["model"]["init_args"] |= {"optim": {"lr_actor": 1e-3, "lr_critic": 1e-2}}
-    fit(longer, tmp_path, monkeypatch)
-    (path,) = tmp_path.rglob("metrics.csv")
+def test_the_gap_is_logged_in_every_iteration(vllm_played: Path) -> None:
+    """Of the tokens that are trained on, and of weights that were trained: small in all iterations."""
+    (path,) = vllm_played.rglob("metrics.csv")
     names, *rows = (line.split(",") for line in path.read_text().splitlines())
     for name in ("mismatch/logp_gap_mean", "mismatch/logp_gap_max"):
         values = [float(row[names.index(name)]) for row in rows if row[names.index(name)]]
@@ -58,7 +55,7 @@ def stops(command: Command, config: Config, *parts: str) -> None:
     assert all(part in printed.splitlines()[-1] for part in parts), printed.splitlines()[-1]
 
 
-@pytest.mark.parametrize("kind", ["mlp", "tied head"])
+@pytest.mark.parametrize("kind", [pytest.param("mlp", marks=pytest.mark.long), "tied head"])
 def test_a_run_stops_where_updates_leave_a_tensor_out(
     agentrl: Command,
     given: Config,
