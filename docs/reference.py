@@ -91,6 +91,7 @@ def roots() -> list[Part]:
     ]
 
 
+@cache
 def concrete(base: type) -> tuple[type, ...]:
     """Return the public classes of this package that can be made where ``base`` is asked for, itself included."""
     found, todo = [], [base]

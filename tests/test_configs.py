@@ -34,7 +34,10 @@ from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
-ALIKE = ("babyai_goto_qwen2.5-3b", "babyai_goto_qwen2.5-3b_4gpus", "babyai_goto_qwen2.5-7b_2nodes")  # made small
+ALIKE = (  # to others, when they are made small
+    *("babyai_goto_qwen2.5-3b", "babyai_goto_qwen2.5-3b_4gpus", "babyai_goto_qwen2.5-7b_2nodes"),
+    "geo3k_qwen3-vl-2b",
+)
 # Models of these families are made small as such.
 SEE: dict[str, VisionFamily] = {"Qwen/Qwen2.5-VL": "qwen2_5_vl", "Qwen/Qwen3-VL": "qwen3_vl"}
 

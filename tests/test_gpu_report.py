@@ -144,7 +144,7 @@ def test_operations_of_a_step_are_those_that_torch_counts(tiny_folder: Path) -> 
     assert step_flops(sizes, rows=3, tokens=7, scored=7) == counter.get_total_flops() - more
 
 
-@pytest.mark.slow
+@pytest.mark.long  # to compile takes long; tests/models/test_tree_attention.py does so in CI
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
 def test_flex_attention_is_compiled_while_reads_are_counted() -> None:
     """As it reads the prompts on a GPU."""

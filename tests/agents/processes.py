@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import chdir
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -113,9 +114,7 @@ def run_command(path: Path, command: Sequence[str]) -> None:
 
 def run_ranks(path: Path, command: Sequence[str], devices: int, seconds: float = 540) -> None:
     """Run the command in so many processes, which are told, as by a launcher, that the others are there."""
-    context = multiprocessing.get_context("forkserver")  # imports once, without threads
-    context.set_forkserver_preload([__name__])
-    port = next_port()
+    context, port = forkserver(), next_port()
     ranks = [context.Process(target=_rank, args=(rank, port, path, command)) for rank in range(devices)]
     for process in ranks:
         process.start()
@@ -130,6 +129,13 @@ def run_ranks(path: Path, command: Sequence[str], devices: int, seconds: float =
         process.join()
     said = "\n".join((path / f"rank{rank}.log").read_text()[-3000:] for rank in range(devices))
     assert codes == [0] * devices, f"exit codes {codes}: {said}"
+
+
+def forkserver() -> ForkServerContext:
+    """What starts processes that have imported all already."""
+    context = multiprocessing.get_context("forkserver")  # imports once, without threads
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 def _rank(rank: int, port: int, path: Path, command: Sequence[str]) -> None:

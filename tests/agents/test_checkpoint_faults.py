@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,14 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
-from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents import PPOAgent, checkpoint_files
 from lightning_agentrl.agents.checkpoint_files import MANIFEST, damage, last_good_checkpoint
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.callbacks import RunCheckpoints
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import fit as fit_by_command
+from tests.agents.processes import forkserver
 from tests.disks import mounted
 
 
@@ -149,51 +149,49 @@ def test_saving_beside_training_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_shares_replaces_the_one_before_and_is_refused_once_it_is_damaged(
     exact_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As FSDP2 saves it, by the command, three times under the same name."""
+    """As FSDP2 saves it, by the command, twice under the same name."""
     sharded = (
         "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, "
         "init_args: {data_parallel_size: 1, tensor_parallel_size: 1, save_distributed_checkpoint: true}}"
     )
-    saved = fit_by_command(tmp_path, exact_folder, "SharedCritic", 1, "--trainer.max_epochs", "3", strategy=sharded)
+    saved = fit_by_command(tmp_path, exact_folder, "SharedCritic", 1, "--trainer.max_epochs", "2", strategy=sharded)
     assert (saved / MANIFEST).is_file()
     assert damage(saved) == ""
     assert not [name for name in names(tmp_path) if name.endswith((".part", ".old"))]
     (share,) = saved.glob("*.distcp")
     flip(share)
-    again = ("--trainer.max_epochs", "4", "--ckpt_path", str(saved))
+    again = ("--trainer.max_epochs", "3", "--ckpt_path", str(saved))
     with pytest.raises(SystemExit):
         fit_by_command(tmp_path, exact_folder, "SharedCritic", 1, *again, strategy=sharded)
     assert f"the checkpoint '{saved}' is damaged: {share.name} is not as it was written" in capsys.readouterr().err
     flip(share)
     fit_by_command(tmp_path, exact_folder, "SharedCritic", 1, *again, strategy=sharded)
-    assert torch.load(saved / "meta.pt", weights_only=True)["epoch"] == 3
+    assert torch.load(saved / "meta.pt", weights_only=True)["epoch"] == 2
 
 
-KILLED = """
-import sys
-from pathlib import Path
-from lightning_agentrl.callbacks import RunCheckpoints
-from tests.agents.test_checkpoint_faults import fit
-fit(Path(sys.argv[1]), Path(sys.argv[2]), 40, RunCheckpoints(dirpath=sys.argv[1] + "/saved", keep=3))
-"""
+def fit_until_killed(path: Path, model: Path) -> None:
+    """Be killed in the middle of writing the fourth checkpoint."""
+    torch.set_num_threads(1)
+    whole, saves = checkpoint_files.seal, itertools.count(1)
+
+    def seal(part: Path, *args: int) -> dict[str, list[int]]:
+        if next(saves) == 4:
+            os.truncate(part, part.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(part, *args)
+
+    checkpoint_files.seal = seal
+    fit(path, model, 40, RunCheckpoints(dirpath=str(path / "saved"), keep=3))
 
 
 @pytest.mark.slow  # a process of its own
 def test_a_run_killed_while_it_saves_goes_on_as_if_it_had_not_been(tiny_folder: Path, tmp_path: Path) -> None:
-    saved, command = tmp_path / "saved", [sys.executable, "-c", KILLED, str(tmp_path), str(tiny_folder)]
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (saved / "iteration-00003.ckpt").exists():  # as often as it takes
-        assert run.poll() is None
-        time.sleep(0.01)
-    while not any(saved.glob("*.ckpt.part")):
-        run.send_signal(signal.SIGCONT)
-        while not any(saved.glob("*.ckpt.part")):
-            assert run.poll() is None
-        run.send_signal(signal.SIGSTOP)  # it may have been quicker, so look again
-        time.sleep(0.05)
-    run.kill()
-    run.wait()
-    assert any(saved.glob("*.ckpt.part"))
+    saved = tmp_path / "saved"
+    run = forkserver().Process(target=fit_until_killed, args=(tmp_path, tiny_folder))
+    run.start()
+    run.join(300)
+    assert run.exitcode == -signal.SIGKILL
+    assert [path.name for path in saved.glob("*.part")] == ["iteration-00004.ckpt.part"]
     last = int((saved / "last.ckpt").resolve().name[-10:-5])
     _, resumed = fit(tmp_path, tiny_folder, last + 2, RunCheckpoints(dirpath=str(saved)), ckpt_path="last")
     assert not any(saved.glob("*.part"))

@@ -242,14 +242,20 @@ def test_a_right_engine_goes_on(right: str) -> None:
         assert proof.at_start(0) == ""
 
 
+NOT_SAMPLED = (["layers.1.self_attn.q_proj"], "does not sample from the policy")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("precision", "weights"),
-    [(bf16_mixed, torch.float32), (torch.no_grad, torch.float32), (torch.no_grad, torch.bfloat16)],
-    ids=["bf16-mixed", "float32", "bf16-true"],
-)
-@pytest.mark.parametrize(
-    ("parts", "message"), [((), ""), (["layers.1.self_attn.q_proj"], "does not sample from the policy")]
+    ("precision", "weights", "parts", "message"),
+    [
+        pytest.param(bf16_mixed, torch.float32, (), "", id="right, bf16-mixed"),
+        pytest.param(bf16_mixed, torch.float32, *NOT_SAMPLED, id="wrong, bf16-mixed", marks=pytest.mark.long),
+        pytest.param(torch.no_grad, torch.float32, (), "", id="right, float32"),
+        pytest.param(torch.no_grad, torch.float32, *NOT_SAMPLED, id="wrong, float32"),
+        pytest.param(torch.no_grad, torch.bfloat16, (), "", id="right, bf16-true"),
+        pytest.param(torch.no_grad, torch.bfloat16, *NOT_SAMPLED, id="wrong, bf16-true"),
+    ],
 )
 def test_a_model_whose_own_rounding_is_large_is_not_taken_for_a_wrong_engine(
     parts: Sequence[str], message: str, precision: Precision, weights: torch.dtype

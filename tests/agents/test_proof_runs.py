@@ -20,6 +20,7 @@ from tests.cli import Command, Config, changed
 from tests.engines.plain import PlainEngine
 from tests.tiny import tiny_model_folder
 
+WITHHELD = {"withheld": ["mlp.down_proj"]}
 SENT_FIRST = 4  # updates of an engine before its first rollout: one, a moved one, one, and one that drops prefixes
 
 
@@ -62,25 +63,26 @@ def test_a_right_run_is_the_same_to_the_bit(tmp_path: Path, tiny_folder: Path, s
     trained = []
     for prove in ("stop", "off"):
         one_by_one = TransformersEngine(max_batch=1)  # what shares a batch would depend on the load
-        agent, steps, message = run(tmp_path, tiny_folder, one_by_one, prove=prove, **settings)
-        assert (steps, message) == (6, "")
+        agent, steps, message = run(tmp_path, tiny_folder, one_by_one, 2, prove=prove, **settings)
+        assert (steps, message) == (4, "")
         trained.append(weights(agent))
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings",
-    [{}, *(pytest.param(given, marks=pytest.mark.slow) for given in ({"max_staleness": 1}, {"correction": Bypass()}))],
-    ids=["in turns", "ahead", "bypass"],
-)
-@pytest.mark.parametrize(
-    "fault",
-    [{"withheld": ["mlp.down_proj"]}, pytest.param({"aged": True}, marks=pytest.mark.slow)],
-    ids=["withheld", "aged"],
+    ("fault", "settings"),
+    [
+        pytest.param(WITHHELD, {}, id="withheld, in turns"),
+        pytest.param(WITHHELD, {"correction": Bypass()}, id="withheld, bypass"),
+        pytest.param({"aged": True}, {"max_staleness": 1}, id="aged, ahead"),
+        pytest.param(WITHHELD, {"max_staleness": 1}, id="withheld, ahead", marks=pytest.mark.long),
+        pytest.param({"aged": True}, {}, id="aged, in turns", marks=pytest.mark.long),
+        pytest.param({"aged": True}, {"correction": Bypass()}, id="aged, bypass", marks=pytest.mark.long),
+    ],
 )
 def test_an_engine_that_goes_wrong_later_is_found_before_a_step_on_what_it_samples(
-    tmp_path: Path, tiny_folder: Path, settings: dict[str, Any], fault: dict[str, Any]
+    tmp_path: Path, tiny_folder: Path, fault: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     """With rollouts ahead the second update is the first that changes anything, and the engine is asked there."""
     from_update = SENT_FIRST + ("max_staleness" in settings)
@@ -91,7 +93,11 @@ def test_an_engine_that_goes_wrong_later_is_found_before_a_step_on_what_it_sampl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parts", "taken"), [([], 4), (["mlp.down_proj"], 2)], ids=["right", "withheld"])
+@pytest.mark.parametrize(
+    ("parts", "taken"),
+    [([], 4), pytest.param(["mlp.down_proj"], 2, marks=pytest.mark.long)],
+    ids=["right", "withheld"],
+)
 def test_a_model_that_rounds_much_by_itself_is_trained_unless_the_engine_goes_wrong(
     tmp_path: Path, parts: list[str], taken: int
 ) -> None:

@@ -17,7 +17,7 @@ from tests.tiny import small_model, tiny_tokenizer
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Five iterations, the first two of them warm-up; what is logged is equal too."""
     one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)
-    two = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, typed=True)
+    two = fit(tmp_path / "two", exact_folder, "SharedCritic", 2)
     assert_same(read(one), read(two))
     logged = [metrics(tmp_path / name) for name in ("one", "two")]
     assert len(logged[0]) == len(logged[1]) > 4

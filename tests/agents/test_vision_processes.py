@@ -63,7 +63,7 @@ def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [None, FSDP2], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", [None, pytest.param(FSDP2, marks=pytest.mark.long)], ids=["ddp", "fsdp2"])
 @pytest.mark.parametrize("tower", ["true", pytest.param("false", marks=pytest.mark.long)], ids=["trained", "frozen"])
 def test_text_beside_images(tmp_path, folder, alone, strategy, tower):
     one = alone(tower)

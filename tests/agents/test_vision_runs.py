@@ -83,13 +83,13 @@ def test_a_run_that_is_resumed_sees_what_the_whole_one_saw(folder, tmp_path):
         "ahead": {"memory": WindowMemory(1), "max_staleness": 1, "turns_per_env": 2, "mini_batch_turns": 8},
     }.items():
         whole = make_agent(folder)
-        make_trainer(tmp_path, 4).fit(whole, data(**settings))
+        make_trainer(tmp_path, 3).fit(whole, data(**settings))
         first = make_agent(folder)
         trainer = make_trainer(tmp_path, 2)
         trainer.fit(first, data(**settings))
         trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
         again = make_agent(folder)
-        make_trainer(tmp_path, 4).fit(again, data(**settings), ckpt_path=tmp_path / f"{name}.ckpt", weights_only=True)
+        make_trainer(tmp_path, 3).fit(again, data(**settings), ckpt_path=tmp_path / f"{name}.ckpt", weights_only=True)
         for key, x in weights(whole).items():
             assert torch.equal(x, weights(again)[key]), (name, key)
 

@@ -48,7 +48,7 @@ def test_a_defect_of_a_question_is_found(defect: str) -> None:
 
 @pytest.mark.parametrize("env_id", [MINE, QUESTION, *OURS_AGAIN])
 def test_sound_games_are_left_alone(env_id: str) -> None:
-    log = examined(env_id)
+    log = examined(env_id, seconds=4.0)
     assert loud(log) == []
 
 

@@ -323,7 +323,7 @@ def test_colours_can_be_told_without_a_zoom() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["number", "two_steps"])
+@pytest.mark.parametrize("level", ["number", pytest.param("two_steps", marks=pytest.mark.long)])
 def test_numerals_cannot_be_told_without_a_zoom(level) -> None:
     assert share_told(level, 8, 300, 200) < 0.18
 

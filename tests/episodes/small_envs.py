@@ -273,5 +273,23 @@ class Stubborn(Walk):
         raise OSError("was gone already")
 
 
-for cls in (Walk, Unrepeatable, Garbled, Changing, Telling, Gambling, Quick, Late, Locked, Closing, Together, Stubborn):
+SECRET = "sk-0123456789abcdef"
+
+
+class Vault(gymnasium.Env[str, str]):
+    """A user's environment behind a service with a key."""
+
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self, api_key: str = "", nested: dict[str, list[str]] | None = None) -> None:
+        if api_key != SECRET:
+            raise PermissionError(f"401: {api_key!r} is not a valid key")
+        self.nested = nested
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        raise ConnectionError(f"GET /reset?key={SECRET} timed out")
+
+
+OF_A_WALK = (Walk, Unrepeatable, Garbled, Changing, Telling, Gambling, Quick, Late, Locked, Closing, Together, Stubborn)
+for cls in (*OF_A_WALK, Vault):
     gymnasium.register(f"{cls.__name__}-v0", cls)

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import gymnasium
 import pytest
 
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.secrets import check_secrets, filled, masked
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.rollout import EnvConfig
-
-SECRET = "sk-0123456789abcdef"
-
-
-class Vault(gymnasium.Env[str, str]):
-    """A user's environment behind a service with a key."""
-
-    observation_space = action_space = gymnasium.spaces.Text(100)
-
-    def __init__(self, api_key: str = "", nested: dict[str, list[str]] | None = None) -> None:
-        if api_key != SECRET:
-            raise PermissionError(f"401: {api_key!r} is not a valid key")
-        self.nested = nested
-
-    def reset(self, *, seed=None, options=None):
-        raise ConnectionError(f"GET /reset?key={SECRET} timed out")
-
-
-gymnasium.register("Vault-v0", entry_point=Vault)
+from tests.episodes.small_envs import SECRET
 
 
 @pytest.mark.parametrize(
@@ -69,7 +50,7 @@ def test_references_are_filled_where_the_environment_is_made(monkeypatch):
 @pytest.mark.parametrize("worker", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_errors_of_the_environment_do_not_tell_a_secret(monkeypatch, worker):
     monkeypatch.setenv("MY_KEY", SECRET)
-    made = EnvConfig("tests.episodes.test_secrets:Vault-v0", {"api_key": "${MY_KEY}"}, worker=worker).make_worker()
+    made = EnvConfig("tests.episodes.small_envs:Vault-v0", {"api_key": "${MY_KEY}"}, worker=worker).make_worker()
     with pytest.raises(EnvError, match=r"key=\$\{MY_KEY\} timed out") as raised:
         made._environment.reset(0)
     assert SECRET not in f"{raised.value} {raised.value.trace}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 from benchmarks.vision.grid_world import warm_start
+from tests.cli import fit
 from tests.pictures import (
     chromium,
     picture_of_held_out,
@@ -46,11 +45,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[P
     config["trainer"] |= {"max_epochs": 8 if PICTURES else 4, "enable_checkpointing": False}
     config["trainer"] |= {"check_val_every_n_epoch": 4}
     config["trainer"]["callbacks"] = [{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]
-    (folder / "small.yaml").write_text(yaml.safe_dump(config))
-    agentrl = str(Path(sys.executable).with_name("agentrl"))
-    for name, *options in (("one",), ("other", "--seed_everything", "1", "--model.init_args.optim.lr_actor", "2e-5")):
-        command = [agentrl, "fit", "--config", "small.yaml", "--quiet", "--trainer.default_root_dir", name, *options]
-        subprocess.run(command, cwd=folder, check=True, timeout=3000)
+    other = ("--seed_everything", "1", "--model.init_args.optim.lr_actor", "2e-5")
+    with pytest.MonkeyPatch.context() as patch:
+        fit(config, folder, patch, "--quiet", "--trainer.default_root_dir", "one")
+        fit(config, folder, patch, "--quiet", "--trainer.default_root_dir", "other", *other)
     return folder / "one", folder / "other"
 
 
@@ -78,9 +76,8 @@ def seen_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "system": "",
         "max_prompt_tokens": 96,
     }
-    (folder / "seen.yaml").write_text(yaml.safe_dump(config))
-    command = [str(Path(sys.executable).with_name("agentrl")), "fit", "--config", "seen.yaml", "--quiet"]
-    subprocess.run(command, cwd=folder, check=True, timeout=600)
+    with pytest.MonkeyPatch.context() as patch:
+        fit(config, folder, patch, "--quiet")
     return folder / config["trainer"]["default_root_dir"]
 
 
