@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from lightning_agentrl.commands.importing import without_collecting
+from tests.cli import run_command
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +66,20 @@ finally:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [["fit", "--print_config"], pytest.param(["export", "no.ckpt", "folder"], marks=pytest.mark.long)],
-    ids=lambda arguments: arguments[0],
+COMMANDS = pytest.mark.parametrize(
+    "arguments", [["fit", "--print_config"], ["export", "no.ckpt", "folder"]], ids=lambda arguments: arguments[0]
 )
-def test_commands_do_so(arguments: list[str]) -> None:
+
+
+@COMMANDS
+def test_commands_do_so(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run_command(monkeypatch, *arguments)
+    assert gc.get_freeze_count() > 100_000
+
+
+@pytest.mark.long
+@COMMANDS
+def test_commands_that_begin_look_nothing_through_as_a_whole(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, *arguments], capture_output=True, text=True)
     full, frozen, imported = done.stdout.splitlines()[-1].split()
     assert imported == "True"
