@@ -100,13 +100,14 @@ def seeded(quiet_torch: None) -> None:
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """Every test leaves the environment variables as it found them.
+    """Every test leaves the environment variables as it found them, and `sys.exit`, which Weights & Biases replaces.
 
     Lightning writes the rank of a process there. A later test's command that inherits it takes itself for one of
     several processes that somebody else starts, and waits for the others.
     """
-    before = dict(os.environ)
+    before, leave = dict(os.environ), sys.exit
     yield
+    sys.exit = leave
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ from lightning_agentrl.commands.play import Person
 from lightning_agentrl.engines import Engine
 from lightning_agentrl.errors.names import class_names
 from tests.cli import Command, Config, changed, sentence
+
+
+@pytest.fixture(autouse=True)
+def no_half_begun_logger() -> Iterator[None]:
+    """Weights & Biases that was refused keeps its settings, for whatever test comes next."""
+    yield
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()
+
 
 WRONG = {
     "top": ("modle", {"class_path": "PPOAgent"}, ["modle", "model?"]),
