@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium
 import numpy as np
@@ -22,6 +22,7 @@ from benchmarks.laboratory.exact import tables
 from benchmarks.laboratory.policy import LastWord, PolicyReader
 from lightning_agentrl.advantages import GRPO, Forked, minus_state_values
 from lightning_agentrl.agents.checks import check_forks
+from lightning_agentrl.episodes.moment import Moment
 from lightning_agentrl.episodes.noise import generators
 from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.errors import EnvError
@@ -305,6 +306,23 @@ gymnasium.register("Forgetful-v0", Forgetful)
 def test_an_environment_that_cannot_be_replayed_is_told(words: Path):
     with pytest.raises((EnvError, ValueError), match="cannot be forked"):
         collected(1, words, PLAN, EnvConfig("Forgetful-v0"))
+
+
+def branch(number: int, rewards: list[float], **settings: Any) -> forks.ForkBranch:
+    return forks.ForkBranch(cast(Moment, None), 0, number, rewards, **settings)
+
+
+def test_returns_of_branches_are_discounted_on_into_what_they_join():
+    """By hand: a half for each turn, also for those of the later branch that goes on alike."""
+    later, first = (0, 0, 2), (0, 0, 0)
+    branches = {
+        first: [branch(0, [1.0, 0.0, 2.0]), branch(1, [1.0, 1.0], joins=later), branch(2, [3.0], lost=True)],
+        later: [branch(0, [8.0]), branch(1, [4.0, 4.0]), branch(2, [])],
+    }
+    found = forks.returns_of(branches, 0.5)
+    assert found[later] == [8.0, 4.0 + 0.5 * 4.0, 0.0]
+    assert found[first][:2] == [1.0 + 0.25 * 2.0, 1.0 + 0.5 * 1.0 + 0.25 * 6.0]
+    assert math.isnan(found[first][2])
 
 
 def test_what_follows_a_fault_of_the_environment_is_not_known():
