@@ -298,6 +298,7 @@ def test_trees_of_many_levels_or_rows_are_left_to_flex_attention():
     shared = tuple(range(200))
     assert len(lay_out([(*shared, 1), (*shared, 2)]).tree.levels) == 2
     assert len(lay_out([(*shared, 1), (900, 2)]).tree.levels) == 1
+    assert len(lay_out([(task, reply) for task in range(9) for reply in range(9)]).tree.levels) == 2
     assert lay_out([shared[:k] for k in range(1, 200, 20)]).tree.levels is None
     assert lay_out([(1, k) for k in range(511)]).tree.levels is None
 
