@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import check_positive
@@ -12,7 +11,6 @@ from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEst
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import centred
 from lightning_agentrl.advantages.whitening import Reduce
-from lightning_agentrl.types.rounding import ROUNDING
 
 
 def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
@@ -21,9 +19,7 @@ def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Ten
     Raises:
         ValueError: a score is negative, so the mean is not a measure of success.
     """
-    largest = scores_N.abs().max() if len(scores_N) else scores_N.new_zeros(())
-    rounding_N = torch.maximum(ROUNDING * largest.clamp_min(1), groups.rounding_N)
-    if (scores_N < -rounding_N).any():
+    if (scores_N < -groups.rounding_N).any():
         raise ValueError(
             f"MaxRL needs scores of at least 0, got {float(scores_N.min()):g}; set "
             "data.init_args.interaction.init_args.invalid_penalty and model.init_args.kl.reward to 0, or change "

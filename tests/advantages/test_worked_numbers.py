@@ -121,11 +121,16 @@ def test_dimensions_of_a_reward_are_normalised_before_they_are_added():
 def test_a_dimension_that_is_not_reported_is_named():
     with pytest.raises(ValueError, match=r"'speed'.*0.*model\.i"):
         GDPO({"speed": 1.0}).estimate(build(simple(1.0, 0.0)).rollout)
+    two_turns = Episode(0, tuple(Visit(k, (Token(),)) for k in (0, 1)))
+    with pytest.raises(ValueError, match="'speed' up to its last turn 1, only reward"):
+        GDPO({"speed": 1.0}).estimate(build([two_turns, *simple(0.0)]).rollout)
 
 
 def test_negative_scores_are_refused_where_they_have_no_meaning():
     with pytest.raises(ValueError, match=r"MaxRL.*0.*-0\.1.*data\.init_args\.inter"):
         MaxRL().estimate(build(simple(1.0, -0.1)).rollout)
+    with pytest.raises(ValueError, match=r"MaxRL.*got -0\.5"):  # whatever the scores of others
+        maxrl_advantages(floats(1e6, 0, -0.5, 1), Groups(torch.tensor([0, 0, 1, 1])))
 
 
 def test_rewards_that_add_up_to_zero_may_miss_it_by_rounding():
@@ -134,6 +139,14 @@ def test_rewards_that_add_up_to_zero_may_miss_it_by_rounding():
     built = build([progress, *simple(1.0)])
     advantages, _ = MaxRL().estimate(built.rollout)
     assert built.read(advantages)[0] == pytest.approx([-1.0] * 3, abs=1e-5)
+
+
+def test_scores_that_rounding_took_below_zero_count_as_zero():
+    """Three members in four that lie a hair below 0 would turn the sign of the mean by which all are divided."""
+    groups, hair = Groups(torch.zeros(4), torch.full((4,), 1e-5, dtype=torch.float64)), floats(-1, -1, -1, 2.1) * 1e-5
+    assert hair.mean() + 1e-6 < 0
+    close(maxrl_advantages(hair, groups), maxrl_advantages(hair.clamp_min(0), groups), atol=1e-12)
+    close(maxrl_advantages(hair, groups)[3:], floats(1.575 / 0.625))
 
 
 def test_a_dimension_may_be_reported_before_the_last_turn():
@@ -225,7 +238,14 @@ def test_anchor_states():
     texts = ["a red key", "nothing", "a red kez", "a red key"]
     assert anchor_states(texts) == [0, 2, 1, 0]
     assert anchor_states(texts, 0.85) == [0, 1, 0, 0]
+    assert anchor_states(["abcd", "abce"], 0.75) == [0, 0]  # 2 * 3 common letters of 8: just similar enough
+    assert anchor_states(["abcd", "abce"], 0.76) == [0, 1]
     assert anchor_states([]) == []
+
+
+def test_letters_that_are_common_in_a_long_observation_count_for_its_likeness():
+    wall, door = "a" * 300 + "b", "a" * 300 + "c"
+    assert anchor_states([wall, door], 0.99) == [0, 0]
 
 
 def test_turns_that_met_the_same_state():
@@ -388,6 +408,8 @@ def test_variance_proxies():
     both = variance_proxies(advantages[:1], energy[:1], mask[:1], 0.5, lambda x: x + floats(1, 0, 2))
     assert both == got
     assert math.isnan(variance_proxies(advantages[2:], energy[2:], mask[2:], 0.5).token_total_power)
+    short = variance_proxies(advantages[1:2], energy[1:2], torch.tensor([[1, 0, 0]]), 0.5)
+    assert short.proxy2_total_power == pytest.approx(0.25 * 2.0**2)  # the mean of one token is its own
     with pytest.raises(ValueError, match="of one shape"):
         variance_proxies(advantages[:1], energy, mask, 0.5)
 
