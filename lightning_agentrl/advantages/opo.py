@@ -12,7 +12,6 @@ from lightning_agentrl.advantages.whitening import Reduce
 
 def minus_length_weighted(scores_N: Tensor, lengths_N: Tensor, groups: Groups) -> Tensor:
     """Return ``s - sum(K s) / sum(K)`` of the group [N], K the number of trained tokens; 0 for equal scores."""
-    lengths_N = lengths_N.to(scores_N.dtype)
     baseline_N = groups.sum(lengths_N * scores_N) / groups.sum(lengths_N)
     return torch.where(groups.equal(scores_N), 0, scores_N - baseline_N)
 

@@ -45,7 +45,7 @@ def optimal_token_baseline(
     Returns:
         [N, L], 0 in groups of one, undefined off the mask.
     """
-    realised_NL = torch.where(mask_NL, torch.where(mask_NL, energy_NL, 0).cumsum(1), 0)
+    realised_NL = torch.where(mask_NL, energy_NL.cumsum(1), 0)
     weighted_NL = realised_NL * torch.where(mask_NL, to_go_NL, 0)
     weights_NL, sums_NL = groups.sum(realised_NL), groups.sum(weighted_NL)
     if leave_one_out:

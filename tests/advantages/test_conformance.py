@@ -105,6 +105,15 @@ def test_what_it_needs_is_refused_where_it_is_missing(cls: type[AdvantageEstimat
 
 
 @of_every_class
+def test_discounts_and_epsilons_out_of_range_are_refused_by_their_names(cls: type[AdvantageEstimator]):
+    for name in inspect.signature(cls).parameters:
+        fraction = name.split("_")[0] in ("gamma", "lam", "similarity")
+        for value in (-0.1, 1.1, NAN) if fraction else (-0.1, 0.0, NAN) if name == "eps" else ():
+            with pytest.raises(ValueError, match=rf"\b{name}\b.* (0 and 1|above 0), got {value}"):
+                cls(**{name: value})
+
+
+@of_every_class
 def test_it_tells_the_discount_of_its_returns_from_turn_to_turn(cls: type[AdvantageEstimator]):
     """By it an audit discounts the measured returns. Turns of one token; the value behind the first is the true one."""
     turns = Visit(0, (Token(),), metrics={"format": 1.0}), Visit(1, (Token(1.0, 1.0),), metrics={"format": 1.0})
@@ -287,7 +296,8 @@ def test_a_group_of_one_is_warned_of_once(cls: type[AdvantageEstimator]):
     choices: list[dict[str, Any]] = [{}] if always_raw else [{}, {"group_of_one": "raw"}]
     for arguments in choices:
         estimator = cls(whiten=False, **arguments)
-        with pytest.warns(UserWarning, match=f"{cls.__name__}.*1.*1"):
+        meaning = "without a baseline" if arguments or always_raw else "teaches nothing: its advantage is 0"
+        with pytest.warns(UserWarning, match=f"{cls.__name__}: 1 of 1 groups .*{meaning}"):
             advantages, returns = built.read(estimator.estimate(built.rollout)[0]), [[1.0, 1.0, 1.0]]
         assert advantages == (returns if arguments or always_raw else [[0.0, 0.0, 0.0]])
         with warnings.catch_warnings():

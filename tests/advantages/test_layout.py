@@ -41,6 +41,8 @@ def test_without_tokens_there_are_no_episodes(shape: tuple[int, int]):
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match="episode labels"):
         compress(MASK, TURNS, LABELS[:2])
+    with pytest.raises(ValueError, match="episode labels"):
+        compress(MASK[:, None], TURNS[:, None], LABELS)
     with pytest.raises(ValueError, match="shape of the mask"):
         compress(MASK, TURNS, LABELS).gather(torch.zeros(4, 5))
 

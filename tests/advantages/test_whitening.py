@@ -130,7 +130,7 @@ def test_kl_is_subtracted_on_action_tokens_only():
 
 
 def test_kl_in_reward_is_float32_without_gradient():
-    rewards, kl = torch.ones(1, 2).bfloat16(), torch.full((1, 2), 0.01).bfloat16().requires_grad_(True)
+    rewards, kl = (torch.full((1, 2), x).bfloat16().requires_grad_(True) for x in (1.0, 0.01))
     got = kl_in_reward(rewards, kl, torch.ones(1, 2), beta=0.001)
     assert got.dtype == torch.float32
     assert not got.requires_grad
