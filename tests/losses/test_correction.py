@@ -53,6 +53,8 @@ def test_icepop():
     got, keep = weights(IcePop("sequence", 0.7, 3.0))
     assert got == near([[2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
     assert keep == MASK.tolist()  # they stay in the denominators
+    ends = torch.tensor([[0.5, 2.0]], dtype=torch.float64)
+    assert torch.equal(IcePop("token", 0.5, 2.0).bounded(ends), ends)  # the interval is closed
 
 
 def test_normalised_weights_have_the_mean_one():
@@ -60,6 +62,11 @@ def test_normalised_weights_have_the_mean_one():
     assert got == near([[x / (5.7 / 5) for x in (0.5, 2.0, 1.0)], [x / (5.7 / 5) for x in (2.0, 0.2, 0.0)]])
     got, _ = weights(TruncatedWeights("sequence", cap=10.0, normalise=True))
     assert got == near([[2.0 / 1.3] * 3, [0.6 / 1.3, 0.6 / 1.3, 0.0]])  # a row counts once however long it is
+
+
+def test_small_weights_are_normalised_too():
+    got, _ = TruncatedWeights(normalise=True)(ENGINE - 9 + RATIOS.log(), ENGINE, MASK)
+    assert got.sum().item() == pytest.approx(5)
 
 
 def test_rejected_tokens_leave_the_mean_too():
@@ -122,6 +129,10 @@ def test_bypass_gives_no_weights_and_needs_the_trainer_only_to_reject():
         Bypass(cap=2.0)  # weights would correct a second time
 
 
+def test_weights_may_be_cut_off_at_one():
+    assert weights(TruncatedWeights(cap=1.0))[0] == near([[0.5, 1.0, 1.0], [1.0, 0.2, 0.0]])
+
+
 def test_effective_share():
     w = torch.tensor([[1.0, 3.0, 9.0], [0.0, 2.0, 9.0]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 0]])
@@ -138,6 +149,8 @@ def test_effective_share():
     [
         (lambda: TruncatedWeights("row"), "^TruncatedWeights: level must be token or sequence, got 'row'"),
         (lambda: TruncatedWeights(cap=0.5), "^TruncatedWeights: cap must be at least 1, got 0.5"),
+        (lambda: IcePop(high=1.0), "^IcePop: needs 0 <= low < 1 < high, got 0.5 and 1.0"),
+        (lambda: RatioRejection(high=1.0), "^RatioRejection: needs 0 < low < 1 < high, got 0.99 and 1.0"),
         (lambda: IcePop("row"), "^IcePop: level must be token or sequence"),
         (lambda: IcePop(low=1.0), "^IcePop: needs 0 <= low < 1 < high, got 1.0 and 5.0"),
         (lambda: RejectOnly([]), "^RejectOnly needs at least one rejection"),
@@ -151,6 +164,7 @@ def test_effective_share():
         (lambda: ratio_inside(TRAIN, MASK, "row", 0.5, 2.0), "one of token, sum, mean, max, got 'row'"),
         (lambda: divergence_below(TRAIN, MASK, "token", "k1", 1.0), "k2 or k3, got 'k1'"),
         (lambda: TruncatedWeights()(TRAIN, ENGINE[:1], MASK), r"one shape.*rollout_logps \[1, 3\]"),
+        (lambda: TruncatedWeights()(TRAIN, ENGINE, MASK[:1]), r"one shape.*mask \[1, 3\]"),
     ],
 )
 def test_wrong_settings_are_refused(make, match):

@@ -57,7 +57,10 @@ def test_gspo_clips_whole_rows_in_the_fourth_digit():
     assert gradient(GSPO(), inside, old, advantages, ONE_ROW).all()
     assert not gradient(GSPO(), outside, old, advantages, ONE_ROW).any()
     assert GSPO().metrics(outside, old, advantages, ONE_ROW)["clip_fraction"].tolist() == [[1.0, 1.0]]
-    assert not gradient(GSPO(), old + math.log(1 - 3.1e-4), old, -advantages, ONE_ROW).any()
+    for change, sign, clipped in ((-3.1e-4, -1, 1), (-2.9e-4, -1, 0), (3.9e-4, 1, 0)):
+        row = old + math.log(1 + change), old, sign * advantages, ONE_ROW
+        assert GSPO().metrics(*row)["clip_fraction"].tolist() == [[clipped] * 2]
+        assert gradient(GSPO(), *row).eq(0).tolist() == [[bool(clipped)] * 2]
 
 
 def test_gmpo_row_by_hand():
@@ -108,6 +111,17 @@ def test_dppo_leaves_out_by_probability_and_not_by_ratio():
         for advantage, want in ((f64([[1.0, -1.0]]), [[0.0, 1.0]]), (f64([[-1.0, 1.0]]), [[0.0, 0.0]])):
             assert loss.metrics(logps, old, advantage, ONE_ROW)["clip_fraction"].tolist() == want
             assert gradient(loss, logps, old, advantage, ONE_ROW).eq(0).double().tolist() == want
+
+
+def test_dppo_has_a_limit_for_each_direction():
+    """Both tokens move by 0.2, which is 0.081 nats."""
+    old, logps, advantages = f64([[0.4, 0.6]]).log(), f64([[0.6, 0.4]]).log(), f64([[1.0, -1.0]])
+    for cls, limits in ((DPPOTV, (0.1, 0.3)), (DPPOKL, (0.05, 0.3))):
+        for low, high, want in ((*limits, [[0.0, 1.0]]), (*limits[::-1], [[1.0, 0.0]])):
+            loss = cls(limit_low=low, limit_high=high)
+            assert loss.metrics(logps, old, advantages, ONE_ROW)["clip_fraction"].tolist() == want
+            assert gradient(loss, logps, old, advantages, ONE_ROW).eq(0).double().tolist() == want
+            assert not loss.metrics(logps, old, 0 * advantages, ONE_ROW)["clip_fraction"].any()  # has no direction
 
 
 def test_dppo_bounds_the_weight():
@@ -175,6 +189,14 @@ def test_tokens_that_are_clipped_already_are_not_picked():
     assert torch.equal(case.picked(loss), case.mask & ~clipped & ~dual)
 
 
+def test_a_covariance_at_a_bound_is_outside():
+    """Both tokens have (1 - 0)(-1 + 2) = 1."""
+    logps, advantages = f64([[-1.0, -3.0]]), f64([[1.0, -1.0]])
+    for low, high, want in ((0.9, 1.1, True), (1.0, 5.0, False), (0.0, 1.0, False)):
+        loss = ClipCov(1.0, low, high)
+        assert loss.pick(logps, logps, advantages, ONE_ROW, advantages).tolist() == [[want, want]]
+
+
 def test_equal_scores_are_decided_by_the_noise_so_that_the_number_is_exact():
     scores, noise = torch.zeros(3, 4, dtype=torch.float64), torch.rand(3, 4, dtype=torch.float64)
     for count in (1, 5, 12, 20):
@@ -212,6 +234,7 @@ def test_picked_tokens_must_be_handed_over(loss):
         (lambda: CISPO(clip_high=0.0), "^CISPO: .* above 0, got 1.0 and 0.0"),
         (lambda: SAPO(tau_negative=0.0), "^SAPO: .* above 0, got 1.0 and 0.0"),
         (lambda: DPPOTV(limit_low=0.0), "^DPPOTV: .* above 0, got 0.0 and 0.15"),
+        (lambda: DPPOTV(limit_high=0.0), "^DPPOTV: .* above 0, got 0.15 and 0.0"),
         (lambda: DPPOKL(max_ratio=0.5), "^DPPOKL: max_ratio must be at least 1"),
         (lambda: DRO(0.0), "^DRO: beta must be above 0"),
         (lambda: ClipCov(share=0.0), "^ClipCov: share"),

@@ -94,6 +94,21 @@ def test_a_small_variance_of_the_returns_is_one():
     assert statistics([0.0, 0.0], returns)["explained_variance"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 1e3, 1e6])
+def test_what_is_explained_does_not_depend_on_the_unit_of_rewards(unit: float):
+    values, returns = [1.0, 2.0, 0.0, 4.0], [2.0, 1.0, 0.5, 3.0]
+    scaled = statistics([x * unit for x in values], [x * unit for x in returns])
+    assert scaled["explained_variance"] == pytest.approx(statistics(values, returns)["explained_variance"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("value", "back"), [(1000.0, 0.0), (0.0, 1000.0)])
+def test_returns_that_differ_less_than_the_rounding_of_values_or_returns_are_equal(value: float, back: float):
+    """Of numbers near 1000, float32 keeps steps of 6e-5."""
+    for difference, equal in ((0.004, True), (0.04, False)):
+        explained = statistics([value] * 2, [back, back + difference])["explained_variance"]
+        assert math.isnan(explained) == equal
+
+
 def test_without_values_or_returns_nothing_is_said_about_the_critic():
     rollout = by_hand()
     for without in (replace(rollout, returns=None), replace(rollout, scores=replace(rollout.scores, values=None))):
