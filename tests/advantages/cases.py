@@ -33,6 +33,7 @@ class Visit:
     tokens: tuple[Token, ...]
     observation: str = "a door"
     metrics: dict[str, float] = field(default_factory=dict)
+    seen: tuple[str, ...] = ()  # images
 
     @property
     def forked(self) -> float:
@@ -232,5 +233,5 @@ def _turn(visit: Visit) -> Turn:
         env=0, episode=0, index=visit.number, observation=visit.observation, reply="", thought="", action="",
         valid=True, env_reward=0.0, reward=0.0, episode_return=0.0, terminated=False, truncated=False, stop=None,
         success=None, hit_token_cap=False, history_cuts=0, policy_version=0, env_seconds=0.0, engine_seconds=0.0,
-        metrics=visit.metrics,
+        metrics=visit.metrics, seen=visit.seen,
     )  # fmt: skip

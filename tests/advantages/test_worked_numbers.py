@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -264,6 +265,18 @@ def test_a_state_met_twice_in_one_episode_is_two_members():
     built = build([twice, other])
     advantages, _ = GiGPO(divide_by_std=False).estimate(built.rollout)
     assert built.read(advantages) == [[0.5, -0.5], [0]]
+
+
+def test_states_are_told_apart_by_their_images():
+    """The same text beside another image is another state, and so is another text beside the same image."""
+    visits = ("hall", "cat", 1.0), ("door", "dog", 0.0), ("wall", "dog", 2.0)
+    a, b, c = (Visit(k, (Token(reward=r),), text, seen=(seen,)) for k, (text, seen, r) in enumerate(visits))
+    built = build([Episode(0, (a, b)), Episode(0, (c,)), Episode(0, (replace(b, seen=("cat",)),))])
+    advantages, _ = GiGPO(divide_by_std=False, gamma=1.0).estimate(built.rollout)
+    assert built.read(advantages) == [[0.0, 0.0], [1.0], [-1.0]]  # scores 1, 2 and 0, and no state met twice
+    built = build([Episode(0, (a, b)), Episode(0, (c,)), Episode(0, (replace(a, number=1),))])
+    advantages, _ = GiGPO(divide_by_std=False, gamma=1.0).estimate(built.rollout)
+    assert [x[0] for x in built.read(advantages)] == pytest.approx([1 - 4 / 3, 2 - 4 / 3, 1 - 4 / 3])
 
 
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()
