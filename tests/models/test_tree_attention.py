@@ -102,6 +102,32 @@ def test_a_common_past_is_seen_by_all(past):
         torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_gradients_behind_a_past_are_refused(monkeypatch):
+    monkeypatch.setattr(tree_attention, "TILED_DEPTH", 0)
+    tree = random_tree(1, 3, 20)
+    q, k, v = qkv(tree, 0)
+    out, _ = tree_attention_forward(MODULE, q[:, :, 2:], k, v, None, tree=lay_out([tuple(range(q.shape[2] - 2))]).tree)
+    with pytest.raises(NotImplementedError, match="a past has no gradients"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("tiled_depth", [0, tree_attention.TILED_DEPTH])
+def test_scores_are_scaled_by_the_width_of_a_head_where_a_model_says_nothing(monkeypatch, tiled_depth):
+    monkeypatch.setattr(tree_attention, "TILED_DEPTH", tiled_depth)
+    tree = random_tree(1, 3, 20)
+    x = qkv(tree, 0)
+    out, _ = tree_attention_forward(MODULE, *x, None, tree=tree)
+    torch.testing.assert_close(out, dense(x, tree.mask(), 8**-0.5), rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_is_not_left_out():
+    tree = random_tree(1, 3, 20)
+    q, k, v = (x.detach() for x in qkv(tree, 0))
+    out, _ = tree_attention_forward(MODULE, q, k, v, None, dropout=0.5, tree=tree)
+    shares = out[0, 0] / v[0, :, 0].repeat_interleave(2, 0)  # the first token sees only itself, doubled or dropped
+    assert set(shares.round(decimals=9).flatten().tolist()) <= {0.0, 2.0}
+
+
 @pytest.mark.parametrize("length", [700, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_in_lower_precision(dtype, length):
