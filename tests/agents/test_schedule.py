@@ -10,9 +10,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 
 from lightning_agentrl.agents import Agent, Attempt, Optim, PPOAgent, Schedule, Schedules
+from lightning_agentrl.agents.rates import Rates
 from lightning_agentrl.agents.schedule import check_schedules
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.guards import Guard
@@ -65,6 +66,124 @@ def test_a_schedule_that_does_not_fit_the_run_is_told() -> None:
     with pytest.raises(ValueError, match=r"actor\.steps"):
         check_schedules(Schedules(actor=Schedule("cosine")), {"actor": None, "critic": None})
     check_schedules(Schedules(actor=Schedule("cosine", steps=9, warmup_steps=8)), {"actor": None, "critic": None})
+
+
+def two_groups(actor: float = 0.1, critic: float = 0.2, decay: float = 0.01) -> torch.optim.AdamW:
+    groups = [
+        {"name": name, "params": [torch.nn.Parameter(torch.ones(2))], "lr": lr}
+        for name, lr in (("actor", actor), ("critic", critic))
+    ]
+    return torch.optim.AdamW(groups, weight_decay=decay)
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+STEPS = {"actor": 5, "critic": 4}
+
+
+def test_the_rate_of_a_step_follows_from_the_steps_of_its_group_and_from_guards() -> None:
+    rates, optimizer = Rates(Schedules(Schedule("linear", warmup_steps=1), Schedule("linear", final=0.5))), two_groups()
+    rates.read(optimizer)
+    assert rates.begin(optimizer, STEPS, 1.0) == []
+    assert rates_of(optimizer) == pytest.approx([0.1 / 2, 0.2])
+    rates.count(["actor"])
+    assert rates_of(optimizer) == pytest.approx([0.1 / 2, 0.2 * 0.875])
+    rates.count([])
+    assert rates_of(optimizer) == pytest.approx([0.1, 0.2 * 0.75])
+    rates.set(0.1)
+    rates.count([])
+    assert rates_of(optimizer) == pytest.approx([0.1 * 0.75 / 10, 0.2 * 0.625 / 10])
+    assert rates.taken == {"actor": 2, "critic": 3}
+    rates.begin_anew()
+    assert rates.begin(optimizer, STEPS, 1.0) == []
+    assert rates_of(optimizer) == pytest.approx([0.1 / 2, 0.2])
+
+
+def test_what_differs_from_the_checkpoint_is_told_and_holds() -> None:
+    before, rates = Rates(Schedules()), Rates(Schedules())
+    before.read(two_groups())
+    before.begin(two_groups(), STEPS, 1.0)
+    before.count(["actor"])
+    optimizer = two_groups(actor=0.3, decay=0.05)
+    rates.read(optimizer)
+    rates.load_state_dict(before.state_dict())
+    optimizer.load_state_dict(two_groups().state_dict())
+    assert rates.begin(optimizer, STEPS, 1.0) == [
+        "lr of the actor: 0.3, in the checkpoint it was 0.1",
+        "weight_decay of the actor: 0.05, in the checkpoint it was 0.01",
+        "weight_decay of the critic: 0.05, in the checkpoint it was 0.01",
+    ]
+    assert rates_of(optimizer) == [0.3, 0.2]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.05, 0.05]
+    assert rates.taken == {"actor": 0, "critic": 1}
+    assert rates.begin(optimizer, STEPS, 1.0) == []  # once
+
+
+def test_each_scheduler_is_stepped_when_it_is_its_turn_at_rates_that_no_guard_has_lowered() -> None:
+    optimizer = two_groups()
+    by_step, by_epoch = (LambdaLR(optimizer, lambda step, factor=factor: factor**step) for factor in (0.5, 0.1))
+    plateau = ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+    rates = Rates(Schedules())
+    rates.read(
+        (
+            [optimizer],
+            [
+                {"scheduler": by_step, "interval": "step", "frequency": 2},
+                {"scheduler": plateau, "interval": "epoch", "frequency": 1, "monitor": "loss"},
+                {"scheduler": by_epoch, "interval": "epoch", "frequency": 1},
+            ],
+        )
+    )
+    rates.begin(optimizer, STEPS, 0.5)
+    found: dict[str, torch.Tensor | None] = {"loss": None}
+
+    def end(interval: str, number: int) -> list[tuple[Any, float | None, list[float]]]:
+        """Schedulers, their metrics, and the rates that they saw and halved."""
+        steps = []
+
+        def step(scheduler: Any, value: torch.Tensor | None) -> None:
+            steps.append((scheduler, None if value is None else float(value), rates_of(optimizer)))
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+
+        rates.advance(interval, number, step, lambda name, asked: found[name])
+        return steps
+
+    assert end("step", 1) == []
+    assert end("step", 2) == [(by_step, None, [0.1, 0.2])]
+    assert rates_of(optimizer) == [0.1 / 4, 0.2 / 4]
+    assert end("epoch", 1) == [(by_epoch, None, [0.05, 0.1])]  # the one before it waits for its metric
+    assert rates.state_dict()["scheduled"] == [0.025, 0.05]
+    found["loss"] = torch.tensor(3.0)
+    assert end("epoch", 2) == [(plateau, 3.0, [0.025, 0.05]), (by_epoch, None, [0.0125, 0.025])]
+    assert rates_of(optimizer) == [0.1 / 32, 0.2 / 32]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (
+            lambda: [two_groups(), two_groups()],
+            r"one optimizer whose groups are named .* got \['actor', 'critic', 'act",
+        ),
+        (lambda: torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), r"got \[None\]"),
+        (lambda: with_scheduler(Schedules(Schedule("linear")), 1), "schedule sets the learning rates too; remove one"),
+        (lambda: with_scheduler(Schedules(), 0), "frequency of a scheduler must be at least 1, got 0"),
+    ],
+)
+def test_optimizers_that_cannot_be_stepped_are_refused(returned: Any, message: str) -> None:
+    made = returned()
+    schedules, given = made if isinstance(made, tuple) else (Schedules(), made)
+    with pytest.raises(ValueError, match=message):
+        Rates(schedules).read(given)
+
+
+def with_scheduler(schedules: Schedules, frequency: int) -> tuple[Schedules, dict[str, Any]]:
+    optimizer = two_groups()
+    scheduler = LambdaLR(optimizer, lambda step: 1.0)
+    return schedules, {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "frequency": frequency}}
 
 
 class Used(L.Callback):
