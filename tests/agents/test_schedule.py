@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlat
 from lightning_agentrl.agents import Agent, Attempt, Optim, PPOAgent, Schedule, Schedules
 from lightning_agentrl.agents.rates import Rates
 from lightning_agentrl.agents.schedule import check_schedules
+from lightning_agentrl.agents.steps import planned_steps
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.guards import Guard
 from lightning_agentrl.errors import CheckpointError
@@ -159,6 +160,46 @@ def test_each_scheduler_is_stepped_when_it_is_its_turn_at_rates_that_no_guard_ha
     found["loss"] = torch.tensor(3.0)
     assert end("epoch", 2) == [(plateau, 3.0, [0.025, 0.05]), (by_epoch, None, [0.0125, 0.025])]
     assert rates_of(optimizer) == [0.1 / 32, 0.2 / 32]
+
+
+def test_rates_of_schedulers_go_on_from_a_checkpoint_as_no_guard_has_lowered_them() -> None:
+    def begun() -> tuple[Rates, torch.optim.Optimizer]:
+        rates, (_, given) = Rates(Schedules()), with_scheduler(Schedules(), 1)
+        rates.read(given)
+        return rates, given["optimizer"]
+
+    (before, saved), (rates, optimizer) = begun(), begun()
+    before.begin(saved, STEPS, 0.5)
+    rates.load_state_dict(before.state_dict())
+    optimizer.load_state_dict(saved.state_dict())
+    assert rates.begin(optimizer, STEPS, 0.5) == []
+    assert rates_of(optimizer) == rates_of(saved) == [0.05, 0.1]
+    rates.set(1.0)
+    assert rates_of(optimizer) == [0.1, 0.2]
+    rates.load_state_dict(before.state_dict() | {"schedulers": 2})
+    with pytest.raises(CheckpointError, match="2 schedulers of configure_optimizers, this run has 1"):
+        rates.begin(optimizer, STEPS, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "warmup", "expected"),
+    [
+        (4, -1, 0, (8, 8)),
+        (4, 6, 0, (6, 6)),
+        (-1, 6, 1, (4, 6)),
+        (4, -1, 3, (2, 8)),
+        (4, -1, 5, (0, 8)),
+        (-1, -1, 1, (None, None)),
+    ],
+)
+def test_the_steps_of_a_run_end_with_its_epochs_or_its_steps_and_the_actors_begin_after_the_warm_up(
+    tmp_path: Path, epochs: int, steps: int, warmup: int, expected: tuple[int | None, int | None]
+) -> None:
+    callbacks = [CriticWarmup(rollouts=warmup, rounds=1, fraction=1.0)] if warmup else []
+    trainer = make_trainer(tmp_path, epochs, callbacks, max_steps=steps)
+    trainer.datamodule = make_data()  # type: ignore[attr-defined]
+    assert trainer.datamodule.steps_per_iteration == 2  # type: ignore[attr-defined]
+    assert planned_steps(trainer) == dict(zip(("actor", "critic"), expected, strict=True))
 
 
 @pytest.mark.parametrize(
