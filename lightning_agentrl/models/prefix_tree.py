@@ -281,9 +281,6 @@ class _Builder:
 
     def _run(self, first: int, last: int, depth: int, path: Path) -> None:
         """Lay out rows ``first`` to ``last``, whose first ``depth`` tokens are laid out already, along the path."""
-        if last - first == 1 and self.alone[first]:
-            self._leaves([first], depth, path)
-            return
         common = min(self.shared[first + 1 : last], default=len(self.rows[first]))
         if common > depth:
             start = self._lay_down(first, depth, common)
