@@ -35,6 +35,7 @@ def test_agreement_by_hand():
     assert flat.explained == pytest.approx(0.0)
     assert all(math.isnan(x) for x in vars(agreement(torch.zeros(0), torch.zeros(0))).values())
     assert noise_of_means([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0]]) == pytest.approx((2 / 2 + 3 / 3) / 2)
+    assert noise_of_means([[1e9, 1e9 + 1]]) == 0.25  # which float32 does not tell apart
 
 
 def test_what_exact_values_explain_of_returns():

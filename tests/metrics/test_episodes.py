@@ -203,6 +203,7 @@ def test_a_return_of_0_is_no_success_whatever_rounding_leaves_of_it(rewards, suc
 def test_an_episode_that_is_lost_to_a_fault_has_not_succeeded_whatever_it_earned_before(told):
     end = turn(episode_return=5.0, success=told, truncated=True, stop=StopReason.ENV_FAULT)
     assert summarise([end], lost=True) == EpisodeResult(False, 5.0, turns=1, valid_turns=1, lost=True, progression=0.0)
+    assert summarise([], lost=True, source=1) == EpisodeResult(False, 0.0, turns=0, valid_turns=0, lost=True, source=1)
 
 
 def test_what_environments_tell_is_averaged_over_the_episodes_that_tell_it():
