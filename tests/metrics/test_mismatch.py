@@ -59,6 +59,17 @@ def test_every_number_by_hand():
     assert computed(by_hand()) == pytest.approx(EXPECTED, rel=1e-12)
 
 
+def test_ratios_are_bounded_as_those_of_tokens_and_of_samples():
+    """All tokens are e^15 or e^30 times as likely for the trainer; only C has one token alone."""
+    for gap, bounded, alone in ((15.0, 15.0, 15.0), (30.0, 20.0, 20.0)):
+        rollout = by_hand()
+        numbers = computed(replace(rollout, scores=Scores(old_logps=rollout.rollout_logps + gap)))
+        assert numbers["mismatch/logp_gap_mean"] == numbers["mismatch/logp_gap_max"] == gap
+        assert numbers["mismatch/kl"] == -bounded
+        assert numbers["mismatch/chi2_token"] == pytest.approx(exp(2 * bounded) - 1)
+        assert numbers["mismatch/chi2_sample"] == pytest.approx((5 * exp(2 * 20) + exp(2 * alone)) / 6 - 1)
+
+
 def test_numbers_of_a_correction_by_hand():
     numbers = describe(corrected(), torch.device("cpu"), lambda x: x)
     assert {name: numbers[name] for name in OF_CORRECTION} == pytest.approx(OF_CORRECTION, rel=1e-12)
