@@ -54,7 +54,7 @@ def _forks(rollout: Rollout) -> dict[str, Number]:
 
 def comes_with_episodes(name: str) -> bool:
     """Return whether a metric is a mean over the episodes that end in a rollout, of all or of one source."""
-    return name in PER_EPISODE or re.sub(r"^rollout/source/.+/", "rollout/", name) in PER_EPISODE
+    return re.sub(r"^rollout/source/.+/", "rollout/", name) in PER_EPISODE
 
 
 def source_numbers(turns: Sequence[Turn], source: Callable[[Turn], str]) -> dict[str, Number]:

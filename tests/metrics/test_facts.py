@@ -182,6 +182,30 @@ def test_ridge_by_hand() -> None:
     assert torch.allclose(values_PM, torch.tensor([[1.5, 2.5], [2.0, 4.0]], dtype=torch.float64))
 
 
+def test_ridge_is_the_least_squared_error_with_a_penalty_on_squared_weights() -> None:
+    """The definition, in features; fewer states than features, and more."""
+    torch.manual_seed(0)
+    for count in (3, 12):
+        x_NH, y_N, others_MH = (torch.randn(*size, dtype=torch.float64) for size in ((count, 5), (count,), (4, 5)))
+        mean_H, scale_H = x_NH.mean(0), x_NH.std(0, correction=0) * 5**0.5
+        z_NH, z_MH = (x_NH - mean_H) / scale_H, (others_MH - mean_H) / scale_H
+        for penalty in (0.001, 1.0):
+            weights_H = torch.linalg.solve(z_NH.T @ z_NH + penalty * torch.eye(5).double(), z_NH.T @ (y_N - y_N.mean()))
+            values_PM = ridge(x_NH, y_N, others_MH, (penalty,))
+            torch.testing.assert_close(values_PM, (z_MH @ weights_H + y_N.mean())[None], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("unit", "origin"), [(1e-4, 0.0), (1e3, 0.0), (1.0, 50.0)])
+def test_values_of_a_ridge_regression_do_not_depend_on_the_units_of_features(unit: float, origin: float) -> None:
+    """Nor on a feature that is the same everywhere, but for the share of the penalty that each of them has."""
+    torch.manual_seed(0)
+    x_NH, y_N, others_MH = (torch.randn(*size, dtype=torch.float64) for size in ((9, 3), (9,), (4, 3)))
+    want = ridge(x_NH, y_N, others_MH, (0.1, 1.0))
+    torch.testing.assert_close(ridge(unit * x_NH + origin, y_N, unit * others_MH + origin, (0.1, 1.0)), want)
+    same = [torch.cat([x, torch.full((len(x), 1), 7.0, dtype=torch.float64)], 1) for x in (x_NH, others_MH)]
+    torch.testing.assert_close(ridge(same[0], y_N, same[1], (0.1 * 3 / 4, 1.0 * 3 / 4)), want)
+
+
 def test_the_quick_critic_explains_what_states_tell_and_nothing_of_noise() -> None:
     torch.manual_seed(0)
     starts = [number // 5 for number in range(100)]

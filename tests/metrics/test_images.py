@@ -21,8 +21,8 @@ def sample(*prompts: ModelInput) -> Sample:
 
 def test_images_of_all_prompts_are_counted_by_turn():
     cat, dog = image("cat"), image("dog")
-    rollout = Rollout.from_samples([sample(text(1) + cat, dog + dog), sample(text(2))])
-    assert rollout_numbers(rollout)["rollout/prompt_images"] == Mean(3, 3)
+    rollout = Rollout.from_samples([sample(text(1) + cat, dog + dog), sample(text(2)), sample(text(3))])
+    assert rollout_numbers(rollout)["rollout/prompt_images"] == Mean(3, 4)
 
 
 def test_nothing_is_said_where_there_are_none():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means, succeeded, summarise
-from lightning_agentrl.metrics.numbers import Mean, Number, Sum, over_ranks
+from lightning_agentrl.metrics.numbers import GlobalNumbers, Mean, Number, Sum, over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.types import Rollout, Sample, StopReason
 from tests.metrics.rollouts import by_hand, of_envs
@@ -114,3 +114,13 @@ def test_success_is_what_the_environment_says_else_a_positive_return(success, to
 def test_a_mean_of_nothing_is_left_out_and_a_sum_of_nothing_is_zero():
     numbers: dict[str, Number] = {"mean": Mean(0.0, 0.0), "sum": Sum(0.0), "other": Mean(3.0, 4.0)}
     assert over_ranks(numbers, by_hand().action_mask.device) == {"sum": 0.0, "other": 0.75}
+
+
+def test_numbers_of_several_updates_add_up_whichever_they_bring():
+    numbers = GlobalNumbers(["mean", "sum", "never"])
+    for update in ({"mean": Mean(1.0, 2.0)}, {"sum": Sum(3.0)}, {"mean": Mean(5.0, 1.0), "sum": Sum(4.0)}):
+        numbers.update(update)
+    assert numbers.compute() == {"mean": 2.0, "sum": 7.0}
+    many = GlobalNumbers(["mean"])
+    many.update({"mean": Mean(2.0**25 + 2, 2**24 + 1)})  # more tokens than float32 can count
+    assert many.compute() == {"mean": 2.0}
