@@ -82,6 +82,15 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens():
     assert CISPO().metrics(logps, old, advantages, ONE_ROW)["clip_fraction"].tolist() == [[1.0, 0.0]]
 
 
+def test_cispo_marks_the_tokens_whose_weight_is_not_their_ratio():
+    case, loss = Case(0), CISPO(clip_low=0.2, clip_high=0.3)
+    columns = case.logps, case.old, case.advantages, case.mask
+    weights, ratios = gradient(loss, *columns) / -case.advantages, (case.logps - case.old).exp()
+    clipped = ~torch.isclose(weights, ratios) & case.mask
+    assert torch.equal(loss.metrics(*columns)["clip_fraction"].bool() & case.mask, clipped)
+    assert {round(float(weight), 9) for weight in weights[clipped]} == {0.8, 1.3}
+
+
 def test_cispo_without_bounds_is_reinforce_with_importance_weights():
     case = Case(0)
     got = CISPO(clip_high=math.inf)(case.logps, case.old, case.advantages, case.mask)
@@ -102,6 +111,11 @@ def test_sapo_closes_on_both_sides_and_sooner_for_negative_advantages():
         logps = old + math.log(ratio)
         good, bad = gradient(SAPO(), logps, old, f64([[1.0, -1.0]]), ONE_ROW).abs()[0] / ratio
         assert bad < good < 1
+
+
+def test_sapo_at_equal_policies_by_hand():
+    old = f64([[-3.0, -3.0]])
+    close(SAPO(0.5, 0.8)(old, old, f64([[1.0, -1.0]]), ONE_ROW), f64([[-2 / 0.5, 2 / 0.8]]))
 
 
 def test_dppo_leaves_out_by_probability_and_not_by_ratio():
@@ -231,6 +245,7 @@ def test_picked_tokens_must_be_handed_over(loss):
     [
         (lambda: GSPO(clip_low=0.0), "^GSPO: needs 0 < clip_low"),
         (lambda: GMPO(clip=0.0), "^GMPO: clip must be above 0"),
+        (lambda: CISPO(clip_low=0.0), "^CISPO: .* above 0, got 0.0 and 0.28"),
         (lambda: CISPO(clip_high=0.0), "^CISPO: .* above 0, got 1.0 and 0.0"),
         (lambda: SAPO(tau_negative=0.0), "^SAPO: .* above 0, got 1.0 and 0.0"),
         (lambda: DPPOTV(limit_low=0.0), "^DPPOTV: .* above 0, got 0.0 and 0.15"),

@@ -38,6 +38,13 @@ def test_a_thought_that_repeats_itself_and_one_that_changes() -> None:
     assert (found.similarity, found.equal) == (0.0, 0.0)
 
 
+def test_a_thought_behind_a_reply_without_one_is_compared_with_none() -> None:
+    found = thoughts([[("", ""), ("go left", ""), ("Go left!", ""), ("...", ""), ("go left", "")]])
+    assert found is not None
+    assert (found.count, found.missing) == (4, 1)
+    assert (found.similarity, found.equal) == (0.5, 0.5)  # with the one before, and of dots with words
+
+
 @given(st.lists(st.lists(st.tuples(TEXT, TEXT), max_size=4), max_size=3))
 def test_shares_are_shares(episodes: list[list[tuple[str, str]]]) -> None:
     found = thoughts(episodes)
