@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_agentrl.metrics.causes import Distributions, Evidence, likely_cause, surprise
+from lightning_agentrl.metrics.causes import Distributions, Evidence, kept_prefix, likely_cause, surprise
 from lightning_agentrl.metrics.gap import EXACT, JUMP, ROUGH, GapWatch, bounds_for
 
 TOKENS, VOCABULARY = 600, 50
@@ -135,6 +135,16 @@ def test_older_weights_a_kept_cache_and_a_missing_tensor_are_told_apart() -> Non
     by_kind = {"mlp.up_proj": 1e-6, "norm": 0.9}
     assert "mlp.up_proj is not taken over" in likely_cause(replace(seen, older=seen.trainer), EXACT, whole, by_kind)
     assert "other weights" in likely_cause(replace(seen, older=seen.trainer), EXACT, whole, {"norm": 0.9})
+
+
+def test_a_kept_cache_shows_in_the_mean_gap_of_replies_that_begin_like_others() -> None:
+    """Many of them whose gaps are all within the bound are no sign of it, nor are fresh ones that are off too."""
+    fresh, zeros = torch.arange(100) < 50, torch.zeros(100, dtype=torch.float64)
+    seen = Evidence(zeros, zeros, zeros, fresh, fresh)
+    for of_fresh, of_others, kept in ((0.0, 0.09, False), (0.0, 0.11, True), (0.11, 0.2, False)):
+        gaps = torch.where(fresh, of_fresh, of_others)
+        assert kept_prefix(replace(seen, engine=gaps), ROUGH) == kept
+        assert not kept_prefix(replace(seen, engine=gaps, fresh=torch.ones_like(fresh)), ROUGH)
 
 
 def test_rounding_of_16_bits_is_told_as_precision() -> None:

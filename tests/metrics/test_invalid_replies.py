@@ -26,6 +26,7 @@ JUDGED = [
     ("I will not go forward", False, Invalid.TALK, ""),
     ("since the door behind the wall is open now we go forward", False, Invalid.TALK, ""),
     ("THINK: a door\nACTION: open door", False, Invalid.INVENTED, ""),
+    ("turn round", False, Invalid.INVENTED, ""),  # 0.7 like "turn right"
     ("the door is locked and there is no key anywhere", False, Invalid.TALK, ""),
     ("the door is locked and there is no key anywhere", True, Invalid.CUT, ""),
 ]
@@ -54,6 +55,7 @@ def test_the_commonest_come_first() -> None:
     assert found.kinds == {Invalid.SPELLED: 4, Invalid.INVENTED: 2, Invalid.REFUSED: 1}
     assert list(found.texts) == ["please go forward", "dance", "please turn left", "turn left"]
     assert found.invented == {"dance": 2}
+    assert invalid_replies([("", False, False, KNOWN)]).texts == {}
     assert list(found.aliases.items()) == [
         ("please go forward", ("go forward", 3)),
         ("please turn left", ("turn left", 1)),

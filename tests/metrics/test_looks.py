@@ -24,7 +24,18 @@ def episode(steps: str, stop: StopReason, **last: object) -> list[Turn]:
 
 @pytest.mark.parametrize(
     ("steps", "period"),
-    [("", 0), ("aaa", 1), ("aa", 0), ("baaa", 1), ("aaab", 0), ("ababab", 2), ("xabab", 0), ("abcabcabc", 3)],
+    [
+        ("", 0),
+        ("aaa", 1),
+        ("aa", 0),
+        ("baaa", 1),
+        ("aaab", 0),
+        ("ababab", 2),
+        ("xabab", 0),
+        ("abcabcabc", 3),
+        ("abcd" * 3, 4),
+        ("abcde" * 3, 0),
+    ],
 )
 def test_a_cycle_is_one_if_the_last_steps_went_through_it_three_times(steps: str, period: int) -> None:
     assert cycle(steps) == period
@@ -80,9 +91,24 @@ def test_a_look_by_hand() -> None:
     won = [
         turn(index=0, observation="a", action="left", valid=False, parsed_action=None, history_cuts=2),
         turn(index=1, observation="a", action="left", asked_again=False, thought="a wall", thought_tokens=3),
-        turn(index=2, observation="b", action="right", terminated=True, stop=StopReason.ENV_DONE, success=True),
+        turn(
+            index=2,
+            observation="b",
+            action="right",
+            terminated=True,
+            stop=StopReason.ENV_DONE,
+            success=True,
+            metrics={"coins": 3.0, "keys": math.nan},
+        ),
     ]
-    stuck = episode("al" * 4, StopReason.MAX_TURNS, episode_return=-1.0, success=False, hit_token_cap=True)
+    stuck = episode(
+        "al" * 4,
+        StopReason.MAX_TURNS,
+        episode_return=-1.0,
+        success=False,
+        hit_token_cap=True,
+        metrics={"coins": 1.0, "depth": 2.0},
+    )
     looked = look_at(
         [
             SeenEpisode(
@@ -102,6 +128,9 @@ def test_a_look_by_hand() -> None:
     assert (looked.thoughts.count, looked.thoughts.missing, looked.thought_tokens) == (1, 6, Spread(3, 3, 3, 3))
     assert (looked.prompt_tokens, looked.capped, looked.cut) == (Spread(10, 10, 30, 30), 1, 1)
     assert looked.returns == Average(-0.5, 0.5)
+    assert looked.reported.keys() == {"coins", "depth"}
+    assert looked.reported["coins"] == Average(2.0, 1.0)
+    assert looked.reported["depth"].mean == 2.0  # of the one episode that tells it
 
 
 def test_a_turn_that_was_asked_again_is_no_action() -> None:
