@@ -71,6 +71,15 @@ def test_all_facts_of_five_episodes() -> None:
     assert facts.mean_turns == 12 / 5
 
 
+def test_rewards_to_go_are_those_of_the_environment_and_its_judge() -> None:
+    one = episode(0, "abc", (1, 2, 4))
+    judged = replace(
+        one, turns=(replace(one.turns[0], reward=-9.0, metrics={"judge": 0.5, "other": 7.0}), *one.turns[1:])
+    )
+    assert judged.rewards == [1.5, 2, 4]
+    assert judged.returns_to_go(0.5) == [1.5 + 0.5 * 2 + 0.25 * 4, 2 + 0.5 * 4, 4]
+
+
 def test_a_cost_of_every_turn_tells_nothing_and_penalties_are_no_rewards() -> None:
     costly = MeasuredEpisode(0, tuple(turn(env_reward=-0.1, reward=-0.2, **end) for end in ({}, {}, DONE)), (1, 1, 1))
     facts = measure([costly, costly], iteration_turns=8)
