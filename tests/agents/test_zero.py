@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, SingleDeviceStrategy
 
 from lightning_agentrl.agents.checks import check_popart
 from lightning_agentrl.agents.optimizer import step_by_group
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
+from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero, zero_stage
 from lightning_agentrl.commands.export import OF_ZERO, PREFIX, export_checkpoint
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
@@ -65,6 +65,22 @@ def test_the_optimizer_below_zero_steps_and_clips_each_group_as_the_plain_one_do
         torch.testing.assert_close(plain[name], grouped[name])
 
 
+@pytest.mark.parametrize(("scale", "limit"), [(1.0, 0.5), (1.0, 100.0), (1e-6, 1e-7)])
+def test_shares_below_zero_are_clipped_as_one_gradient_is(scale, limit):
+    results = []
+    for kind in (torch.optim.AdamW, GroupedAdamW):
+        torch.manual_seed(0)
+        shares = [torch.nn.Parameter(torch.randn(size)) for size in (3, 4)]
+        for share in shares:
+            share.grad = scale * torch.randn(share.shape)
+        optimizer = kind([{"name": "actor", "params": shares}], lr=0.1)
+        norms = step_by_group(optimizer, {"actor": limit}, [], allowed=lambda norms: True, discard=optimizer.step)
+        results.append((norms["actor"], [share.grad for share in shares]))
+    (norm, gradients), (below_norm, below_gradients) = results
+    assert below_norm == pytest.approx(norm, rel=1e-6)
+    torch.testing.assert_close(below_gradients, gradients, rtol=1e-5, atol=0)
+
+
 def test_a_skipped_step_below_zero_moves_and_ages_no_group():
     limits = {"actor": 0.5, "critic": 100.0}
     parameters, optimizer = groups(GroupedAdamW)
@@ -95,6 +111,11 @@ def test_stages_that_were_tried_are_taken_and_leave_the_boundary_of_a_step_to_us
     prepare_zero(trainer.strategy)
     assert trainer.strategy.config["managed_gradient_accumulation"] is False
     assert trainer.strategy.config["zero_optimization"]["overlap_comm"] == (stage == 2)
+
+
+def test_other_strategies_have_no_stage():
+    assert zero_stage(Trainer(zero={"stage": 2}).strategy) == 2
+    assert zero_stage(SingleDeviceStrategy()) == 0
 
 
 def test_gradients_of_a_second_run_are_seen_by_its_own_watch_alone(tiny_folder):
