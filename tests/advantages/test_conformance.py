@@ -259,6 +259,16 @@ def test_episodes_that_are_alike_teach_nothing(cls: type[AdvantageEstimator]):
         assert advantages == pytest.approx([0.0] * 3, abs=1e-6)  # an optimal baseline has an epsilon
 
 
+@of_group_estimators
+def test_it_tells_whether_a_small_difference_counts_as_much_as_a_large_one(cls: type[AdvantageEstimator]):
+    """By it a KL in the reward is warned of."""
+    given = inspect.signature(cls).parameters
+    for arguments in ({}, *({"divide_by_std": by_std} for by_std in (True, False) if "divide_by_std" in given)):
+        estimator = cls(whiten=False, **arguments)
+        small, large = (numbers(estimator, build(simple(1.0, 1.0 + d)))[0][1][0] for d in (0.001, 1.0))
+        assert estimator.divide_by_std == (small == pytest.approx(large, rel=0.01))
+
+
 @of_score_estimators
 def test_equal_scores_teach_nothing_whatever_the_lengths(cls: type[AdvantageEstimator]):
     for score in (0.0, 0.1, 1 / 3, 1e6):

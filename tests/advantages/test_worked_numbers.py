@@ -12,14 +12,21 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages import (
+    GAE,
     GDPO,
     GPG,
     GRPO,
     OPO,
+    RLOO,
+    BiLevelGAE,
+    DrGRPO,
+    DualDiscountGAE,
+    Forked,
     GiGPO,
     Groups,
     MaxRL,
     OptimalTokenBaseline,
+    PassAtK,
     ReinforcePlusPlus,
     ReinforcePlusPlusBaseline,
     ReMax,
@@ -428,10 +435,10 @@ def test_variance_proxies():
 
 
 def test_which_families_are_whitened():
-    for cls in (GRPO, GPG, MaxRL, GiGPO, ReMax, TurnLeaveOneOut, OptimalTokenBaseline):
+    for cls in (GRPO, DrGRPO, RLOO, OPO, GPG, PassAtK, MaxRL, GiGPO, ReMax, TurnLeaveOneOut, OptimalTokenBaseline):
         assert cls().whiten is False
         assert cls(whiten=True).whiten is True
-    for cls in (ReinforcePlusPlus, ReinforcePlusPlusBaseline, GDPO):
+    for cls in (GAE, DualDiscountGAE, BiLevelGAE, Forked, ReinforcePlusPlus, ReinforcePlusPlusBaseline, GDPO):
         assert cls().whiten is True
         assert cls(whiten=False).whiten is False
 
