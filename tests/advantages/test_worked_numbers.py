@@ -36,6 +36,8 @@ from lightning_agentrl.advantages import (
     best_minus_second,
     bilevel_gae,
     centred,
+    dual_discount_gae,
+    gdpo_advantages,
     gpg_advantages,
     maxrl_advantages,
     minus_length_weighted,
@@ -50,6 +52,7 @@ from lightning_agentrl.advantages import (
 from lightning_agentrl.agents.selection import corrected
 from lightning_agentrl.losses import RatioRejection, RejectOnly, TruncatedWeights
 from tests.advantages.cases import Episode, Token, Visit, build, simple
+from tests.same_defaults import assert_same_defaults
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-4)
 NAN = float("nan")
@@ -441,6 +444,23 @@ def test_which_families_are_whitened():
     for cls in (GAE, DualDiscountGAE, BiLevelGAE, Forked, ReinforcePlusPlus, ReinforcePlusPlusBaseline, GDPO):
         assert cls().whiten is True
         assert cls(whiten=False).whiten is False
+
+
+@pytest.mark.parametrize(
+    ("function", "cls"),
+    [
+        (dual_discount_gae, DualDiscountGAE),
+        (bilevel_gae, BiLevelGAE),
+        (standardised, GRPO),
+        (gdpo_advantages, GDPO),
+        (maxrl_advantages, MaxRL),
+        (rewards_to_go, ReinforcePlusPlus),
+        (optimal_token_baseline, OptimalTokenBaseline),
+        (anchor_states, GiGPO),
+    ],
+)
+def test_a_function_has_the_defaults_of_its_class(function: Any, cls: type):
+    assert_same_defaults(function, cls)
 
 
 @pytest.mark.parametrize(

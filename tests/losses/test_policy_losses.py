@@ -19,18 +19,27 @@ from lightning_agentrl.losses import (
     AdaptiveKL,
     ClipCov,
     IcePop,
+    KeepCovering,
+    KeepWidest,
     KLCov,
     PPOClip,
     RatioRejection,
     Reinforce,
     TruncatedWeights,
+    cispo_loss,
+    dppo_loss,
+    gmpo_loss,
+    gspo_loss,
     kl_shift,
     largest,
+    ppo_clip_loss,
+    sapo_loss,
     tv_shift,
 )
 from tests.losses import definitions
 from tests.losses.ranks import on_ranks
 from tests.losses.test_conformance import Case
+from tests.same_defaults import assert_same_defaults
 
 f64 = partial(torch.tensor, dtype=torch.float64)
 close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -169,6 +178,8 @@ def test_dro_by_hand():
         (KLCov(), {"share": 2e-4, "penalty": 1.0}),
         (TruncatedWeights(), {"level": "token", "cap": 2.0}),
         (IcePop(), {"low": 0.5, "high": 5.0}),
+        (KeepWidest(), {"share": 0.25}),
+        (KeepCovering(), {"share": 0.9, "of": "std"}),
         (RatioRejection(), {"level": "mean", "low": 0.99, "high": 1.01}),
         (AdaptiveKL(), {"clip": 0.2}),
     ],
@@ -176,6 +187,22 @@ def test_dro_by_hand():
 )
 def test_defaults_are_those_that_were_published(made, published):
     assert {name: getattr(made, name) for name in published} == published
+
+
+@pytest.mark.parametrize(
+    ("function", "cls"),
+    [
+        (ppo_clip_loss, PPOClip),
+        (gspo_loss, GSPO),
+        (gmpo_loss, GMPO),
+        (cispo_loss, CISPO),
+        (sapo_loss, SAPO),
+        (dppo_loss, DPPOTV),
+        (dppo_loss, DPPOKL),
+    ],
+)
+def test_a_function_has_the_defaults_of_its_class(function, cls):
+    assert_same_defaults(function, cls)
 
 
 # Picked tokens
