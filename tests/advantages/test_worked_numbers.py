@@ -281,9 +281,12 @@ def test_states_are_told_apart_by_their_images():
     """The same text beside another image is another state, and so is another text beside the same image."""
     visits = ("hall", "cat", 1.0), ("door", "dog", 0.0), ("wall", "dog", 2.0)
     a, b, c = (Visit(k, (Token(reward=r),), text, seen=(seen,)) for k, (text, seen, r) in enumerate(visits))
-    built = build([Episode(0, (a, b)), Episode(0, (c,)), Episode(0, (replace(b, seen=("cat",)),))])
-    advantages, _ = GiGPO(divide_by_std=False, gamma=1.0).estimate(built.rollout)
-    assert built.read(advantages) == [[0.0, 0.0], [1.0], [-1.0]]  # scores 1, 2 and 0, and no state met twice
+    other = Episode(0, (Visit(0, (Token(reward=0.5),), "door", seen=("cat",)),))
+    for more, mean in (([], 1.5), ([other], 3.5 / 3)):
+        built = build([Episode(0, (a, b)), Episode(0, (c,)), *more])
+        advantages, _ = GiGPO(divide_by_std=False, gamma=1.0).estimate(built.rollout)
+        want = [1 - mean, 1 - mean, 2 - mean, 0.5 - mean][: 3 + len(more)]  # of the scores: no state was met twice
+        assert [x for of_episode in built.read(advantages) for x in of_episode] == pytest.approx(want)
     built = build([Episode(0, (a, b)), Episode(0, (c,)), Episode(0, (replace(a, number=1),))])
     advantages, _ = GiGPO(divide_by_std=False, gamma=1.0).estimate(built.rollout)
     assert [x[0] for x in built.read(advantages)] == pytest.approx([1 - 4 / 3, 2 - 4 / 3, 1 - 4 / 3])
