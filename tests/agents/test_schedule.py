@@ -125,7 +125,7 @@ def test_what_differs_from_the_checkpoint_is_told_and_holds() -> None:
     assert rates_of(optimizer) == [0.3, 0.2]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.05, 0.05]
     assert rates.taken == {"actor": 0, "critic": 1}
-    assert rates.begin(optimizer, STEPS, 1.0) == []  # once
+    assert rates.begin(optimizer, STEPS, 0.5) == []  # told once; this is no checkpoint's any more
 
 
 def test_each_scheduler_is_stepped_when_it_is_its_turn_at_rates_that_no_guard_has_lowered() -> None:
