@@ -122,5 +122,5 @@ def test_numbers_of_several_updates_add_up_whichever_they_bring():
         numbers.update(update)
     assert numbers.compute() == {"mean": 2.0, "sum": 7.0}
     many = GlobalNumbers(["mean"])
-    many.update({"mean": Mean(2.0**25 + 2, 2**24 + 1)})  # more tokens than float32 can count
+    many.update({"mean": Mean(2.0**25 + 2, 2.0**24 + 1)})  # more tokens than float32 can count
     assert many.compute() == {"mean": 2.0}
