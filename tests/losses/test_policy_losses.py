@@ -150,6 +150,7 @@ def test_dppo_has_a_limit_for_each_direction():
 def test_dppo_bounds_the_weight():
     old, logps, advantages = f64([[1e-4, 1e-4]]).log(), f64([[1e-2, 1e-3]]).log(), f64([[1.0, 1.0]])
     close(gradient(DPPOTV(), logps, old, advantages, ONE_ROW), f64([[-20.0, -10.0]]))
+    close(gradient(DPPOTV(max_ratio=1.0), logps, old, advantages, ONE_ROW), f64([[-1.0, -1.0]]))
 
 
 def test_shifts_by_hand():
