@@ -191,7 +191,7 @@ class Environment:
             if not isinstance(text, str):
                 raise contract_error(f"the environment gave {with_type(f'an info[{name!r}]', text)}; it must be text")
         for name in INFO_FLAGS:
-            if (flag := info.get(name)) is not None:
+            if (flag := info.get(name)) is not None and not isinstance(flag, bool):
                 read_flag(f"info[{name!r}]", flag)
         texts = {name: well_formed(text) for name, text in given_texts.items()}
         parts = {} if shown.messages else texts  # the observation by its duration, where it is not in messages

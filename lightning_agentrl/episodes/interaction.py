@@ -15,7 +15,7 @@ from lightning_agentrl.episodes.contract import Contract, contract_error, plain
 from lightning_agentrl.episodes.environment import Answer
 from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
-from lightning_agentrl.episodes.session import Prompt, Session, StepResult
+from lightning_agentrl.episodes.session import Prompt, Session
 from lightning_agentrl.episodes.unread import invents
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser
@@ -24,7 +24,7 @@ from lightning_agentrl.types.plain_config import from_plain
 
 WHOLE_EPISODE_TURNS = 1000  # after which an episode that is played whole is truncated where nothing else is said
 
-NOTHING = StepResult(reward=0.0, terminated=False, truncated=False, metrics={}, info={}, seconds=0.0)
+NOTHING = Answer("", "", Contract())  # to a reply that is asked for again
 
 
 class Interaction(ABC):
@@ -145,11 +145,13 @@ class TurnInteraction(Interaction):
         image = await session.image()
         ask_again = parsed.action is None and session.unread < self.ask_again
         if ask_again:
-            result, executed, valid = NOTHING, "", False
+            result, executed, valid, env_seconds = NOTHING, "", False, 0.0
             session.ask_again(prompt, segment)
         else:
             taken = contract.default_action if parsed.action is None else parsed.action
+            started = time.perf_counter()
             result = await session.step(taken)
+            env_seconds = time.perf_counter() - started
             executed = result.info.get("executed_action", taken)
             valid = parsed.action is not None and not result.info.get("invalid_action", False)
             past = PastTurn(observation, parsed.thought, executed, text, images, role, messages)
@@ -191,7 +193,7 @@ class TurnInteraction(Interaction):
             hit_token_cap=not reply.closed,
             history_cuts=prompt.history_cuts,
             policy_version=reply.policy_version,
-            env_seconds=result.seconds,
+            env_seconds=env_seconds,
             engine_seconds=engine_seconds,
             metrics={**last_answer.metrics, **own},
             env_errors=session.worker.take_errors() + ((LATE,) if reply.late else ()),
@@ -225,7 +227,7 @@ class TurnInteraction(Interaction):
             return env_reward
         return -self.invalid_penalty if self.invalid_mode == "replace" else env_reward - self.invalid_penalty
 
-    def _stop_reason(self, session: Session, result: StepResult, accepted: bool) -> StopReason | None:
+    def _stop_reason(self, session: Session, result: Answer, accepted: bool) -> StopReason | None:
         if result.terminated:
             return StopReason.ENV_DONE
         if result.truncated:
@@ -239,6 +241,6 @@ class TurnInteraction(Interaction):
         return None if session.fits else StopReason.CONTEXT_LENGTH
 
 
-def _success(answer: StepResult | Answer) -> bool | None:
+def _success(answer: Answer) -> bool | None:
     success = answer.info.get("success")
     return None if success is None else bool(success)

@@ -55,18 +55,6 @@ class Prompt:
         return Segment(SegmentKind.PROMPT, self.input)
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """What the environment answered."""
-
-    reward: float
-    terminated: bool
-    truncated: bool
-    metrics: Mapping[str, float]
-    info: Mapping[str, Any]
-    seconds: float
-
-
 class Session:
     """One environment and its episode so far, from which the next prompt is made.
 
@@ -202,9 +190,8 @@ class Session:
         lost, self.lost = tuple(self.lost), []
         return lost
 
-    async def step(self, action: str) -> StepResult:
-        """Take one action in the environment and return what came of it."""
-        started = time.perf_counter()
+    async def step(self, action: str) -> Answer:
+        """Take one action in the environment and return what it answered."""
         if self.moments is not None:
             moment = self.moment()
             self.moments[moment.key] = moment
@@ -212,8 +199,7 @@ class Session:
         self._see(answer)
         self.turns_taken += 1
         self.episode_return += answer.reward
-        seconds = time.perf_counter() - started
-        return StepResult(answer.reward, answer.terminated, answer.truncated, answer.metrics, answer.info, seconds)
+        return answer
 
     def reply_seed(self, seed: int) -> int:
         """Return the seed of the next reply in a run of this seed; those of neighbouring turns are made at once."""
