@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -100,23 +100,33 @@ class FiniteSteps:
         return (Verdict.SKIP, reason) if reason else (Verdict.STEP, "")
 
 
-def fault_of_losses(losses: Mapping[str, Tensor], rollout: Rollout) -> str:
-    """Name the turns of a micro-batch whose losses [B, A] are not finite; empty if all are."""
-    bad = {name: _not_finite(x.detach(), rollout.trained_mask) for name, x in losses.items()}
-    return ", ".join(
-        f"{name} of {named(_turns_at(rollout, found))} is not finite" for name, found in bad.items() if found.any()
-    )
+class LossFault:
+    """Tokens of a micro-batch whose losses are not finite, on the device until somebody asks.
+
+    Args:
+        losses: [B, A], by name.
+        rollout: the micro-batch.
+    """
+
+    def __init__(self, losses: Mapping[str, Tensor], rollout: Rollout) -> None:
+        self._bad = {name: _not_finite(x.detach(), rollout.trained_mask) for name, x in losses.items()}
+        self._rollout = rollout
+
+    @property
+    def there(self) -> Tensor:
+        """Whether there are any; a scalar."""
+        return torch.stack([found.any() for found in self._bad.values()]).any()
+
+    def __str__(self) -> str:
+        """Name their turns."""
+        bad = [(name, _turns_at(self._rollout, found)) for name, found in self._bad.items()]
+        return ", ".join(f"{name} of {named(turns)} is not finite" for name, turns in bad if turns)
 
 
-def gradients_are_finite(optimizer: Any) -> bool:
-    """Return whether what this rank holds of the gradients is finite."""
-    return all_finite(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-
-
-def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all numbers of tensors, or of this rank's shards of them, are finite."""
-    local = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
-    return not local or bool(torch.nn.utils.get_total_norm(local).isfinite())
+def gradients_are_finite(optimizer: Any) -> Tensor:
+    """Return whether what this rank holds of the gradients is finite; a scalar on the device."""
+    found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return torch.nn.utils.get_total_norm([x.to_local() if isinstance(x, DTensor) else x for x in found]).isfinite()
 
 
 def not_finite_in(state: Any, path: str = "") -> Iterator[str]:

@@ -16,6 +16,7 @@ from lightning_agentrl.models.integers import integers
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, pack, plan_micro_batches
 from lightning_agentrl.types import ModelInput, Rollout, Row, Scores, input_of
+from lightning_agentrl.types.transfer import to_host, wait_for
 
 TIMES_WITHOUT_GRADIENT = 4
 NOTHING = Row(ModelInput.of_ids((0,)), (0,))  # what an empty micro-batch reads
@@ -173,7 +174,7 @@ def row_distributions(policy: LanguageModel, rows: Sequence[Row], reader: Reader
     """Return log-probs of the whole vocabulary at the logit positions of at least one row, [R, V], on the CPU."""
 
     def read(packed: Packed) -> list[Tensor]:
-        return [policy.distributions(policy.hidden(packed), reader.temperature)]
+        return [policy.distributions(policy.hidden(packed), reader.temperature).cpu()]  # too large to wait there
 
     (log_pi_RV,) = _read_rows(rows, reader, read)
     return log_pi_RV
@@ -211,11 +212,12 @@ def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], lis
     order: list[int] = []
     read_so_far: list[list[Tensor]] = []
     for index in reader.micro_batches(rows):
-        flats = [flat.cpu() for flat in read(reader.pack([rows[i] for i in index]))]
+        flats = [to_host(flat) for flat in read(reader.pack([rows[i] for i in index]))]
         if index:
             order += index
             read_so_far.append(flats)
         reader.advance(len(index))
+    wait_for(reader.device)
     place_R = _places(order, [len(row.logit_positions) for row in rows])
     return [torch.cat(flats)[place_R] for flats in zip(*read_so_far, strict=True)]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_agentrl.agents.finite import fault_of_losses, named
+from lightning_agentrl.agents.finite import LossFault, named
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.scoring import Reader, action_rows, to_columns
 from lightning_agentrl.distributed import Ranks, max_over_ranks
@@ -67,7 +67,7 @@ def accumulate_gradients(
     ranks: Ranks,
     clock: StageClock,
     backward: Callable[[Tensor], None],
-    gradients_are_finite: Callable[[], bool],
+    gradients_are_finite: Callable[[], Tensor],
 ) -> tuple[dict[str, float], str, int]:
     """Run the backward pass of every micro-batch.
 
@@ -82,7 +82,7 @@ def accumulate_gradients(
         ranks: of the run.
         clock: counts packed tokens and finished rows.
         backward: runs the backward pass of one loss.
-        gradients_are_finite: asked after each micro-batch.
+        gradients_are_finite: a scalar, asked for after each micro-batch.
 
     Returns:
         Means of losses and metrics over the trained tokens of the mini-batch on all ranks; the first loss or gradient
@@ -96,34 +96,69 @@ def accumulate_gradients(
     tokens = int(ranks.sum(trained.sum()))
     value_weights_B = torch.full_like(policy_weights_B, 1 / max(tokens, 1))
     rows = action_rows(rollout)
-    totals: dict[str, float] = {}
-    largest_gap, fault = 0.0, ""
+    found = Found(ranks.device)
     for number, index in enumerate(reader.micro_batches(rows)):
         micro = rollout.select(index).to(ranks.device)
-        mask = micro.trained_mask
         packed = reader.pack([rows[i] for i in index])
         held = sum(len(rows[i].input_ids) for i in index)
-        clock.count_packed(held, packed.tokens, packed.padding_tokens if index else packed.tokens)
+        padding = 0 if index and packed.padding is None else packed.tokens - held
+        clock.count_packed(held, packed.tokens, padding)
         for parts, metrics in micro_batch_losses(models, micro, packed, losses, reader.temperature):
             means = [
-                aggregate(x, mask, weights_B[index], float(ranks.count))
+                aggregate(x, micro.trained_mask, weights_B[index], float(ranks.count))
                 for x, weights_B in zip(parts, (policy_weights_B, value_weights_B), strict=True)
                 if x is not None
             ]
             backward(torch.stack(means).sum())
-            for name, x in metrics.items():
-                totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), mask))
-            if GAP in metrics and mask.any():
-                largest_gap = max(largest_gap, float(metrics[GAP].detach()[mask].max()))
-            fault = fault or fault_of_losses({k: metrics[k] for k in LOSSES if k in metrics}, micro)
-        finite = gradients_are_finite()  # also after a fault: what was seen of a gradient is told once
-        if not fault and not finite:
-            fault = f"the gradient of micro-batch {number} is not finite ({named(micro.turns)})"
+            found.losses(metrics, micro)
+        found.gradient(gradients_are_finite(), number, micro)
         clock.advance(len(index))
+    totals, largest_gap, fault = found.read()
     numbers = {name: total / tokens for name, total in ranks.sum_by_name(totals).items()} if tokens else {}
     if GAP in numbers:
         numbers["mismatch/logp_gap_max"] = max_over_ranks(largest_gap)
     return numbers, fault, tokens
+
+
+class Found:
+    """What micro-batches had, on the device until all are through: reading it would let a GPU wait for the next one.
+
+    Args:
+        device: of the models.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: dict[str, Tensor] = {}  # of metrics over trained tokens, float64
+        self._gaps: list[Tensor] = []  # the largest of each micro-batch
+        self._faults: list[tuple[Tensor, Callable[[], str]]] = []  # whether there is one, and its name
+
+    def losses(self, metrics: dict[str, Tensor], micro: Rollout) -> None:
+        """Add up metrics [B, A] of a micro-batch, and keep where its losses are not finite."""
+        mask = micro.trained_mask
+        for name, x in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + masked_sum(x.detach().double(), mask)
+        if GAP in metrics and len(micro):
+            self._gaps.append(torch.where(mask, metrics[GAP].detach(), 0.0).max())
+        fault = LossFault({name: metrics[name] for name in LOSSES if name in metrics}, micro)
+        self._faults.append((fault.there, fault.__str__))
+
+    def gradient(self, finite: Tensor, number: int, micro: Rollout) -> None:
+        """Keep whether the gradient was finite after the micro-batch of this number."""
+        sentence = f"the gradient of micro-batch {number} is not finite"
+        self._faults.append((~finite, lambda: f"{sentence} ({named(micro.turns)})"))
+
+    def read(self) -> tuple[dict[str, float], float, str]:
+        """Return sums by name, the largest gap, and the first fault, empty if there is none."""
+        scalars = [*self._sums.values(), *self._gaps, *(there for there, _ in self._faults)]
+        numbers = torch.stack([x.to(self._device, torch.float64) for x in scalars]).tolist() if scalars else []
+        behind_sums, behind_gaps = len(self._sums), len(self._sums) + len(self._gaps)
+        largest = 0.0
+        for gap in numbers[behind_sums:behind_gaps]:
+            largest = max(largest, gap)  # leaves out what is not a number
+        faults = zip(self._faults, numbers[behind_gaps:], strict=True)
+        fault = next((name() for (_, name), there in faults if there), "")
+        return dict(zip(self._sums, numbers[:behind_sums], strict=True)), largest, fault
 
 
 def micro_batch_losses(

@@ -98,10 +98,10 @@ class GradientWatch:
     def _see(self, gradient: Tensor) -> None:
         self._norms.append(torch.linalg.vector_norm(gradient.detach()))
 
-    def finite(self) -> bool:
-        """Return whether all gradients since the last call were finite."""
+    def finite(self) -> Tensor:
+        """Return whether all gradients since the last call were finite; a scalar on the device."""
         norms, self._norms = self._norms, []
-        return not norms or bool(torch.stack(norms).isfinite().all())
+        return torch.stack(norms).isfinite().all() if norms else torch.tensor(True)
 
 
 class AutocastUnderZero(DeepSpeedPrecision):

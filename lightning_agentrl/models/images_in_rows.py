@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.integers import integers
 from lightning_agentrl.types.model_input import ImageChunk
+from lightning_agentrl.types.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _packed(found: Found, reader: FamilyReader, device: torch.device, feed_tower
     places = [place + k for place, image in found for k in range(image.tokens)]
     tokens = [first[image.digest] + k for _, image in found for k in range(image.tokens)]
     return PackedImages(
-        {name: x.to(device) for name, x in reader.patches(list(different.values())).items()},
+        {name: to_device(x, device) for name, x in reader.patches(list(different.values())).items()},
         integers(places, device),
         integers(tokens, device),
     )

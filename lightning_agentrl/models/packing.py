@@ -40,11 +40,6 @@ class Packed:
         """Tokens that the model computes, padding included."""
         return self.ids.numel()
 
-    @property
-    def padding_tokens(self) -> int:
-        """How many of these tokens are padding."""
-        return 0 if self.padding is None else int((self.padding == 0).sum())
-
 
 def pack(
     rows: Sequence[Row],

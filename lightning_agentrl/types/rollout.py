@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lightning_agentrl.types.rounding import HALF_STEP
+from lightning_agentrl.types.transfer import to_device
 from lightning_agentrl.types.turn import Sample, Turn
 
 PER_ROW = (
@@ -198,7 +199,7 @@ class Rollout:
         return out
 
     def to(self, device: torch.device | str) -> Rollout:
-        return self._map(lambda x: x.to(device), self.samples)
+        return self._map(lambda x: to_device(x, device), self.samples)
 
     def _map(self, fn: Callable[[Tensor], Tensor], samples: tuple[Sample, ...]) -> Rollout:
         tensors = {f.name: x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
