@@ -67,6 +67,7 @@ class PrefixTree:
     branches: tuple[Branch, ...]
     ends: Tensor  # [N] int64, the end of the subtree that each token begins or belongs to
     positions: Tensor  # [N] int64, position of each token within its rows
+    depth: int  # tokens of the longest row
 
     def mask(self, window: int | None = None, past: int = 0) -> Tensor:
         """Return [N, P + N] bool, True where the query may attend to the key; all see the P tokens of a common past."""
@@ -178,11 +179,6 @@ class PrefixTree:
         bias = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
         return Block(start, end, end, top.root, bias=bias)
 
-    @cached_property
-    def depth(self) -> int:
-        """Tokens of the longest row."""
-        return int(self.positions.max()) + 1
-
 
 def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of key blocks per query block, and their indices, those first: FlexAttention's format."""
@@ -245,8 +241,9 @@ def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLay
     ends: list[int] = []
     for branch in branches:
         ends += _ends(branch)
-    tree = PrefixTree(tuple(branches), integers(ends, device), integers(builder.positions, device))
-    return TreeLayout(builder.keys, tree, [len(row) for row in rows], [path_of[row] for row in rows])
+    lengths = [len(row) for row in rows]
+    tree = PrefixTree(tuple(branches), integers(ends, device), integers(builder.positions, device), max(lengths))
+    return TreeLayout(builder.keys, tree, lengths, [path_of[row] for row in rows])
 
 
 def _ends(branch: Branch) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -360,7 +361,7 @@ def error(
     """
     if device != "cpu":
         torch._dynamo.reset()  # no run has so many graphs
-    tree = PrefixTree(tree.branches, tree.ends.to(device), tree.positions.to(device))
+    tree = replace(tree, ends=tree.ends.to(device), positions=tree.positions.to(device))
     shapes = [(1, count, len(tree.ends), width) for count in (heads[0], heads[1], heads[1])]
     x = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
     exact = [t.double().requires_grad_() for t in x]
