@@ -5,6 +5,7 @@ Attention needs every position as key and value; what follows it in the last lay
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,18 +31,21 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 def skip_unread(lm: PreTrainedModel) -> None:
     """Make a model's forward pass accept ``unique_positions``; last hidden states elsewhere are then incomplete.
 
-    This adds hooks to the layer, which also run when its activations are recomputed, or none if no network is found.
+    This adds hooks within the last layer, which also run when its activations are recomputed; those of the layer itself
+    would not in every version of transformers. There are none if no attention or no network is found.
     """
     layers = decoder_layers(lm)
-    network = getattr(layers[-1], "mlp", None) if layers else None
-    if isinstance(network, nn.Module):
-        layers[-1].register_forward_pre_hook(_hand_places, with_kwargs=True)
+    parts = dict(layers[-1].named_children()) if layers else {}
+    network = parts.get("mlp")
+    attention = next((part for part in parts.values() if "attention" in type(part).__name__.lower()), None)
+    if network is not None and attention is not None:
+        attention.register_forward_pre_hook(partial(_hand_places, network), with_kwargs=True)
         network.register_forward_pre_hook(_take)
         network.register_forward_hook(_put_back)
 
 
-def _hand_places(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    layer.mlp.unique_positions = kwargs.get(UNIQUE_POSITIONS)
+def _hand_places(network: Any, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    network.unique_positions = kwargs.get(UNIQUE_POSITIONS)  # a layer gives its attention all that it was given
 
 
 def _take(network: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
