@@ -78,7 +78,7 @@ class TreePrefill:
             tokens.positions[..., None, :],
             tokens.images,
             attention_mask=no_mask(device),
-            past_key_values=cache,
+            cache=cache,
             tree=layout.tree,
             **{UNIQUE_POSITIONS: integers(sorted(set(ends)), device)},
         )[0]
@@ -116,7 +116,7 @@ class TreePrefill:
             ends, reader = torch.full_like(order, common), self.policy.image_reader
             tokens = find_tokens(self._prefix, order, ends, [prompts[0].images], reader)
             positions = tokens.positions[..., None, :]
-            read(self.policy, tokens.ids[None], positions, tokens.images, past_key_values=self._prefix_cache)
+            read(self.policy, tokens.ids[None], positions, tokens.images, cache=self._prefix_cache)
             self._next = int(_last(tokens.positions)[-1]) + 1
 
 
@@ -169,6 +169,6 @@ class PaddedPrefill:
         images, reader = (prompt.images for prompt in prompts), self.policy.image_reader
         tokens = find_tokens(keys, positions.flatten(), ends, images, reader)
         ids, positions = tokens.ids.view(seen.shape), tokens.positions.unflatten(-1, seen.shape)
-        hidden = read(self.policy, ids, positions, tokens.images, attention_mask=seen, past_key_values=cache)
+        hidden = read(self.policy, ids, positions, tokens.images, attention_mask=seen, cache=cache)
         rows = Rows(cache, seen, _last(tokens.positions).view(seen.shape)[:, -1:])
         return hidden[:, -1], lambda numbers: rows

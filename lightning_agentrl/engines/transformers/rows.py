@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from lightning_agentrl.models.images_in_rows import PackedImages
 from lightning_agentrl.models.language_model import LanguageModel, read_tokens
+from lightning_agentrl.models.parts import text_decoder
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Rows:
             torch.tensor(tokens_B, device=self.seen.device)[:, None],
             self.positions,
             attention_mask=self.seen,
-            past_key_values=self.cache,
+            cache=self.cache,
         )[:, -1]
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -57,7 +60,21 @@ class Rows:
 
 
 def read(
-    policy: LanguageModel, ids: Tensor, positions: Tensor, images: PackedImages | None = None, **arguments: Any
+    policy: LanguageModel,
+    ids: Tensor,
+    positions: Tensor,
+    images: PackedImages | None = None,
+    *,
+    cache: DynamicCache,
+    **arguments: Any,
 ) -> Tensor:
-    """Return the last hidden states [B, L, H] of one pass over ``ids`` [B, L], which extends ``past_key_values``."""
+    """Return the last hidden states [B, L, H] of one pass over ``ids`` [B, L], which extends the cache."""
+    decoder: Any = text_decoder(policy.lm)
+    arguments[_name_of_cache(type(decoder))] = cache
     return read_tokens(policy.lm, ids, positions, images, **arguments, use_cache=True)
+
+
+@lru_cache
+def _name_of_cache(decoder: type[nn.Module]) -> str:
+    """Return what a decoder's forward pass calls its cache; transformers has renamed it."""
+    return "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"
