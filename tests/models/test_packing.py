@@ -172,7 +172,7 @@ def test_packed_row_by_hand():
     assert row.tree.mask().int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
     assert row.logit_positions.tolist() == [1, 2, 1, 3]
     assert row.targets.tolist() == [7, 8, 9, -1]
-    assert (row.tokens, row.padding_tokens) == (4, 0)
+    assert (row.tokens, row.padding) == (4, None)
 
 
 @pytest.mark.parametrize(("row_ids", "reads"), [((), ()), ((1, 2), (2,)), ((1, 2), (-1,))])
@@ -256,7 +256,7 @@ def test_plan_of_rows_that_do_not_share(rows, budget):
         assert x.ids.flatten()[x.logit_positions].tolist() == [
             rows[i].ids[r] for i in group for r in rows[i].logit_positions
         ]
-        assert x.padding.sum() == x.tokens - x.padding_tokens == sum(len(rows[i].input_ids) for i in group)
+        assert x.padding.sum() == sum(len(rows[i].input_ids) for i in group)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -69,8 +69,8 @@ def read(
     **arguments: Any,
 ) -> Tensor:
     """Return the last hidden states [B, L, H] of one pass over ``ids`` [B, L], which extends the cache."""
-    decoder: Any = text_decoder(policy.lm)
-    arguments[_name_of_cache(type(decoder))] = cache
+    decoder: Any = type(text_decoder(policy.lm))
+    arguments[_name_of_cache(decoder)] = cache
     return read_tokens(policy.lm, ids, positions, images, **arguments, use_cache=True)
 
 
