@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -235,6 +234,6 @@ def _known(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def run_advise(args: ArgsType = None) -> None:
+def run(args: ArgsType) -> None:
     """Play episodes of a config's policy and say which setting they speak for."""
-    AdviseCLI(args if args is not None else sys.argv[1:]).advise()
+    AdviseCLI(args).advise()

@@ -20,6 +20,7 @@ from lightning_agentrl.advantages import AdvantageEstimator, Forked, compress, e
 from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.commands.looking import Looked
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.commands.replay import CONFIG, checkpoint_before
 from lightning_agentrl.commands.room_to_write import make_room_for
@@ -35,10 +36,6 @@ from lightning_agentrl.view.locate import FACTS
 LONGER = 1_000_000  # iterations than the run, so that another one is played; then the audit ends
 WORST = 20  # turns shown by themselves
 LEAST_RANK = 0.2  # of the critic's values, below which it tells good states from bad ones hardly better than chance
-
-
-class Audited(Exception):
-    """The end of an audit, raised once the rollout was looked at, so that nothing is trained."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class AuditCritic(RolloutCallback):
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         self.found = audit(rollout, self.forked, agent.advantage)
         self.records = list(turn_records(rollout, agent.tokenizer))
-        raise Audited
+        raise Looked
 
 
 def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
@@ -211,7 +208,7 @@ class AuditCLI(RunConfigCLI):
         def run() -> None:
             try:
                 trainer.fit(agent, data, ckpt_path=self.checkpoint)
-            except Audited:
+            except Looked:
                 data.teardown("fit")
 
         self._guarded("fit", run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -67,7 +66,7 @@ class CloneCLI(RunConfigCLI):
         """Parse the given arguments; all that is written goes to the folder of the model."""
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
-        if self.gives("ckpt_path"):
+        if config.ckpt_path is not None:
             raise ConfigError(
                 "a clone begins with the weights of its model; export the checkpoint with `agentrl export`, and name "
                 "its folder as model.init_args.model (argument --ckpt_path)"
@@ -116,6 +115,6 @@ class CloneCLI(RunConfigCLI):
         self._guarded("fit", lambda: trainer.fit(self.model, data))
 
 
-def clone(args: ArgsType = None) -> None:
+def run(args: ArgsType) -> None:
     """Clone demonstrations with the model of a config."""
-    CloneCLI(args if args is not None else sys.argv[1:]).clone()
+    CloneCLI(args).clone()

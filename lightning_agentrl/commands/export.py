@@ -45,7 +45,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
     if settings is None and merge is not None:
         raise ValueError(f"the checkpoint '{checkpoint}' has no adapters; leave out --merge")
     name = model or saved[KEY]["model"]
-    with naming_argument("--model"):
+    with naming_argument():
         tokenizer = load_tokenizer(name)
         lora = None if settings is None else LoRA(**settings)
         if lora is not None:

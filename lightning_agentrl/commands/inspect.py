@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -109,6 +108,6 @@ def _turns(episode: WholeEpisode, names: Collection[str], tokenizer: PreTrainedT
             before.append(segment)
 
 
-def inspect(args: ArgsType = None) -> None:
+def run(args: ArgsType) -> None:
     """Play episodes of a config's policy and write a page about them."""
-    InspectCLI(args if args is not None else sys.argv[1:]).inspect()
+    InspectCLI(args).inspect()

@@ -269,8 +269,7 @@ def new(folder: str) -> None:
 
 
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
-VERIFY, INSPECT, ADVISE, CLONE = "verify-engine", "inspect", "advise", "clone"
-OF_A_RUN = (*TRAINERS, VERIFY, INSPECT, ADVISE, CLONE)  # take the config of a run
+OF_A_RUN = (*TRAINERS, "verify-engine", "inspect", "advise", "clone")  # take the config of a run
 OWN: dict[str, Callable[..., None]] = {
     "new": new,
     "play": play,
@@ -324,25 +323,8 @@ def main() -> None:
 
         keep_freed_memory()
         leave_out_noise()
-        if arguments[0] == VERIFY:
-            from lightning_agentrl.commands.verify_engine import verify_engine
-
-            verify_engine(arguments[1:])
-            return
-        if arguments[0] == INSPECT:
-            from lightning_agentrl.commands.inspect import inspect as inspect_policy
-
-            inspect_policy(arguments[1:])
-            return
-        if arguments[0] == ADVISE:
-            from lightning_agentrl.commands.advise import run_advise
-
-            run_advise(arguments[1:])
-            return
-        if arguments[0] == CLONE:
-            from lightning_agentrl.commands.clone import clone
-
-            clone(arguments[1:])
+        if arguments[0] not in TRAINERS:
+            import_module(f"lightning_agentrl.commands.{arguments[0].replace('-', '_')}").run(arguments[1:])
             return
         sys.argv[1:] = arguments
         run()

@@ -9,8 +9,8 @@ from lightning_agentrl.errors import ConfigError
 
 
 @contextmanager
-def naming_argument(name: str) -> Iterator[None]:
-    """Let a sentence about a model name an argument in place of the key.
+def naming_argument() -> Iterator[None]:
+    """Let a sentence about a model name the argument --model in place of the key.
 
     Raises:
         ConfigError: the sentence of a ValueError.
@@ -18,4 +18,4 @@ def naming_argument(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ConfigError(str(error).replace("key model.init_args.model", f"argument {name}")) from error
+        raise ConfigError(str(error).replace("key model.init_args.model", "argument --model")) from error

@@ -130,7 +130,7 @@ def play_environment(env_id: str, config: Path | None, model: str | None, kwargs
     if seed < 0:
         raise ConfigError(f"--seed must be at least 0, got {seed}")
     data: RolloutDataModule | None = None
-    named: AbstractContextManager[None] = nullcontext() if model is None else naming_argument("--model")
+    named: AbstractContextManager[None] = nullcontext() if model is None else naming_argument()
     if config is not None:
         cli = PlayCLI(config)
         data, model = cast(RolloutDataModule, cli.datamodule), model or cast(Agent, cli.model).model

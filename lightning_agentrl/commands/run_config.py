@@ -36,9 +36,5 @@ class RunConfigCLI(AgentCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments. A config names the checkpoint that its run went on from, which is not taken."""
         super().parse_arguments(parser, args)
-        if not self.gives("ckpt_path"):
+        if "ckpt_path" not in dict(options(self.given)):
             cast(Any, self.config).ckpt_path = None
-
-    def gives(self, name: str) -> bool:
-        """Return whether an option is on the command line."""
-        return name in {given for given, _ in options(self.given)}

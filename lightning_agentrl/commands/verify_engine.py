@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, cast
 
-import lightning as L
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.commands.looking import LookOnce, validate_until_looked
 from lightning_agentrl.commands.places import options
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
@@ -22,50 +22,34 @@ from lightning_agentrl.rollout import RolloutDataModule
 ROUNDS = 3  # the last with the policy's own weights, all others with moved ones
 
 
-class EngineVerified(Exception):
-    """The end of a verification, raised after all rounds so that nothing else is done."""
-
-    def __init__(self, ok: bool) -> None:
-        super().__init__("ok" if ok else "FAILED")
-        self.ok = ok
-
-
-class VerifyEngine(L.Callback):
-    """The gap of a connected agent, measured when a validation begins, which is then ended.
+def verified(agent: Agent, largest: float | None, mean: float | None) -> bool:
+    """Measure the gap of a connected agent, show every round, and return whether all are within the bounds.
 
     Args:
+        agent: connected.
         largest: largest gap that is accepted; None: what rounding explains.
         mean: largest mean gap of a round that is accepted; None: what rounding explains.
     """
-
-    def __init__(self, largest: float | None = None, mean: float | None = None) -> None:
-        self.largest = largest
-        self.mean = mean
-
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        agent = cast(Agent, pl_module)
-        engine, proof = agent.datamodule.engine, agent.engine_proof()
-        usual = proof.bounds
-        if not (self.mean is None and self.largest is None):
-            proof.rounding = None
-        proof.bounds = Bounds(
-            usual.mean if self.mean is None else self.mean, usual.largest if self.largest is None else self.largest
-        )
-        show = rank_zero_only(print)
-        weights = f"{agent.model}, {trainer.ckpt_path}" if trainer.ckpt_path else agent.model
-        show(f"{type(engine).__name__} with {weights}, trainer in {trainer.precision}", flush=True)
-        rounds = []
-        for found in proof.rounds(ROUNDS, agent.policy_version):
-            rounds.append(found)
-            show(f"round {found.number + 1}: {found.seen}", flush=True)
-        wrong = proof.first_wrong(rounds)
-        if wrong is not None:
-            cause = proof.cause(wrong, sent_before=True)
-            bounds = proof.allowed(wrong.seen)
-            show(f"round {wrong.number + 1} is above the bounds ({bounds}), or sampled otherwise; likely {cause}")
-        largest, mean = (max(getattr(found.seen, name) for found in rounds) for name in ("largest", "mean"))
-        show(f"gap_max={largest:.3g} gap_mean={mean:.3g} {'ok' if wrong is None else 'FAILED'}", flush=True)
-        raise EngineVerified(wrong is None)
+    trainer, engine, proof = cast(Any, agent.trainer), agent.datamodule.engine, agent.engine_proof()
+    usual = proof.bounds
+    if not (mean is None and largest is None):
+        proof.rounding = None
+    proof.bounds = Bounds(usual.mean if mean is None else mean, usual.largest if largest is None else largest)
+    show = rank_zero_only(print)
+    weights = f"{agent.model}, {trainer.ckpt_path}" if trainer.ckpt_path else agent.model
+    show(f"{type(engine).__name__} with {weights}, trainer in {trainer.precision}", flush=True)
+    rounds = []
+    for found in proof.rounds(ROUNDS, agent.policy_version):
+        rounds.append(found)
+        show(f"round {found.number + 1}: {found.seen}", flush=True)
+    wrong = proof.first_wrong(rounds)
+    if wrong is not None:
+        cause = proof.cause(wrong, sent_before=True)
+        bounds = proof.allowed(wrong.seen)
+        show(f"round {wrong.number + 1} is above the bounds ({bounds}), or sampled otherwise; likely {cause}")
+    widest, widest_mean = (max(getattr(found.seen, name) for found in rounds) for name in ("largest", "mean"))
+    show(f"gap_max={widest:.3g} gap_mean={widest_mean:.3g} {'ok' if wrong is None else 'FAILED'}", flush=True)
+    return wrong is None
 
 
 class VerifyCLI(RunConfigCLI):
@@ -95,7 +79,7 @@ class VerifyCLI(RunConfigCLI):
         for name in ("bound", "mean_bound"):
             if (bound := cast(Any, self.config)[name]) is not None and bound < 0:
                 raise ConfigError(f"--{name} must be at least 0, got {bound:g}")
-        self._compare_exactly({name for name, _ in options(self.given)})
+        self._compare_exactly(dict(options(self.given)))
 
     def _compare_exactly(self, given: Collection[str]) -> None:
         """Let trainer and engine compute in float32, unless the command line says otherwise; rounding hides much."""
@@ -109,23 +93,15 @@ class VerifyCLI(RunConfigCLI):
 
     def verify(self) -> bool:
         """Compare engine and trainer; return whether the gap is within the bound."""
-        trainer = cast(Any, self.trainer)
-        trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound, self.settings.mean_bound)], []
-        kept = False
-
-        def run() -> None:
-            nonlocal kept
-            try:
-                trainer.validate(self.model, datamodule=self.datamodule, ckpt_path=self.start.ckpt_path, verbose=False)
-            except EngineVerified as result:
-                kept = result.ok
-                cast(RolloutDataModule, self.datamodule).teardown("validate")
-
-        self._guarded("validate", run)
-        return kept
+        trainer, agent = cast(Any, self.trainer), cast(Agent, self.model)
+        bounds, data = (self.settings.bound, self.settings.mean_bound), cast(RolloutDataModule, self.datamodule)
+        callback = LookOnce(lambda connected: verified(connected, *bounds))
+        trainer.callbacks, trainer.loggers = [callback], []
+        self._guarded("validate", lambda: validate_until_looked(trainer, agent, data, self.start.ckpt_path))
+        return bool(callback.found)
 
 
-def verify_engine(args: ArgsType) -> None:
+def run(args: ArgsType) -> None:
     """Compare engine and trainer; exit with 1 if they differ by more than the bound."""
     if not VerifyCLI(args).verify():
         raise SystemExit(1)

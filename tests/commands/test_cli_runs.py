@@ -19,7 +19,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.callbacks.chain import FOLDER, claim, release
-from lightning_agentrl.commands.verify_engine import VerifyEngine
+from lightning_agentrl.commands.looking import LookOnce
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
 from tests.cli import Command, Config, changed, fit, sentence
@@ -278,7 +278,7 @@ def test_ctrl_c_in_a_command_that_trains_nothing_tells_of_no_checkpoint(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(RolloutDataModule, "play_whole", interrupted)
-    monkeypatch.setattr(VerifyEngine, "on_validation_epoch_start", interrupted)
+    monkeypatch.setattr(LookOnce, "on_validation_epoch_start", interrupted)
     code, text = agentrl(config=config, command=command)
     assert (code, text.rstrip().splitlines()[-1]) == (130, "agentrl: stopped")
 

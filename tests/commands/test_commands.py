@@ -57,7 +57,7 @@ def test_own_commands_explain_themselves(agentrl: Callable[..., tuple[int, str, 
     assert f"usage: agentrl {command}" in shown
 
 
-@pytest.mark.parametrize("command", [commands.CLONE, pytest.param(commands.INSPECT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("command", ["clone", pytest.param("inspect", marks=pytest.mark.slow)])
 def test_commands_with_the_config_of_a_run_say_what_they_are(
     agentrl: Callable[..., tuple[int, str, str]], command: str
 ) -> None:
