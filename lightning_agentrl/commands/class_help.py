@@ -7,19 +7,12 @@ import inspect
 import re
 import typing
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 from lightning_agentrl.errors import ConfigError, Problem, closest
-from lightning_agentrl.errors.names import class_names, import_class
-from lightning_agentrl.errors.unknown import unknown_class
-
-ROOTS = {
-    "model": "lightning_agentrl.agents.PPOAgent",
-    "data": "lightning_agentrl.rollout.RolloutDataModule",
-    "trainer": "lightning.pytorch.Trainer",
-}
+from lightning_agentrl.errors.names import class_names, concrete, family, hints_of, import_class
+from lightning_agentrl.errors.unknown import ROOTS, unknown_class
 
 
 def class_help(arguments: Sequence[str]) -> str:
@@ -44,18 +37,18 @@ def _help(key: str, name: str) -> str:
     else:
         kinds = [owner]
     for part in parts:
-        makers = [made for kind in kinds for made in _concrete(kind)]
-        kinds = next((found for maker in makers if (found := list(_classes(_hints(maker).get(part))))), [])
+        makers = [made for kind in kinds for made in concrete(kind)]
+        kinds = next((found for maker in makers if (found := list(_classes(hints_of(maker).get(part))))), [])
         if not kinds:
             raise ConfigError(_no_key(key, part, makers))
     if name:
-        chosen = import_class(name) or next((c for kind in kinds for c in _all(kind) if c.__name__ == name), None)
+        chosen = import_class(name) or next((c for kind in kinds for c in family(kind) if c.__name__ == name), None)
         if chosen is None or not issubclass(chosen, tuple(kinds)):
             raise ConfigError(unknown_class(name, key, kinds))
     elif not parts:
         chosen = owner
     else:
-        chosen = _concrete(kinds[0])[0] if len(kinds) == 1 and len(_concrete(kinds[0])) == 1 else None
+        chosen = concrete(kinds[0])[0] if len(kinds) == 1 and len(concrete(kinds[0])) == 1 else None
         if chosen is None:
             known = tuple(class_names(kinds))
             raise ConfigError(Problem(f"--{key}.help needs the name of a class: --{key}.help NAME", known=known))
@@ -72,21 +65,10 @@ def _of_class(chosen: type, key: str) -> str:
 
 
 def _no_key(key: str, part: str, owners: Sequence[type]) -> Problem:
-    hints = {name: hint for owner in owners for name, hint in _hints(owner).items()}
+    hints = {name: hint for owner in owners for name, hint in hints_of(owner).items()}
     names = [name for name, hint in hints.items() if any(_classes(hint))]
     what = f"there is no key '{part}' that holds a class or other keys (in --{key}.help)"
     return Problem(what, suggestion=closest(part, names), known=tuple(names))
-
-
-def _hints(owner: type) -> dict[str, Any]:
-    """Return the types of the arguments of a class, also of those that it passes on."""
-    found: dict[str, Any] = {}
-    for base in reversed(inspect.getmro(owner)):
-        with suppress(NameError, TypeError):  # hints that cannot be resolved
-            found |= typing.get_type_hints(vars(base).get("__init__"))
-    if dataclasses.is_dataclass(owner):
-        found |= typing.get_type_hints(owner)
-    return found
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -97,14 +79,3 @@ def _classes(hint: Any) -> Iterator[type]:
         return
     for part in typing.get_args(hint):
         yield from _classes(part)
-
-
-def _all(kind: type) -> Iterator[type]:
-    yield kind
-    children: list[type] = kind.__subclasses__()
-    for child in children:
-        yield from _all(child)
-
-
-def _concrete(kind: type) -> list[type]:
-    return [one for one in _all(kind) if not inspect.isabstract(one) and not one.__name__.startswith("_")]

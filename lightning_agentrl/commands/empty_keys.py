@@ -6,9 +6,9 @@ import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
-from lightning_agentrl.errors.names import import_class
+from lightning_agentrl.errors.names import hints_of, import_class
 
 
 def empty_keys(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -48,11 +48,8 @@ def _argument(kind: type, name: str) -> tuple[Any, Any]:
     for base in kind.__mro__:
         make = vars(base).get("__init__")
         parameter = inspect.signature(make).parameters.get(name) if make else None
-        if make and parameter:
-            try:
-                return get_type_hints(make).get(name), parameter.default
-            except (NameError, TypeError):  # a type of somebody's own that is not there when it runs
-                return None, None
+        if parameter:
+            return hints_of(kind).get(name), parameter.default
     return None, None
 
 

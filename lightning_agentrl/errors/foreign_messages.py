@@ -9,13 +9,13 @@ import dataclasses
 import errno
 import itertools
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from lightning_agentrl.errors.names import closest, import_class, keys_of
+from lightning_agentrl.errors.names import closest, dataclasses_in, hints_of, import_class, keys_of
 from lightning_agentrl.errors.problem import Problem, one_line
 from lightning_agentrl.errors.unknown import (
+    ROOTS,
     TOP_KEYS,
     Usage,
     missing_arguments,
@@ -29,7 +29,6 @@ from lightning_agentrl.errors.unknown import (
 )
 
 OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run", "resume_with_changes")
-TRAINER = "lightning.pytorch.Trainer"
 _NARROWER = {"trainer.precision": "'32-true', '64-true', 'bf16-mixed'"}  # Lightning takes more than a run does
 _TYPES = {
     "NoneType": "",
@@ -168,14 +167,9 @@ def _unknown_in_group(above: str, owner: type | None, group: str | None, name: s
     if owner is None:
         return unknown_top_key(full)
     known = [key.removeprefix(f"{group}.") for key in keys_of(owner) if key.startswith(f"{group}.")]
-    known = known or [field.name for form in _forms(owner, group) for field in dataclasses.fields(form)]
+    forms = dataclasses_in(hints_of(owner).get(group or ""))
+    known = known or [field.name for form in forms for field in dataclasses.fields(form)]
     return unknown_key(name, f"{above}.{group}", None, known, owner.__name__)
-
-
-def _forms(owner: type, key: str | None) -> list[Any]:
-    """Return the dataclasses that a key of a class may hold."""
-    hint = typing.get_type_hints(owner).get(key or "")
-    return [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
 
 
 def _wrong_type(key: str, types: str, given: str) -> Problem:
@@ -312,7 +306,7 @@ def trainer_problem(error: BaseException, settings: Mapping[str, Any]) -> Proble
         error: its text shows an argument and the value, names an argument, or shows a value.
         settings: the Trainer's arguments, as the config has them.
     """
-    text, known = f"trainer: {one_line(str(error))}", keys_of(import_class(TRAINER))
+    text, known = f"trainer: {one_line(str(error))}", keys_of(import_class(ROOTS["trainer"]))
     given: list[tuple[str, str | None]] = re.findall(r"(\w+)='?([\w.-]*)", text)
     given = [(name, value) for name, value in given if name in known]
     if not given:  # a word such as `model` may be meant otherwise, so a name is in backticks or of several words

@@ -7,10 +7,11 @@ import difflib
 import inspect
 import traceback
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 OWN_PACKAGES = ("lightning_agentrl", "agentrl_envs")
 _NOT_FOR_CONFIGS = ("RunRecord",)  # the command adds it itself
@@ -76,23 +77,44 @@ def keys_of(owner: type | None) -> list[str]:
 
 def keys_inside(owner: type | None) -> dict[str, str]:
     """Return the keys of those arguments of a class that are dataclasses, each with its full name: ``lr: optim.lr``."""
-    found: dict[str, str] = {}
-    for base in inspect.getmro(owner) if owner else ():
+    hints = hints_of(owner) if owner else {}
+    return {
+        field.name: f"{name}.{field.name}"
+        for name, hint in hints.items()
+        for kind in dataclasses_in(hint)
+        for field in dataclasses.fields(kind)
+    }
+
+
+def hints_of(owner: type) -> dict[str, Any]:
+    """Return the types of the arguments of a class by their names, also of those that it passes on."""
+    found: dict[str, Any] = {}
+    for base in reversed(inspect.getmro(owner)):
         with suppress(NameError, TypeError):  # hints that cannot be resolved
-            for name, hint in typing.get_type_hints(vars(base).get("__init__")).items():
-                kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
-                found |= {field.name: f"{name}.{field.name}" for kind in kinds for field in dataclasses.fields(kind)}
+            found |= typing.get_type_hints(vars(base).get("__init__"))
     return found
+
+
+def dataclasses_in(hint: Any) -> list[Any]:
+    """Return the dataclasses that a value of this type may be."""
+    return [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+
+
+def family(kind: type) -> Iterator[type]:
+    """Yield a class, and all classes that are made of it."""
+    yield kind
+    for child in kind.__subclasses__():
+        yield from family(child)
+
+
+def concrete(kind: type) -> list[type]:
+    """Return the classes of a kind that a config may name."""
+    return [one for one in family(kind) if not inspect.isabstract(one) and not one.__name__.startswith("_")]
 
 
 def class_names(bases: Sequence[type], everywhere: bool = False) -> list[str]:
     """Return the short names of the concrete classes of a kind: ours, or all that are imported."""
-    names, todo = set(), list(bases)
-    while todo:
-        cls = todo.pop()
-        todo += cls.__subclasses__()
-        own = cls.__module__.split(".")[0] in OWN_PACKAGES
-        made = cls.__module__.startswith("lightning_agentrl.commands.")  # a command makes it itself
-        if (own or everywhere) and not made and not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
-            names.add(cls.__name__)
-    return sorted(names.difference(_NOT_FOR_CONFIGS))
+    found = [cls for base in bases for cls in concrete(base)]
+    own = [cls for cls in found if everywhere or cls.__module__.split(".")[0] in OWN_PACKAGES]
+    made = "lightning_agentrl.commands."  # a command makes them itself
+    return sorted({cls.__name__ for cls in own if not cls.__module__.startswith(made)}.difference(_NOT_FOR_CONFIGS))

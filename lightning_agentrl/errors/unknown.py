@@ -9,10 +9,10 @@ from lightning_agentrl.errors.names import class_names, closest, import_class, i
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place, Problem
 
 TOP_KEYS = ("seed_everything", "trainer", "model", "data", "ckpt_path")
-_CLASSES = {  # a key that is given at the top may belong to one of these
+ROOTS = {  # the classes at the top of a config
     "trainer": "lightning.pytorch.Trainer",
-    "model.init_args": "lightning_agentrl.agents.PPOAgent",
-    "data.init_args": "lightning_agentrl.rollout.RolloutDataModule",
+    "model": "lightning_agentrl.agents.PPOAgent",
+    "data": "lightning_agentrl.rollout.RolloutDataModule",
 }
 
 _INSTEAD = {  # options of Lightning's own command
@@ -59,7 +59,7 @@ def unknown_top_key(key: str, place: Place | None = None) -> Problem:
     """Describe an unknown key at the top of a config, and where it may belong."""
     head, _, rest = key.partition(".")
     if head == "trainer" and rest and place is None:
-        return unknown_key(rest.split(".")[0], head, import_class(_CLASSES[head]))
+        return unknown_key(rest.split(".")[0], head, import_class(ROOTS[head]))
     if head in _INSTEAD:
         return Problem(f"there is no key '{head}' at the top of a config", key=head, place=place, fix=_INSTEAD[head])
     return Problem(
@@ -74,8 +74,8 @@ def unknown_top_key(key: str, place: Place | None = None) -> Problem:
 
 def below(key: str) -> str:
     """Return the full name of a key that was given without the part above it; empty if there is none of that name."""
-    for above, dotted in _CLASSES.items():
-        owner = import_class(dotted)
+    for root, dotted in ROOTS.items():
+        owner, above = import_class(dotted), root if root == "trainer" else f"{root}.init_args"
         if key in keys_of(owner) or key in keys_inside(owner):
             return f"{above}.{keys_inside(owner).get(key, key)}"
     head, _, rest = key.partition(".")
