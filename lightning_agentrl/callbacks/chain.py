@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.callbacks.run_folder import run_folder
+from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.distributed import all_gather, raise_once
-from lightning_agentrl.errors import ConfigError, naming_file
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.types import LATE, Rollout, Sample, Scores
 
 Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/level/name", in the order of their making
@@ -166,11 +166,8 @@ def release(opened: int) -> None:
 
 def write_link(path: Path, link: Link) -> None:
     """Write the fields of one iteration; what was there before is there until they are."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    with naming_file(beside), beside.open("wb") as file:
+    with whole_file(path) as beside, beside.open("wb") as file:
         np.savez_compressed(file, **cast(Any, link))
-    beside.replace(path)
 
 
 def link_path(folder: Path, iteration: int, rank: int) -> Path:

@@ -1,11 +1,15 @@
-"""The folder in which a run keeps its files."""
+"""The folder in which a run keeps its files, and how they are written."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from lightning_agentrl.errors import naming_file
 
 
 def run_folder(trainer: L.Trainer) -> Path:
@@ -21,3 +25,13 @@ def run_folder(trainer: L.Trainer) -> Path:
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         folder = Path(logger.save_dir or folder) / str(logger.name) / version
     return Path(trainer.strategy.broadcast(str(folder)))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a place beside a file, which takes the file's place once it is written: nobody reads half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    with naming_file(beside):
+        yield beside
+    beside.replace(path)

@@ -21,8 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.resume import versions
-from lightning_agentrl.callbacks.run_folder import run_folder
-from lightning_agentrl.errors import naming_file
+from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.rollout import RolloutDataModule
 
@@ -48,11 +47,8 @@ class RunRecord(SaveConfigCallback):
         """Save the config, once; what was there before is there until it is."""
         if self.already_saved:
             return
-        record.parent.mkdir(parents=True, exist_ok=True)
-        beside = record.with_suffix(".part")
-        with naming_file(beside):
+        with whole_file(record) as beside:
             self.parser.save(self.config, beside, skip_unset=False, overwrite=True)
-        beside.replace(record)
         self.already_saved = True
         for logger in trainer.loggers:
             if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those have the file beside their events
@@ -71,16 +67,13 @@ class RunRecord(SaveConfigCallback):
         """Write ``run.json``. Where a run goes on in its folder, it keeps when the run began there."""
         from lightning_agentrl.view.locate import FACTS, json_object  # TensorBoard comes with it
 
-        folder.mkdir(parents=True, exist_ok=True)
         record = folder / FACTS
         before = json_object(record)
         began = None if content["continues"] else self.began
         if before.get("run_id") == content["run_id"]:
             began = before.get("began")
-        beside = record.with_suffix(".part")
-        with naming_file(beside):
+        with whole_file(record) as beside:  # the next start reads it, and this one may be killed
             beside.write_text(json.dumps({**content, "began": began}, indent=2) + "\n")
-        beside.replace(record)  # the next start reads it, and this one may be killed
 
 
 def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import age
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
-from lightning_agentrl.callbacks.run_folder import run_folder
+from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.distributed import raise_once
-from lightning_agentrl.errors import naming_file
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import RolloutDataModule
@@ -127,11 +126,8 @@ class RunSummary(L.Callback):
     def _write(self, path: Path, copy: Path, summary: dict[str, Any]) -> None:
         text = json.dumps(summary, indent=2)
         for place in dict.fromkeys((path.resolve(), copy.resolve())):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            beside = place.with_suffix(".part")
-            with naming_file(beside):
+            with whole_file(place) as beside:
                 beside.write_text(text + "\n")
-            beside.replace(place)  # a page that is live never reads half of it
         print(f"{text}\nwritten to {copy}", flush=True)
 
 
