@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,19 +61,22 @@ def check_seeds(probe: Probe) -> list[str]:
 def play_again(probe: Probe, episode: Play, check: str, how: str) -> bool:
     """Play the actions of an episode in a probe and return whether all was equal."""
     try:
-        return compare(probe, episode, check, how)
+        return sum(1 for _ in equal_turns(probe, episode, check, how)) == len(episode.seen)
     except BrokenError:
         return False
 
 
-def compare(probe: Probe, episode: Play, check: str, how: str) -> bool:
+def equal_turns(probe: Probe, episode: Play, check: str, how: str) -> Iterator[list[str]]:
+    """Play the actions of an episode, and yield those so far after each answer that is equal; one that is not is noted
+    and ends it.
+    """
     for turn, expected in enumerate(episode.seen):
         actions = episode.actions[:turn]
         seen = probe.step(actions[-1]) if actions else probe.reset(episode.seed)
         if seen.same() != expected.same():
             probe.log.add(check, f"{how}, turn {turn} differs: {difference(expected, seen)}", episode.seed, actions)
-            return False
-    return True
+            return
+        yield actions
 
 
 def check_used(probe: Probe, episodes: Sequence[Play]) -> None:
@@ -94,15 +97,12 @@ def check_interleaved(probe: Probe, other: Probe, episodes: Sequence[Play]) -> N
     for episode in episodes:
         rival: Seen | None = None
         try:
-            for turn, expected in enumerate(episode.seen):
+            turns = equal_turns(probe, episode, "replay.interleaved", "beside another instance")
+            for turn in range(len(episode.seen)):
                 rival = other.reset(episode.seed + 500) if rival is None or rival.over else other.step(rival.legal()[0])
                 random.seed(turn)
                 np.random.seed(turn)
-                actions = episode.actions[:turn]
-                seen = probe.step(actions[-1]) if actions else probe.reset(episode.seed)
-                if seen.same() != expected.same():
-                    said = f"beside another instance, turn {turn} differs: {difference(expected, seen)}"
-                    probe.log.add("replay.interleaved", said, episode.seed, actions)
+                if next(turns, None) is None:
                     return
         except BrokenError:
             return
@@ -114,13 +114,7 @@ def check_interleaved(probe: Probe, other: Probe, episodes: Sequence[Play]) -> N
 def check_render(probe: Probe, episode: Play) -> None:
     """Draw after every turn: pictures are pictures, and nothing else changes."""
     with suppress(BrokenError):
-        for turn, expected in enumerate(episode.seen):
-            actions = episode.actions[:turn]
-            seen = probe.step(actions[-1]) if actions else probe.reset(episode.seed)
-            if seen.same() != expected.same():
-                said = f"drawn after every turn, turn {turn} differs: {difference(expected, seen)}"
-                probe.log.add("replay.render", said, episode.seed, actions)
-                return
+        for actions in equal_turns(probe, episode, "replay.render", "drawn after every turn"):
             picture = probe.call("render", "render", probe.made().render, STEP_SECONDS)
             if wrong := check_picture(picture):
                 probe.log.add("render.picture", wrong, episode.seed, actions)

@@ -44,12 +44,12 @@ def _finding(finding: Mapping[str, Any]) -> list[str]:
     return [line for row in rows for line in textwrap.wrap(row, _WIDTH, subsequent_indent="          ")]
 
 
-def evidence(finding: Mapping[str, Any], most: int = _SHOWN_ACTIONS) -> str:
+def evidence(finding: Mapping[str, Any]) -> str:
     """Return what to call to see a finding again; of many actions the last ones, the JSON file has all."""
     actions = finding["actions"]
-    calls = [f"step({action})" for action in actions[-most:]]
-    if len(actions) > most:
-        calls.insert(0, f"... {len(actions) - most} more")
+    calls = [f"step({action})" for action in actions[-_SHOWN_ACTIONS:]]
+    if len(actions) > _SHOWN_ACTIONS:
+        calls.insert(0, f"... {len(actions) - _SHOWN_ACTIONS} more")
     return "; ".join([f"reset(seed={finding['seed']})", *calls])
 
 
