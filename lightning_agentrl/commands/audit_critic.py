@@ -239,7 +239,7 @@ def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out:
     return f"{report.text()}\n\nwritten to {page}"
 
 
-def worst_turns(rollout: Rollout, most: int = WORST) -> list[tuple[Turn, float, float]]:
+def worst_turns(rollout: Rollout) -> list[tuple[Turn, float, float]]:
     """Return the turns whose values are furthest from what their branches returned: turn, value, measured value."""
     found: list[tuple[Turn, float, float]] = []
     for row, sample in enumerate(rollout.samples):
@@ -249,7 +249,7 @@ def worst_turns(rollout: Rollout, most: int = WORST) -> list[tuple[Turn, float, 
                 value = float(rollout.scores.values[row, column])
                 found.append((turn, value, statistics.fmean(turn.branch_returns)))
             column += len(action)
-    return sorted(found, key=lambda one: -abs(one[1] - one[2]))[:most]
+    return sorted(found, key=lambda one: -abs(one[1] - one[2]))[:WORST]
 
 
 def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Report:

@@ -119,6 +119,10 @@ class Distributions:
         """Return the log-probs [D] of the sampled tokens."""
         return log_pi_DV.gather(-1, self.tokens[:, None])[:, 0].double()
 
+    def at_temperature(self, log_factor: float) -> Tensor:
+        """Return the same [D] at a multiple of the temperature, given its logarithm."""
+        return self.taken((self.log_pi / math.exp(log_factor)).log_softmax(-1))
+
     def distance(self, predicted_D: Tensor) -> float:
         """Return the mean distance of the engine's log-probs to others [D]; those of impossible tokens count much."""
         return float((self.engine.double() - predicted_D.clamp_min(-100.0)).abs().mean())
@@ -209,9 +213,9 @@ def fitted_temperature(whole: Distributions) -> Explanation:
     """Return the temperature at which the trainer's distributions come closest to the engine's log-probs."""
 
     def left(log_factor: float) -> float:
-        return whole.distance(whole.taken((whole.log_pi / math.exp(log_factor)).log_softmax(-1)))
+        return whole.distance(whole.at_temperature(log_factor))
 
-    factor = math.exp(_minimised(left, -2.5, 2.5))
+    factor = math.exp(_minimised(left))
     found, own = whole.temperature * factor, whole.temperature
     sentence = f"the engine's log-probs are those of temperature {found:.3g}, the trainer's of {own:g}"
     return Explanation(sentence, left(math.log(factor)))
@@ -257,9 +261,9 @@ def drawn_otherwise(whole: Distributions) -> str:
     in_share_D = (sorted_DV * (upto_DV - sorted_DV <= share)).sum(-1)
 
     def unlikely(log_factor: float) -> float:
-        return -float(whole.taken((whole.log_pi / math.exp(log_factor)).log_softmax(-1)).mean())
+        return -float(whole.at_temperature(log_factor).mean())
 
-    log_factor = _minimised(unlikely, -2.5, 2.5)
+    log_factor = _minimised(unlikely)
     found, own = whole.temperature * math.exp(log_factor), whole.temperature
     likelihoods = {
         f"temperature {found:.2g}, the trainer's is {own:g}": -unlikely(log_factor),
@@ -270,9 +274,9 @@ def drawn_otherwise(whole: Distributions) -> str:
     return f"the engine gives the trainer's log-probs but does not sample from them: its tokens look like {most_likely}"
 
 
-def _minimised(left: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function is smallest: the best of a grid, then thirds of the space around it."""
-    grid = torch.linspace(low, high, 41).tolist()
+def _minimised(left: Callable[[float], float]) -> float:
+    """Return the logarithm where a function is smallest: the best of a grid, then thirds of the space around it."""
+    grid = torch.linspace(-2.5, 2.5, 41).tolist()
     at = min(range(len(grid)), key=lambda i: left(grid[i]))
     low, high = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
     for _ in range(30):

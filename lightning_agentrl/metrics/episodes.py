@@ -65,11 +65,11 @@ def reported_means(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
     }
 
 
-def wilson_interval(successes: float, episodes: float, z: float = 1.959964) -> tuple[float, float]:
-    """Return the bounds of a binomial proportion (Wilson 1927), 95 % by default; (0, 1) without episodes."""
+def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
+    """Return the bounds of a binomial proportion at 95 % (Wilson 1927); (0, 1) without episodes."""
     if not episodes:
         return 0.0, 1.0
-    share = successes / episodes
+    z, share = 1.959964, successes / episodes
     scale = 1 + z * z / episodes
     middle = (share + z * z / (2 * episodes)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / episodes + z * z / (4 * episodes * episodes))

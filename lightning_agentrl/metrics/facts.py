@@ -19,7 +19,6 @@ from lightning_agentrl.types.rounding import all_equal
 
 DRAWS = 1000  # of a bootstrap
 LEAST_STARTS = 4  # below which a bootstrap says nothing
-K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 

@@ -193,10 +193,10 @@ def failure(turns: Sequence[Turn], lost: bool) -> Failure | None:
     return {0: Failure.TIME_LIMIT, 1: Failure.STUCK}.get(period, Failure.LOOP)
 
 
-def cycle(steps: Sequence[object], longest: int = LONGEST_CYCLE, times: int = TIMES) -> int:
-    """Return the length of the shortest cycle that the last steps go through ``times`` times; 0 if there is none."""
-    for period in range(1, longest + 1):
-        tail = steps[-period * times :]
-        if len(tail) == period * times and all(tail[i] == tail[i - period] for i in range(period, len(tail))):
+def cycle(steps: Sequence[object]) -> int:
+    """Return the length of the shortest cycle that the last steps go through often enough; 0 if there is none."""
+    for period in range(1, LONGEST_CYCLE + 1):
+        tail = steps[-period * TIMES :]
+        if len(tail) == period * TIMES and all(tail[i] == tail[i - period] for i in range(period, len(tail))):
             return period
     return 0

@@ -146,7 +146,7 @@ def test_the_turns_that_are_furthest_off_come_first():
         replace(sample, turns=tuple(replace(turn, branch_returns=(1.0, 3.0)) for turn in sample.turns))
         for sample in built.rollout.samples
     ]
-    worst = worst_turns(replace(built.rollout, samples=tuple(samples)), most=4)
+    worst = worst_turns(replace(built.rollout, samples=tuple(samples)))
     gaps = [abs(value - measured) for _, value, measured in worst]
     assert {measured for *_, measured in worst} == {2.0}
     assert gaps == sorted(gaps, reverse=True)
