@@ -121,10 +121,16 @@ class DualDiscountGAE(AdvantageEstimator):
         self.gamma_token, self.lam_token = gamma_token, lam_token
 
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
-        return _estimate(self, rollout, (self.gamma_step, self.lam_step), (self.gamma_token, self.lam_token))
+        return dual_discount_gae(
+            *gae_inputs(self, rollout),
+            gamma_step=self.gamma_step,
+            lam_step=self.lam_step,
+            gamma_token=self.gamma_token,
+            lam_token=self.lam_token,
+        )
 
 
-class GAE(AdvantageEstimator):
+class GAE(DualDiscountGAE):
     """GAE with one discount pair for all transitions (Schulman et al. 2015, arXiv 1506.02438).
 
     Args:
@@ -133,28 +139,10 @@ class GAE(AdvantageEstimator):
         whiten: see :class:`AdvantageEstimator`.
     """
 
-    needs_values: ClassVar[bool] = True
-
     def __init__(self, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True) -> None:
-        super().__init__(whiten)
         check_fractions(self, gamma=gamma, lam=lam)
+        super().__init__(gamma, lam, gamma, lam, whiten)
         self.gamma, self.lam = gamma, lam
-        self.turn_discount = gamma
-
-    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
-        return _estimate(self, rollout, (self.gamma, self.lam), (self.gamma, self.lam))
-
-
-def _estimate(
-    estimator: AdvantageEstimator, rollout: Rollout, step: tuple[float, float], token: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
-    return dual_discount_gae(
-        *gae_inputs(estimator, rollout),
-        gamma_step=step[0],
-        lam_step=step[1],
-        gamma_token=token[0],
-        lam_token=token[1],
-    )
 
 
 def gae_inputs(estimator: AdvantageEstimator, rollout: Rollout) -> tuple[Tensor, ...]:

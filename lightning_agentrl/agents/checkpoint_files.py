@@ -33,6 +33,7 @@ OLD = ".old"  # behind the name of a folder while another one takes its place
 MANIFEST = "manifest.json"
 _CHECKPOINT = ".ckpt"  # ends the name of a checkpoint
 METADATA = "meta.pt"  # everything but tensors, in a folder that ModelParallelStrategy wrote
+OTHER_MODEL = "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out"
 NOT_OURS = "cannot be read: it was not saved by agentrl fit, or is damaged"
 _CHUNK = 16 * 2**20  # bytes
 _SEAL = b"agentrl %08x"  # CRC-32 of the file before it
@@ -116,7 +117,7 @@ def damage(checkpoint: Path, rank: int = 0, world: int = 1) -> str:
     if missing := sorted(manifest.keys() - set(names)):
         return f"is damaged: {missing[0]} is missing"
     for name in names[rank::world]:
-        if name in manifest and manifest[name] != _checksum(checkpoint / name):
+        if name in manifest and manifest[name] != checksum(checkpoint / name):
             return f"is damaged: {name} is not as it was written"
     return ""
 
@@ -127,7 +128,7 @@ def _file_damage(file: Path) -> str:
         found = re.fullmatch(_SEAL_FORM, opened.read())
     if found is None:
         return _archive_damage(file, "")
-    crc = _checksum(file, without_end=len(_SEAL % 0))[1]
+    crc = checksum(file, without_end=len(_SEAL % 0))[1]
     return "" if crc == int(found[1], 16) else "is damaged: it is not as it was written"
 
 
@@ -145,7 +146,7 @@ def seal(part: Path, rank: int = 0, world: int = 1) -> dict[str, list[int]]:
         if reason := _archive_damage(part, name):
             raise OSError(errno.EIO, reason, str(part / name))
     if part.is_dir():
-        return {name: _checksum(part / name) for name in names}
+        return {name: checksum(part / name) for name in names}
     if names:
         _seal_file(part)
     return {}
@@ -156,7 +157,7 @@ def _seal_file(file: Path) -> None:
     with file.open("r+b") as opened:
         opened.seek(-2, os.SEEK_END)
         opened.write(len(_SEAL % 0).to_bytes(2, "little"))
-    crc = _checksum(file)[1]
+    crc = checksum(file)[1]
     with file.open("ab") as opened:
         opened.write(_SEAL % crc)
 
@@ -197,10 +198,9 @@ def _directory_damage(file: Path | IO[bytes]) -> str:
     return f"is damaged: {wrong} is not as it was written" if wrong else ""
 
 
-def _checksum(file: Path, without_end: int = 0) -> list[int]:
-    """Return bytes and CRC-32 of a file, without as many bytes at its end."""
+def checksum(file: Path, without_end: int = 0, crc: int = 0) -> list[int]:
+    """Return bytes and CRC-32 of a file, without as many bytes at its end, behind what has this CRC."""
     left = size = file.stat().st_size - without_end
-    crc = 0
     with file.open("rb") as opened:
         while chunk := opened.read(min(left, _CHUNK)):
             crc, left = zlib.crc32(chunk, crc), left - len(chunk)

@@ -28,7 +28,6 @@ _UNREADABLE = (
     *(MisconfigurationException, CheckpointException),
 )
 _PLAIN = "give plain types in the state_dict of your callbacks, and in what else code of yours adds to it"
-_OTHER = "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out"
 
 
 class StraightToDisk(TorchCheckpointIO):
@@ -168,7 +167,7 @@ def _load(trainer: L.Trainer, load: Callable[..., dict[str, Any]], checkpoint_pa
             raise CheckpointError(f"cannot be read: it holds an object of {kind}", _PLAIN) from error
         if strategy.restore_checkpoint_after_setup:  # such a strategy reads it into the models at once
             raise CheckpointError(
-                f"does not fit this run, or is damaged: {one_line(str(error))[:300]}", _OTHER
+                f"does not fit this run, or is damaged: {one_line(str(error))[:300]}", files.OTHER_MODEL
             ) from error
         raise CheckpointError(files.NOT_OURS) from error
     if "pytorch-lightning_version" not in checkpoint:

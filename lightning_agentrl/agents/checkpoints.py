@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
+from lightning_agentrl.agents.checkpoint_files import OTHER_MODEL, last_good_checkpoint
 from lightning_agentrl.agents.finite import SHOWN, not_finite_in
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.distributed import all_gather, raise_once
@@ -121,10 +121,7 @@ def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
         there, here = list(saved[other[0]].shape), list(own[other[0]].shape)
         found.append(f"{len(other)} weights have another shape, such as {other[0]} {there} instead of {here}")
     if found:
-        raise CheckpointError(
-            f"is of another model: {', '.join(found)}",
-            "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out",
-        )
+        raise CheckpointError(f"is of another model: {', '.join(found)}", OTHER_MODEL)
 
 
 def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys
+from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys, no_precision
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
 from lightning_agentrl.models.bfloat16 import slow_in_bfloat16
 from lightning_agentrl.models.critic import Critic
@@ -33,10 +33,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
         ValueError: one sentence with the key to change.
     """
     if trainer.precision not in PRECISIONS:
-        raise ValueError(
-            f"trainer.precision '{trainer.precision}' is not supported (scaled gradients would break clipping)"
-            f"; use one of {', '.join(PRECISIONS)}"
-        )
+        raise ValueError(no_precision(trainer.precision))
     check_strategy(trainer, lora)
     if not isinstance(saves := trainer.strategy.checkpoint_io, TorchCheckpointIO):
         raise ValueError(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_agentrl.agents.checkpoint_files import checksum
 from lightning_agentrl.distributed import rank
 from lightning_agentrl.errors import CheckpointError
 from lightning_agentrl.models.loading import resolve_model
@@ -56,9 +56,7 @@ def weights_checksum(model: str) -> str:
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     crc = 0
     for file in files:
-        with file.open("rb") as opened:
-            while chunk := opened.read(16 * 2**20):
-                crc = zlib.crc32(chunk, crc)
+        _, crc = checksum(file, crc=crc)
     return f"{crc:08x}" if files else ""
 
 

@@ -35,6 +35,14 @@ CALLBACKS = {  # by name, since not all versions of Lightning have all
 }
 
 
+def no_precision(precision: str) -> str:
+    """Return why a precision is refused."""
+    return (
+        f"trainer.precision '{precision}' is not supported (scaled gradients would break clipping); use one of "
+        f"{', '.join(PRECISIONS)}"
+    )
+
+
 def check_keys(trainer: L.Trainer) -> None:
     """Refuse what the agent cannot do, given by a config or in Python.
 
@@ -72,10 +80,7 @@ def refuse_foreign_keys(trainer: Any) -> None:
     """
     precision = str(trainer.get("precision"))
     if precision in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would replace it
-        raise ConfigError(
-            f"trainer.precision '{precision}' is not supported (scaled gradients would break clipping); use "
-            f"one of {', '.join(PRECISIONS)}"
-        )
+        raise ConfigError(no_precision(precision))
     if trainer.get("barebones"):
         raise ConfigError("trainer.barebones would log nothing, save nothing and show nothing; remove it")
     for key in ("gradient_clip_val", "gradient_clip_algorithm"):

@@ -65,6 +65,11 @@ class Certificate:
         return sum(finding["severity"] == severity for finding in self.findings)
 
     @property
+    def counts(self) -> str:
+        """How many findings there are of each severity, in words."""
+        return ", ".join(f"{self.count(severity)} {severity}s" for severity in SEVERITIES)
+
+    @property
     def passed(self) -> bool:
         return self.count("error") == 0
 

@@ -10,7 +10,6 @@ from string import Template
 from typing import Any
 
 from lightning_agentrl.check_env.certificate import Certificate
-from lightning_agentrl.check_env.rules import SEVERITIES
 from lightning_agentrl.check_env.terminal import figures
 
 _WIDTH, _HEIGHT, _EDGE = 640, 240, 44  # of the curve, in pixels
@@ -19,14 +18,13 @@ _TRAINED, _RANDOM = "#1f8a70", "#8a8f98"
 
 def page(certificate: Certificate) -> str:
     """Return the page."""
-    counts = ", ".join(f"{certificate.count(severity)} {severity}s" for severity in SEVERITIES)
     seconds = certificate.seconds.get("total", 0)
     template = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=_text(certificate.id),
         about=_text(f"{_json(certificate.kwargs)}, agentrl check-env {certificate.version}, {seconds:.1f} s"),
         verdict="passed" if certificate.passed else "error",
-        counts=_text(f"{'Passed' if certificate.passed else 'Failed'}: {counts}"),
+        counts=_text(f"{'Passed' if certificate.passed else 'Failed'}: {certificate.counts}"),
         body="\n".join(_body(certificate)),
     )
 

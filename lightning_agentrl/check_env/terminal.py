@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_agentrl.check_env.certificate import Certificate
-from lightning_agentrl.check_env.rules import SEVERITIES
 from lightning_agentrl.check_env.texts import shown as on_one_line
 
 _WIDTH = 110
@@ -16,9 +15,8 @@ _SHOWN_ACTIONS = 6
 
 def lines(certificate: Certificate) -> list[str]:
     """Return the lines that the terminal shows."""
-    counts = ", ".join(f"{certificate.count(severity)} {severity}s" for severity in SEVERITIES)
     env = certificate.id + (f" {dict(certificate.kwargs)}" if certificate.kwargs else "")
-    shown = [f"{on_one_line(env, 300)}: {'passed' if certificate.passed else 'FAILED'}, {counts}"]
+    shown = [f"{on_one_line(env, 300)}: {'passed' if certificate.passed else 'FAILED'}, {certificate.counts}"]
     for finding in certificate.findings:
         shown += ["", *_finding(finding)]
     shown += ["", *figures(certificate.figures)]

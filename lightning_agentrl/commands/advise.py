@@ -20,8 +20,9 @@ from lightning_agentrl.agents.scoring import row_states, score_values
 from lightning_agentrl.commands.advise_config import BEGINS, config_text, iteration_turns, setting_config
 from lightning_agentrl.commands.advise_report import advice_text, facts_table
 from lightning_agentrl.commands.looking import LookCLI, LookOnce, validate_until_looked
+from lightning_agentrl.commands.room_to_write import write
 from lightning_agentrl.episodes.sides import SidesInteraction
-from lightning_agentrl.errors import ConfigError, naming_file
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.advice import PLAYED, Advice, advise
 from lightning_agentrl.metrics.facts import Facts, Measured, MeasuredEpisode, measure
 from lightning_agentrl.metrics.quick_critic import explained_variance
@@ -218,12 +219,6 @@ class AdviseCLI(LookCLI):
 def as_json(facts: Facts, advice: Advice) -> str:
     """Return everything that was measured and advised; what is not known is null."""
     return json.dumps({"facts": _known(asdict(facts)), "advice": asdict(advice)}, indent=2) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with naming_file(path):
-        path.write_text(text)
 
 
 def _known(value: Any) -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 from lightning_agentrl.check_env.certificate import Certificate, certify, recipe_of
 from lightning_agentrl.check_env.page import page
 from lightning_agentrl.check_env.terminal import lines
-from lightning_agentrl.commands.room_to_write import make_room_for
+from lightning_agentrl.commands.room_to_write import make_room_for, write
 from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.episodes.secrets import check_secrets
-from lightning_agentrl.errors import EnvError, naming_file
+from lightning_agentrl.errors import EnvError
 
 
 def check_environment(
@@ -45,11 +45,9 @@ def check_environment(
         certificate.train = _trained(certificate, *recipe_of(env, kwargs))
     print("\n".join(lines(certificate)))
     if json_file is not None:
-        with naming_file(json_file):
-            json_file.write_text(json.dumps(certificate.plain(), indent=1) + "\n", encoding="utf-8")
+        write(json_file, json.dumps(certificate.plain(), indent=1) + "\n")
     if html_file is not None:
-        with naming_file(html_file):
-            html_file.write_text(page(certificate), encoding="utf-8")
+        write(html_file, page(certificate))
     return certificate.passed
 
 

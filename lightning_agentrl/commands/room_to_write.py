@@ -1,4 +1,4 @@
-"""Room for what a command writes at its end: made or refused at its start, since hours may pass between them."""
+"""What a command writes at its end, and room for it: made or refused at the start, since hours may pass in between."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from lightning_agentrl.commands.written_over import check_written_over
-from lightning_agentrl.errors import ConfigError, Problem, one_line
+from lightning_agentrl.errors import ConfigError, Problem, naming_file, one_line
 
 
 def make_folder(folder: str | os.PathLike[str] | None, key: str, keep: bool = True) -> None:
@@ -51,3 +51,10 @@ def make_room_for(file: Path, begins: bytes, argument: str) -> None:
     make_folder(file.parent, f"--{argument}")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigError(f"'{file}' cannot be written; name another file (argument --{argument})")
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file, in a folder that may not be there; an error names it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with naming_file(file):
+        file.write_text(text, encoding="utf-8")

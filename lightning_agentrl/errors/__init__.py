@@ -15,19 +15,17 @@ from lightning_agentrl.errors.faults import (
 )
 from lightning_agentrl.errors.foreign_messages import causes, explain
 from lightning_agentrl.errors.names import OWN_PACKAGES, closest
-from lightning_agentrl.errors.problem import ConfigError, Place, Problem, first_line, in_one_line, one_line
-from lightning_agentrl.errors.unknown import TOP_KEYS, Usage, unknown_command
+from lightning_agentrl.errors.problem import ConfigError, Problem, first_line, in_one_line, one_line
+from lightning_agentrl.errors.unknown import Usage, unknown_command
 
 __all__ = [
     "OWN_PACKAGES",
-    "TOP_KEYS",
     "CheckpointError",
     "CheckpointNotSavedError",
     "ConfigError",
     "EngineGoneError",
     "EngineMismatchError",
     "EnvError",
-    "Place",
     "Problem",
     "RunStoppedError",
     "Usage",

@@ -103,7 +103,8 @@ def dataclasses_in(hint: Any) -> list[Any]:
 def family(kind: type) -> Iterator[type]:
     """Yield a class, and all classes that are made of it."""
     yield kind
-    for child in kind.__subclasses__():
+    children: list[type] = kind.__subclasses__()
+    for child in children:
         yield from family(child)
 
 

@@ -129,16 +129,18 @@ class LanguageModel(nn.Module):
 
     def distributions(self, hidden_RH: Tensor, temperature: float) -> Tensor:
         """Return log-probs of the whole vocabulary [R, V]; for few positions, since nothing is cut into chunks."""
-        logits = cast(nn.Module, self.lm.get_output_embeddings())(hidden_RH)
-        return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
+        return _log_probs(cast(nn.Module, self.lm.get_output_embeddings()), hidden_RH, temperature)
+
+
+def _log_probs(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
+    logits = head(hidden)
+    return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
 
 
 def _head_scores(
     head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, sum_pi_squared: bool
 ) -> tuple[Tensor, ...]:
-    logits = head(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    log_pi = logits.log_softmax(-1)
+    log_pi = _log_probs(head, hidden, temperature)
     pi = log_pi.exp()
     logps = log_pi.gather(-1, targets.clamp_min(0)[:, None])[:, 0]
     entropy = -(pi * log_pi).sum(-1)

@@ -8,7 +8,6 @@ tensors of the base itself. The base stays as it was loaded and is the reference
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib.util
 import math
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lightning_agentrl.errors import closest
 from lightning_agentrl.models.families import auto_class
 from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.models.parts import tower
@@ -89,8 +89,8 @@ class LoRA:
         known = sorted({name.rpartition(".")[2] for name in layers})
         for target in self.targets:
             if not any(name.endswith(f".{target}") for name in layers):
-                close = difflib.get_close_matches(target, known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                close = closest(target, known)
+                hint = f"; did you mean {close}?" if close else ""
                 raise ValueError(
                     f"the model '{model}' has no linear layers named '{target}' (key {KEY}.init_args.targets); "
                     f"known: {', '.join(known)}{hint}"
