@@ -39,11 +39,6 @@ class Layout:
         return self.scatter(x_N[:, None].expand(self.mask_NL.shape))
 
     @property
-    def lengths_N(self) -> Tensor:
-        """Action tokens of each episode."""
-        return self.mask_NL.sum(1)
-
-    @property
     def rows_NL(self) -> Tensor:
         """The row of each action token, 0 off the mask."""
         return self.source_NL // max(self.mask_BT.shape[1], 1)

@@ -53,7 +53,6 @@ class StageProgress(ProgressBar):
         self._bars: Progress | None = None
         self._run_bar = self._stage_bar = 0
         self._last_line = time.monotonic()
-        self._started = time.monotonic()
         self._iteration_started: float | None = None
         self._durations: deque[float] = deque(maxlen=5)
 
@@ -76,7 +75,6 @@ class StageProgress(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._started = time.monotonic()
         self._durations.clear()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

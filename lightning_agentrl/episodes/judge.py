@@ -73,6 +73,14 @@ async def verdict_on(turn: JudgedTurn, judge: Judge) -> float:
     return verdict
 
 
+def compiled(owner: str, pattern: str, ignore_case: bool) -> re.Pattern[str]:
+    """Return a regular expression, or raise a ValueError that begins with ``owner``."""
+    try:
+        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    except re.error as error:
+        raise ValueError(f"{owner}: the pattern '{pattern}' is not a regular expression ({error})") from error
+
+
 class PatternJudge(Judge):
     """A rule: turns whose reply matches a pattern get a reward.
 
@@ -83,10 +91,7 @@ class PatternJudge(Judge):
     """
 
     def __init__(self, pattern: str, reward: float, ignore_case: bool = True) -> None:
-        try:
-            self.pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
-        except re.error as error:
-            raise ValueError(f"PatternJudge: the pattern '{pattern}' is not a regular expression ({error})") from error
+        self.pattern = compiled("PatternJudge", pattern, ignore_case)
         if not math.isfinite(reward):
             raise ValueError(f"PatternJudge: reward must be finite, got {reward}")
         self.reward = reward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -18,7 +17,7 @@ import torch
 from lightning_agentrl.episodes.contract import well_formed
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
-from lightning_agentrl.episodes.judge import Judge
+from lightning_agentrl.episodes.judge import Judge, compiled
 from lightning_agentrl.types.plain_config import from_plain
 
 
@@ -69,10 +68,7 @@ class PatternMatch(Scorer):
     needs_answer = False
 
     def __init__(self, pattern: str, ignore_case: bool = True) -> None:
-        try:
-            self.pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
-        except re.error as error:
-            raise ValueError(f"PatternMatch: the pattern '{pattern}' is not a regular expression ({error})") from error
+        self.pattern = compiled("PatternMatch", pattern, ignore_case)
         self.ignore_case = ignore_case
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:

@@ -122,7 +122,7 @@ async def play_episodes(
     async def play(place: int, seed: int) -> None:
         number = held_out_place(seed)
         kind = make.pool.kind(number)
-        session = make.session(kind, seed, partial(_constant, seed), pictures=number < pictures, held_out=True)
+        session = make.session(kind, seed, lambda _: seed, pictures=number < pictures, held_out=True)
         try:
             samples, lost = await player.samples(session)
             contract = Contract() if session.worker.answer is None else session.contract  # it may not even be made
@@ -132,8 +132,3 @@ async def play_episodes(
 
     await play_parts([partial(play, place, seed) for place, seed in enumerate(seeds)], at_a_time, player.engine)
     return [kept[place] for place in range(len(seeds))]
-
-
-def _constant(seed: int, episode: int) -> int:
-    """Return the episode seed of a session that plays one episode only."""
-    return seed

@@ -51,7 +51,7 @@ def test_numbers_of_a_episode_are_those_of_its_rows_with_tokens():
     layout = compress(MASK, TURNS, LABELS)
     assert layout.of_episode("number", torch.tensor([3, -1, 3, 8])).tolist() == [8, 3]
     assert torch.equal(layout.spread(torch.tensor([8.0, 3.0])), MASK * torch.tensor([3.0, 0, 3, 8])[:, None])
-    assert layout.lengths_N.tolist() == [1, 4]
+    assert layout.mask_NL.sum(1).tolist() == [1, 4]
     with pytest.raises(ValueError, match="rows of one episode differ in their number; they must be the same"):
         layout.of_episode("number", torch.tensor([3, 3, 4, 8]))
     with pytest.raises(ValueError, match=r"expected number of shape \[4\], got \[2\]"):
