@@ -38,11 +38,7 @@ class EngineWatch:
         self._proof: EngineProof | None = None  # once the engine was proven
 
     def at_start(self, version: int) -> None:
-        """Compare many tokens, with weights moved, unless this was done before.
-
-        Args:
-            version: of the policy.
-        """
+        """Compare many tokens, with weights moved, unless this was done before."""
         if self._proof is None and self.prove != "off":
             self._proof = self.make_proof()
             self._object(self._proof.at_start(version))

@@ -11,11 +11,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 
 @contextmanager
 def cached_precision(plugin: Precision) -> Iterator[None]:
-    """Use the trainer's precision; under autocast, cast weights once and not in each forward pass.
-
-    Args:
-        plugin: of the trainer.
-    """
+    """Use the trainer's precision; under autocast, cast weights once and not in each forward pass."""
     if isinstance(plugin, HalfPrecision | DoublePrecision):  # weights say it all; what their contexts set is the
         yield  # default dtype of all threads
         return

@@ -304,9 +304,6 @@ def _short(name: str) -> str:
 def parts_of(names: Sequence[str]) -> dict[str, frozenset[str]]:
     """Return the parts of a model that an update may leave out: a tensor, one kind of them in all layers, a module.
 
-    Args:
-        names: of its weights.
-
     Returns:
         Names of the weights of each part, different ones for each.
     """

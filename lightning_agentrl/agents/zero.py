@@ -80,11 +80,7 @@ def step_zero(
 
 
 class GradientWatch:
-    """Whether the gradients of this rank are finite, seen as they arise: ZeRO moves them away at once.
-
-    Args:
-        parameters: that are trained.
-    """
+    """Whether the gradients of this rank are finite, seen as they arise: ZeRO moves them away at once."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._norms: list[Tensor] = []
@@ -108,9 +104,6 @@ class AutocastUnderZero(DeepSpeedPrecision):
     """``bf16-mixed`` as without DeepSpeed, whose own would round all weights, and add up gradients in bfloat16.
 
     Its engine is given float32 weights and calls the steps without autocast, which the agent enters itself.
-
-    Args:
-        device: type of the device.
     """
 
     def __init__(self, device: str) -> None:

@@ -17,7 +17,6 @@ _TRAINED, _RANDOM = "#1f8a70", "#8a8f98"
 
 
 def page(certificate: Certificate) -> str:
-    """Return the page."""
     seconds = certificate.seconds.get("total", 0)
     template = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(

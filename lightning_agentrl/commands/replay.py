@@ -34,11 +34,7 @@ _WRITERS = {
 
 
 class StopAfter(L.Callback):
-    """The end of a run after an iteration, with ``max_epochs`` as it was, which learning rates may follow.
-
-    Args:
-        iteration: the last one.
-    """
+    """The end of a run after an iteration, with ``max_epochs`` as it was, which learning rates may follow."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration

@@ -100,9 +100,6 @@ class Hosted(Protocol):
 class Environment:
     """A gymnasium environment in this process.
 
-    Args:
-        make: makes it.
-
     Raises:
         EnvError: it cannot be made, or an attribute has a wrong type.
         ConfigError: raised by ``make``.

@@ -15,11 +15,7 @@ def lacks_bfloat16(cpuinfo: str) -> bool:
 
 
 def slow_in_bfloat16(precision: str) -> str | None:
-    """Return a sentence where a precision makes a run on this machine's CPU slower than float32; None elsewhere.
-
-    Args:
-        precision: of the trainer.
-    """
+    """Return a sentence where a precision makes a run on this machine's CPU slower than float32; None elsewhere."""
     if not precision.startswith("bf16") or not CPUINFO.exists() or not lacks_bfloat16(CPUINFO.read_text()):
         return None
     return (

@@ -231,7 +231,6 @@ def images_of(message: Message) -> list[ModelInput]:
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message."""
     content = message["content"]
     return content if isinstance(content, str) else "".join(item.get("text", "") for item in content)
 

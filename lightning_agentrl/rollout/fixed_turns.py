@@ -51,7 +51,6 @@ class FixedTurns:
                 session.load_state_dict(state[session.index])
 
     def close(self) -> None:
-        """Close all environments."""
         close_all([session.worker for session in self.sessions])
 
 

@@ -17,9 +17,6 @@ class Stopped(SystemExit):
 
     The exit code is that of a process ended by the signal, on the first rank; on others it is 0, since a launcher that
     sees another code kills the first one before it has said what happened.
-
-    Args:
-        number: of the signal.
     """
 
     def __init__(self, number: int) -> None:

@@ -12,11 +12,7 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """An event loop in a thread of its own, which runs coroutines until it is stopped.
-
-    Args:
-        name: name of the thread.
-    """
+    """An event loop in a thread of its own, which runs coroutines until it is stopped."""
 
     def __init__(self, name: str) -> None:
         self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
