@@ -187,7 +187,7 @@ class AdviseCLI(LookCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         super().parse_arguments(parser, args)
-        config = cast(Any, self.config)
+        config = self.config
         check_episodes(config.episodes)
         if config.most_turns < 1:
             raise ConfigError(f"--most_turns must be at least 1, got {config.most_turns}")
@@ -197,11 +197,7 @@ class AdviseCLI(LookCLI):
 
     def advise(self) -> None:
         """Play, print what was measured and the advice, and write the files."""
-        data, settings, untrained = (
-            cast(RolloutDataModule, self.datamodule),
-            self.settings,
-            self.start.ckpt_path is None,
-        )
+        data, settings, untrained = self.datamodule, self.settings, self.start.ckpt_path is None
         facts = self.look(lambda agent: measure_connected(agent, settings.episodes, settings.most_turns, untrained))
         if facts is None:
             return

@@ -28,7 +28,7 @@ from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import Agreement, agreement, explained_by_exact_values, noise_of_means
-from lightning_agentrl.rollout import RolloutDataModule, RolloutSource
+from lightning_agentrl.rollout import RolloutSource
 from lightning_agentrl.types import ForkPlan, Rollout, Turn
 from lightning_agentrl.view import Entry, Report, Table, build_report
 from lightning_agentrl.view.locate import FACTS
@@ -195,21 +195,17 @@ class AuditCLI(RunConfigCLI):
 
     def audit(self) -> tuple[Audit, list[dict[str, Any]]]:
         """Play and compare; return what was found, and the turns as a page shows them."""
-        trainer, data, agent = (
-            cast(Any, self.trainer),
-            cast(RolloutDataModule, self.datamodule),
-            cast(Agent, self.model),
-        )
-        forked = Forked(self.plan.branches, self.plan.every, agent.advantage.turn_discount, whiten=False)
+        trainer = cast(Any, self.trainer)
+        forked = Forked(self.plan.branches, self.plan.every, self.model.advantage.turn_discount, whiten=False)
         callback = AuditCritic(forked)
         kept = [each for each in trainer.callbacks if isinstance(each, ProgressBar | RolloutSource)]
         trainer.callbacks, trainer.loggers = [*kept, callback], []
 
         def run() -> None:
             try:
-                trainer.fit(agent, data, ckpt_path=self.checkpoint)
+                trainer.fit(self.model, self.datamodule, ckpt_path=self.checkpoint)
             except Looked:
-                data.teardown("fit")
+                self.datamodule.teardown("fit")
 
         self._guarded("fit", run)
         if callback.found is None:

@@ -10,14 +10,14 @@ from typing import Any, cast
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
-from lightning_agentrl.agents import Agent, CloneAgent
+from lightning_agentrl.agents import CloneAgent
 from lightning_agentrl.agents.cloning import LR
 from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
 from lightning_agentrl.commands.room_to_write import make_folder
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.rollout import Expert, Recorded, RolloutDataModule
+from lightning_agentrl.rollout import Expert, Recorded
 from lightning_agentrl.rollout.expert import EPISODES
 
 
@@ -65,7 +65,7 @@ class CloneCLI(RunConfigCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments; all that is written goes to the folder of the model."""
         super().parse_arguments(parser, args)
-        config = cast(Any, self.config)
+        config = self.config
         if config.ckpt_path is not None:
             raise ConfigError(
                 "a clone begins with the weights of its model; export the checkpoint with `agentrl export`, and name "
@@ -93,7 +93,7 @@ class CloneCLI(RunConfigCLI):
     def clone(self) -> None:
         """Train, play held-out episodes before and after, and write the model."""
         settings, trainer = self.settings, cast(Any, self.trainer)
-        data, agent = cast(RolloutDataModule, self.datamodule), cast(Agent, self.model)
+        data, agent = self.datamodule, self.model
         falling = Schedules(actor=Schedule("linear"))
         run = settings.recorded
         self.model = CloneAgent(

@@ -93,6 +93,10 @@ class AgentParser(LightningArgumentParser):
 class AgentCLI(LightningCLI):
     """Model and data by class_path, defaults that suit agents, errors in one sentence."""
 
+    model: Agent
+    datamodule: RolloutDataModule
+    config: Any
+
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         super().__init__(
             Agent,
@@ -137,7 +141,7 @@ class AgentCLI(LightningCLI):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
             super().parse_arguments(parser, args)
-        parsed = cast(Any, self.config)
+        parsed = self.config
         settings = parsed.get(parsed.get("subcommand"), parsed)
         if "trainer" in settings and settings.trainer is None:
             raise ConfigError(Problem("trainer has no keys; give it some, or leave it out", key="trainer"))
@@ -245,14 +249,14 @@ class AgentCLI(LightningCLI):
         A job that SLURM starts again goes on with what it saved for that, whatever its first start went on from.
         """
         accepted = self.settings.get("resume_with_changes", "").split(",")
-        cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
+        self.model.resume_with_changes = [key.strip() for key in accepted if key.strip()]
         requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
             self.start["ckpt_path"] = "last"  # it may have saved another one since, before its machine failed
         if (word := self.start.get("ckpt_path")) in WORDS:
             self.start["ckpt_path"] = str(named_checkpoint(word, self.trainer))
         try:
-            check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
+            check_strategy(self.trainer, self.model.lora is not None)
             if self.subcommand == "fit":
                 check_keys(self.trainer)  # some callbacks raise in their own setup, which comes first
         except ValueError as error:
@@ -261,7 +265,7 @@ class AgentCLI(LightningCLI):
     def after_validate(self) -> None:
         """Print the held-out episodes of each source."""
         numbers = {name: float(number) for name, number in self.trainer.callback_metrics.items()}
-        names = cast(RolloutDataModule, self.datamodule).pool.names
+        names = self.datamodule.pool.names
         rank_zero_only(print)(held_out_table(numbers, names), flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -274,7 +278,7 @@ class AgentCLI(LightningCLI):
         Raises:
             ConfigError: an error that a user can fix; before the first rollout every ValueError of ours is one.
         """
-        data = cast(RolloutDataModule, self.datamodule)
+        data = self.datamodule
         try:
             run()
         except BaseException as error:
@@ -300,7 +304,7 @@ class AgentCLI(LightningCLI):
 
     def _config_error(self, error: BaseException, playing: bool) -> ConfigError | None:
         """Return the sentence of an error that a user can fix; None for others, and for one that has a sentence."""
-        agent, path = cast(Agent, self.model), cast(Any, self.trainer).ckpt_path
+        agent, path = self.model, cast(Any, self.trainer).ckpt_path
         if isinstance(error, ConfigError):
             return None
         if isinstance(error, CheckpointError):

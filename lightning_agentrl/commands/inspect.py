@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from transformers import PreTrainedTokenizerBase
@@ -43,7 +43,7 @@ class InspectCLI(LookCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         super().parse_arguments(parser, args)
-        episodes, most = cast(Any, self.config).episodes, len(held_out_seeds())
+        episodes, most = self.config.episodes, len(held_out_seeds())
         if not 1 <= episodes <= most:
             raise ConfigError(f"--episodes must be from 1 to {most}, got {episodes}")
 

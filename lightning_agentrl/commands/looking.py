@@ -77,7 +77,7 @@ class LookCLI(RunConfigCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments, and play on one device whatever the config says."""
         super().parse_arguments(parser, args)
-        config = cast(Any, self.config)
+        config = self.config
         devices, nodes = config.trainer.devices, config.trainer.num_nodes
         self.processes = devices * nodes if isinstance(devices, int) and devices > 0 else nodes  # of the run
         config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"
@@ -90,7 +90,7 @@ class LookCLI(RunConfigCLI):
         Raises:
             ConfigError: with the argument to change.
         """
-        given = cast(Any, self.config)[argument]
+        given = self.config[argument]
         if given is None:
             return
         configs = {Path(value).resolve() for name, value in options(self.given) if name in ("c", "config")}
@@ -102,22 +102,20 @@ class LookCLI(RunConfigCLI):
 
     def look(self, what: Callable[[Agent], Found]) -> Found | None:
         """Return what is found with the connected agent; None: a signal ended it."""
-        trainer, agent, data = (
-            cast(Any, self.trainer),
-            cast(Agent, self.model),
-            cast(RolloutDataModule, self.datamodule),
-        )
+        trainer = cast(Any, self.trainer)
         make_room_for(self.out, self.begins, "out")  # also where no name was given
         callback = LookOnce(what)
         bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
         trainer.callbacks, trainer.loggers = [*bars, callback], []
-        self._guarded("validate", lambda: validate_until_looked(trainer, agent, data, self.start.ckpt_path))
+        self._guarded(
+            "validate", lambda: validate_until_looked(trainer, self.model, self.datamodule, self.start.ckpt_path)
+        )
         return callback.found
 
     @property
     def policy(self) -> str:
         """What was played, in words."""
-        return self.start.ckpt_path or f"{cast(Agent, self.model).model}, untrained"
+        return self.start.ckpt_path or f"{self.model.model}, untrained"
 
     @property
     def out(self) -> Path:

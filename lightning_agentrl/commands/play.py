@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.agents import Agent
 from lightning_agentrl.commands.model_argument import naming_argument
 from lightning_agentrl.commands.plan import prompt_parts
 from lightning_agentrl.commands.run_config import RunConfigCLI
@@ -133,7 +132,7 @@ def play_environment(env_id: str, config: Path | None, model: str | None, kwargs
     named: AbstractContextManager[None] = nullcontext() if model is None else naming_argument()
     if config is not None:
         cli = PlayCLI(config)
-        data, model = cast(RolloutDataModule, cli.datamodule), model or cast(Agent, cli.model).model
+        data, model = cli.datamodule, model or cli.model.model
     model = model or "demo"
     with named:
         tokenizer, context, image_reader = load_tokenizer(model), read_context_length(model), read_images(model)

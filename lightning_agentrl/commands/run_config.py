@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
@@ -37,4 +37,4 @@ class RunConfigCLI(AgentCLI):
         """Parse the given arguments. A config names the checkpoint that its run went on from, which is not taken."""
         super().parse_arguments(parser, args)
         if "ckpt_path" not in dict(options(self.given)):
-            cast(Any, self.config).ckpt_path = None
+            self.config.ckpt_path = None

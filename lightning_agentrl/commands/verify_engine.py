@@ -17,7 +17,6 @@ from lightning_agentrl.commands.places import options
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.gap import EXACT, ROUGH, Bounds
-from lightning_agentrl.rollout import RolloutDataModule
 
 ROUNDS = 3  # the last with the policy's own weights, all others with moved ones
 
@@ -77,13 +76,13 @@ class VerifyCLI(RunConfigCLI):
         """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
         super().parse_arguments(parser, args)
         for name in ("bound", "mean_bound"):
-            if (bound := cast(Any, self.config)[name]) is not None and bound < 0:
+            if (bound := self.config[name]) is not None and bound < 0:
                 raise ConfigError(f"--{name} must be at least 0, got {bound:g}")
         self._compare_exactly(dict(options(self.given)))
 
     def _compare_exactly(self, given: Collection[str]) -> None:
         """Let trainer and engine compute in float32, unless the command line says otherwise; rounding hides much."""
-        config = cast(Any, self.config)
+        config = self.config
         if "trainer.precision" not in given:
             config.trainer.precision = "32-true"
         engine = config.data.init_args.get("engine")
@@ -93,11 +92,11 @@ class VerifyCLI(RunConfigCLI):
 
     def verify(self) -> bool:
         """Compare engine and trainer; return whether the gap is within the bound."""
-        trainer, agent = cast(Any, self.trainer), cast(Agent, self.model)
-        bounds, data = (self.settings.bound, self.settings.mean_bound), cast(RolloutDataModule, self.datamodule)
-        callback = LookOnce(lambda connected: verified(connected, *bounds))
+        trainer, settings = cast(Any, self.trainer), self.settings
+        callback = LookOnce(lambda agent: verified(agent, settings.bound, settings.mean_bound))
         trainer.callbacks, trainer.loggers = [callback], []
-        self._guarded("validate", lambda: validate_until_looked(trainer, agent, data, self.start.ckpt_path))
+        start = self.start.ckpt_path
+        self._guarded("validate", lambda: validate_until_looked(trainer, self.model, self.datamodule, start))
         return bool(callback.found)
 
 
