@@ -19,6 +19,7 @@ from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import from_plain
 
 LR = 2e-5
+FALLING = Schedules(actor=Schedule("linear"))
 
 
 class CloneAgent(Agent):
@@ -52,13 +53,12 @@ class CloneAgent(Agent):
         compute: Compute | None = None,
         temperature: float = 1.0,
     ) -> None:
-        falling = Optim(lr_actor=LR, schedule=Schedules(actor=Schedule("linear")))
         super().__init__(
             model,
             advantage=ReinforcePlusPlus(),  # estimates nothing here; it needs neither a critic nor groups
             lora=lora,
             train_tower=train_tower,
-            optim=optim or falling,
+            optim=optim or Optim(lr_actor=LR, schedule=FALLING),
             compute=compute,
             temperature=temperature,
         )

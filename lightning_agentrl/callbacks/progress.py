@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.recent_episodes import WINDOW
 from lightning_agentrl.metrics.stages import StageClock
 
-SUCCESS = "rollout/success_window"
 SHOWN = {
-    SUCCESS: "success",
+    WINDOW: "success",
     "rollout/reward_per_turn": "reward/turn",
     "rollout/valid_action_ratio": "valid",
     "kl/reference": "kl",
@@ -167,7 +167,7 @@ class StageProgress(ProgressBar):
         metrics = trainer.callback_metrics
         texts = {name: f"{float(metrics[name]):z.3f}" for name in SHOWN if name in metrics}  # z: no -0.000
         if trainer.training and "rollout/reward_per_turn" in texts:
-            texts.setdefault(SUCCESS, "-")
+            texts.setdefault(WINDOW, "-")
         return " ".join(f"{short} {texts[name]}" for name, short in SHOWN.items() if name in texts)
 
     def _time_left(self, trainer: L.Trainer, agent: Agent, done: int) -> str:

@@ -17,6 +17,7 @@ from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
 from lightning_agentrl.types.plain_config import from_plain
 
 CALLBACKS = "trainer.callbacks"  # where a config has them
+DEFAULTS = {"num_sanity_val_steps": 0, "log_every_n_steps": 1}  # that suit agents, in place of Lightning's own
 
 
 def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints: bool = True) -> list[Callback]:
@@ -62,7 +63,7 @@ class Trainer(L.Trainer):
         progress = kwargs.get("enable_progress_bar") is not False
         checkpoints = kwargs.get("enable_checkpointing") is not False
         last = kwargs.get("max_epochs")
-        defaults = {"num_sanity_val_steps": 0, "log_every_n_steps": 1, "enable_model_summary": False}
+        defaults = {**DEFAULTS, "enable_model_summary": False}
         if last is not None and last > 0 and "val_check_interval" not in kwargs:
             defaults["check_val_every_n_epoch"] = last
         super().__init__(callbacks=with_defaults(given, progress, checkpoints), **{**defaults, **kwargs})

@@ -11,8 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import CloneAgent
-from lightning_agentrl.agents.cloning import LR
-from lightning_agentrl.agents.schedule import Schedule, Schedules
+from lightning_agentrl.agents.cloning import FALLING, LR
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
 from lightning_agentrl.commands.room_to_write import make_folder
 from lightning_agentrl.commands.run_config import RunConfigCLI
@@ -94,7 +93,6 @@ class CloneCLI(RunConfigCLI):
         """Train, play held-out episodes before and after, and write the model."""
         settings, trainer = self.settings, cast(Any, self.trainer)
         data, agent = self.datamodule, self.model
-        falling = Schedules(actor=Schedule("linear"))
         run = settings.recorded
         self.model = CloneAgent(
             agent.model,
@@ -103,7 +101,7 @@ class CloneCLI(RunConfigCLI):
             settings.action_share,
             agent.lora,
             agent.train_tower,
-            replace(agent.optim, lr_actor=settings.lr, schedule=falling),
+            replace(agent.optim, lr_actor=settings.lr, schedule=FALLING),
             agent.compute,
             agent.temperature,
         )

@@ -38,7 +38,7 @@ from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
 from lightning_agentrl.callbacks.run_record import RunRecord
-from lightning_agentrl.callbacks.trainer import with_defaults
+from lightning_agentrl.callbacks.trainer import DEFAULTS, with_defaults
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.empty_keys import empty_keys
@@ -116,7 +116,7 @@ class AgentCLI(LightningCLI):
         return {"fit": every | {"train_dataloaders", "val_dataloaders"}, "validate": every | {"dataloaders"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.set_defaults({"trainer.num_sanity_val_steps": 0, "trainer.log_every_n_steps": 1})
+        parser.set_defaults({f"trainer.{key}": value for key, value in DEFAULTS.items()})
         parser.add_argument("--quiet", type=bool, default=False, help="Show warnings and results only.")
         parser.add_argument(
             "--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop."

@@ -20,6 +20,7 @@ from lightning_agentrl.commands.check_files import check_files
 from lightning_agentrl.commands.ending import one_line_errors
 from lightning_agentrl.commands.failures import file_fault
 from lightning_agentrl.commands.importing import without_collecting
+from lightning_agentrl.commands.places import SUBCOMMANDS
 from lightning_agentrl.commands.shipped import with_shipped_configs
 from lightning_agentrl.errors import ConfigError, Usage, explain, unknown_command
 from lightning_agentrl.errors.unknown import empty_argument
@@ -268,8 +269,7 @@ def new(folder: str) -> None:
     print(f"written to {folder}: {', '.join(names)}\nnext: cd {there} && agentrl fit --config config.yaml --dry-run")
 
 
-TRAINERS = ("fit", "validate")  # commands of LightningCLI
-OF_A_RUN = (*TRAINERS, "verify-engine", "inspect", "advise", "clone")  # take the config of a run
+OF_A_RUN = (*SUBCOMMANDS, "verify-engine", "inspect", "advise", "clone")  # take the config of a run
 OWN: dict[str, Callable[..., None]] = {
     "new": new,
     "play": play,
@@ -323,7 +323,7 @@ def main() -> None:
 
         keep_freed_memory()
         leave_out_noise()
-        if arguments[0] not in TRAINERS:
+        if arguments[0] not in SUBCOMMANDS:
             import_module(f"lightning_agentrl.commands.{arguments[0].replace('-', '_')}").run(arguments[1:])
             return
         sys.argv[1:] = arguments

@@ -13,7 +13,7 @@ import yaml
 
 from lightning_agentrl.errors.problem import COMMAND_LINE, ConfigError, Place, Problem, one_line
 
-SUBCOMMANDS = ("fit", "validate")  # the keys of a command may be below its name
+SUBCOMMANDS = ("fit", "validate")  # of LightningCLI; the keys of a command may be below its name
 _FILES = (".yaml", ".yml", ".json")
 _YAML_FIXES = {
     "'\\t'": "indent with spaces, not with tabs",

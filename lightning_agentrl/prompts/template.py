@@ -145,8 +145,8 @@ class ChatTemplate:
         bos = self.tokenizer.bos_token_id
         if bos is not None and self.encode(text)[:2] == [bos, bos]:
             raise ValueError(f"{self.name} and the tokenizer both add the token '{self.tokenizer.bos_token}'")
-        self.rewrites = self._rewriting(head, pair)
         whole = self.apply([*head, *pair, pair[0]], generate=True)
+        self.rewrites = self._rewriting(head, pair, whole)
         self.markers = role_markers(whole, (_SYSTEM, _USER, _REPLY), special)
         with suppress(TemplateError):  # it knows no tools
             answered = self.apply([*head, *pair, self.message("tool", _TOOL)], generate=True)
@@ -164,8 +164,8 @@ class ChatTemplate:
         places = [shown.find(text) for text in texts]
         return "" if -1 not in places and places == sorted(places) else f"leaves out or moves {named}"
 
-    def _rewriting(self, head: list[Message], pair: list[Message]) -> str:
-        """Return how a conversation differs from the start of the longer one; empty if it does not.
+    def _rewriting(self, head: list[Message], pair: list[Message], later: str) -> str:
+        """Return how a conversation differs from the start of the later one; empty if it does not.
 
         A growing sample is what was asked with, the reply, and what comes next. So the header of a reply that is asked
         for has to be that of an earlier reply.
@@ -174,7 +174,6 @@ class ChatTemplate:
         if not all(self.suffix(head, pair[:1], reply) for reply in replies):
             return "rewrites earlier messages"
         asked = self.apply([*head, pair[0]], generate=True)
-        later = self.apply([*head, *pair, pair[0]], generate=True)
         same = next((i for i, (one, other) in enumerate(zip(asked, later, strict=False)) if one != other), len(asked))
         if asked[same:]:
             return f"writes {asked[same:]!r} before a reply that is asked for, and not before an earlier one"

@@ -34,8 +34,8 @@ def agentrl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def test_help_names_every_command(agentrl: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...]) -> None:
     code, shown, _ = agentrl(*arguments)
     assert code == 0
-    assert set(commands.TRAINERS) == set(AgentCLI.subcommands())
-    for command in [*commands.TRAINERS, *commands.OWN]:
+    assert set(commands.SUBCOMMANDS) == set(AgentCLI.subcommands())
+    for command in [*commands.SUBCOMMANDS, *commands.OWN]:
         assert f"\n  {command} " in shown
 
 
