@@ -36,6 +36,7 @@ class RunStoppedError(RuntimeError):
     def __init__(self, reason: str, checkpoint: str | os.PathLike[str] | None) -> None:
         kept = f"the last good checkpoint is '{checkpoint}' (key ckpt_path)" if checkpoint else "there is no checkpoint"
         super().__init__(f"{reason}; {kept}")
+        self.checkpoint = str(checkpoint or "")
 
 
 class EngineGoneError(RuntimeError):
