@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,17 @@ def weights_checksum(model: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a run depends on."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: version for name in PACKAGES if (version := _version(name))}
+    return {"python": platform.python_version(), **found}
+
+
+@cache
+def _version(package: str) -> str:
+    """Return the version of a package, empty where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def made_of(settings: dict[str, Any], model: str) -> dict[str, Any]:

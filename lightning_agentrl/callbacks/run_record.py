@@ -48,7 +48,8 @@ class RunRecord(SaveConfigCallback):
         if self.already_saved:
             return
         with whole_file(record) as beside:
-            self.parser.save(self.config, beside, skip_unset=False, overwrite=True)
+            # it was checked as it was parsed
+            self.parser.save(self.config, beside, skip_unset=False, skip_validation=True, overwrite=True)
         self.already_saved = True
         for logger in trainer.loggers:
             if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those have the file beside their events

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import math
 import os
@@ -168,6 +169,16 @@ class AgentCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Take the agent's arguments from the config alone; Lightning would read a checkpoint here to look for some."""
+
+    def _dump_config(self) -> None:
+        """Keep the keys as plain data, for modules that save what they were made with.
+
+        Lightning would check what was checked as it was parsed, and read YAML, which takes a sixth of a start.
+        """
+        if not hasattr(self, "config_dump"):
+            plain = {"skip_link_targets": False, "skip_unset": False, "skip_validation": True, "format": "json"}
+            dump = json.loads(self.parser.dump(self.config, **plain))
+            self.config_dump = dump if self.subcommand is None else dump[self.subcommand]
 
     @property
     def settings(self) -> Any:
