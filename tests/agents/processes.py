@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import csv
 import itertools
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import chdir
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +18,7 @@ import pytest
 import torch
 
 from lightning_agentrl.commands import main as commands
+from tests.started import outcomes
 
 CONFIG = """
 seed_everything: 0
@@ -114,35 +112,12 @@ def run_command(path: Path, command: Sequence[str]) -> None:
 
 def run_ranks(path: Path, command: Sequence[str], devices: int, seconds: float = 540) -> None:
     """Run the command in so many processes, which are told, as by a launcher, that the others are there."""
-    context, port = forkserver(), next_port()
-    ranks = [context.Process(target=_rank, args=(rank, port, path, command)) for rank in range(devices)]
-    for process in ranks:
-        process.start()
-    until = time.monotonic() + seconds
-    while any(process.exitcode is None for process in ranks) and time.monotonic() < until:
-        if any(process.exitcode for process in ranks):
-            until = min(until, time.monotonic() + 10)  # the others may wait for it
-        time.sleep(0.05)
-    codes = [process.exitcode for process in ranks]
-    for process in ranks:
-        process.kill()
-        process.join()
-    said = "\n".join((path / f"rank{rank}.log").read_text()[-3000:] for rank in range(devices))
+    ends = outcomes(devices, _rank, next_port(), path, command, folder=path, seconds=seconds)
+    codes, said = [code for code, _ in ends], "\n".join(text[-3000:] for _, text in ends)
     assert codes == [0] * devices, f"exit codes {codes}: {said}"
 
 
-def forkserver() -> ForkServerContext:
-    """What starts processes that have imported all already."""
-    context = multiprocessing.get_context("forkserver")  # imports once, without threads
-    context.set_forkserver_preload([__name__])
-    return context
-
-
 def _rank(rank: int, port: int, path: Path, command: Sequence[str]) -> None:
-    torch.set_num_threads(1)
-    log = os.open(path / f"rank{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(log, stream)
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "MASTER_PORT": str(port)}
     run_command(path, command)
 

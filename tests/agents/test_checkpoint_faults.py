@@ -23,8 +23,8 @@ from lightning_agentrl.callbacks import RunCheckpoints
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import fit as fit_by_command
-from tests.agents.processes import forkserver
 from tests.disks import mounted
+from tests.started import forkserver
 
 
 def fit(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.agents import KL, CloneAgent, Optim, PPOAgent
 from lightning_agentrl.agents.schedule import Schedule, Schedules
@@ -36,6 +34,7 @@ from lightning_agentrl.rollout.expert import Expert
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.rollout import cloning_ranks
+from tests.started import together
 from tests.tiny import tiny_model_folder, tiny_vision_folder
 
 
@@ -279,8 +278,7 @@ def test_episodes_are_chosen_by_their_return(folder, tmp_path):
 
 @pytest.mark.slow  # two processes
 def test_two_processes_tell_of_all_episodes_that_they_clone(tmp_path):
-    multiprocessing.set_forkserver_preload([cloning_ranks.__name__])
-    start_processes(cloning_ranks.run, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+    together(2, cloning_ranks.run, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     told = "cloning 7 turns of 3 episodes out of 5, of mean return 2; one pass over them takes 10.0 iterations"
     assert first[0] == second[0] == told

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.agents.engine_watch import EngineWatch
 from lightning_agentrl.agents.update import GAP
@@ -18,6 +16,7 @@ from lightning_agentrl.types import Rollout
 from tests.agents import proving_ranks
 from tests.agents.test_proof import family, proving
 from tests.engines.plain import PlainEngine, colder
+from tests.started import together
 
 OTHER = "does not sample from the policy"
 
@@ -77,8 +76,7 @@ def test_a_gap_that_was_not_measured_is_not_judged() -> None:
 
 @pytest.mark.slow
 def test_processes_go_on_or_leave_a_proof_together(tmp_path: Path) -> None:
-    multiprocessing.set_forkserver_preload([proving_ranks.__name__])  # import torch once, not in each process
-    start_processes(proving_ranks.run, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+    together(2, proving_ranks.run, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert {case: [first[case], second[case]] for case in proving_ranks.CASES} == {
         "all is well": ["proven: True"] * 2,

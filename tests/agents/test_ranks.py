@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import os
 import warnings
 from pathlib import Path
@@ -11,12 +10,12 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.losses import GroupFilter
 from tests.agents import two_ranks
 from tests.agents.two_ranks import ESTIMATORS, FILTERS, STEPS, Report
 from tests.losses.test_conformance import CORRECTIONS, named
+from tests.started import together
 
 pytestmark = pytest.mark.slow  # two processes
 
@@ -31,8 +30,7 @@ PREPARED = [
 def two(tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> list[Report]:
     """What each of two processes found out."""
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.set_forkserver_preload([two_ranks.__name__])  # import torch once, not in each process
-    start_processes(two_ranks.run, args=(str(folder), str(exact_folder)), nprocs=2, start_method="forkserver")
+    together(2, two_ranks.run, str(folder), str(exact_folder))
     return [Report(**torch.load(folder / f"{rank}.pt")) for rank in range(2)]
 
 

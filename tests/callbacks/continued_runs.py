@@ -6,7 +6,6 @@ Two warm-up iterations and two of training, each with a validation, in float64 o
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import warnings
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from lightning_agentrl.prompts.memory import FullMemory
 from lightning_agentrl.rollout import GroupRollout
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import optimizer_states
+from tests.started import forkserver
 
 ITERATIONS = 4
 GROUPS = {
@@ -81,8 +81,7 @@ def in_processes(
     seconds: float = 120.0,
 ) -> list[int | None]:
     """Run in processes of their own; their exit codes, None for one that does not end."""
-    context = multiprocessing.get_context("forkserver")  # imports once, without threads
-    context.set_forkserver_preload([__name__])
+    context = forkserver()
     meeting = path / f"meeting-{len(list(path.glob('meeting-*')))}"
     processes = [
         context.Process(target=_work, args=(rank, meeting, path, folder, mode, callbacks, start, devices))

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import errno
 import math
-import multiprocessing
 import random
 import shutil
 import warnings
@@ -18,7 +17,6 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
@@ -35,6 +33,7 @@ from lightning_agentrl.vllm_worker.extension import checksum, sizes_of
 from tests.cli import Command, Config, changed, sentence
 from tests.engines import updating_ranks
 from tests.inputs import image, text
+from tests.started import together
 
 
 def tokens(seed: int, count: int) -> tuple[int, ...]:
@@ -404,7 +403,6 @@ def test_a_checksum_tells_each_bit_rows_in_another_order_and_layouts_apart(dtype
 
 @pytest.mark.slow
 def test_an_update_that_fails_on_one_process_fails_on_all(tmp_path: Path) -> None:
-    multiprocessing.set_forkserver_preload([updating_ranks.__name__])  # import torch once, not in each process
-    start_processes(updating_ranks.run, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+    together(2, updating_ranks.run, str(tmp_path))
     outputs = [(tmp_path / f"{failing}-{rank}.txt").read_text() for failing in range(2) for rank in range(2)]
     assert outputs == ["the server has another model"] * 4

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
-import subprocess
+import os
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from jsonargparse import ArgumentParser
 from lightning import Trainer
@@ -36,6 +39,7 @@ from lightning_agentrl.errors.foreign_messages import (
     trainer_problem,
     unknown_metric,
 )
+from tests.started import outcomes
 
 MODEL: dict[str, Any] = {"class_path": "PPOAgent", "init_args": {"model": "demo"}}
 DATA: dict[str, Any] = {"class_path": "RolloutDataModule", "init_args": {"env": {"id": "agentrl_envs:Bandit-v0"}}}
@@ -317,36 +321,28 @@ def test_what_torch_does_not_read_from_a_checkpoint_is_named(tmp_path: Path) -> 
 
 # gloo
 
-RANKS = """
-import os, sys, time
-from datetime import timedelta
-import torch, torch.distributed as dist
-rank, folder, other = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2,
-                        timeout=timedelta(seconds=2))
-dist.barrier()
-if rank == 1:
-    if other == "hangs":
-        time.sleep(8)
+
+def reduce_with(rank: int, folder: Path, other: str) -> None:
+    """Reduce on one of two processes, of which the second ends or hangs."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(seconds=2)
+    )
+    dist.barrier()
+    if rank == 1:
+        if other == "hangs":
+            time.sleep(8)
+        os._exit(0)
+    try:
+        dist.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        print(error, flush=True)
     os._exit(0)
-try:
-    dist.all_reduce(torch.ones(3))
-except RuntimeError as error:
-    print(error)
-os._exit(0)
-"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("other", "closed"), [("ends", True), ("hangs", False)])
 def test_a_process_that_gloo_lost(tmp_path: Path, other: str, closed: bool) -> None:
-    command = [sys.executable, "-c", RANKS]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path), other], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    output, _ = ranks[0].communicate(timeout=120)
-    ranks[1].wait(120)
+    (_, output), _ = outcomes(2, reduce_with, tmp_path, other, folder=tmp_path, seconds=120)
     found = lost_rank(RuntimeError(output))
     assert found is not None, output
     assert found.closed is closed

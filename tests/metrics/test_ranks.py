@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from tests.metrics import two_ranks
 from tests.metrics.two_ranks import SPLITS, describe_part
+from tests.started import together
 
 pytestmark = pytest.mark.slow  # two processes
 
@@ -21,8 +20,7 @@ pytestmark = pytest.mark.slow  # two processes
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes says."""
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.set_forkserver_preload([two_ranks.__name__])  # import torch once, not in each process
-    start_processes(two_ranks.run, args=(str(folder),), nprocs=2, start_method="forkserver")
+    together(2, two_ranks.run, str(folder))
     return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
 
 

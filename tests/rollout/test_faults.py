@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import resource
-import subprocess
-import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import gymnasium
 import pytest
 import torch
+import torch.distributed as dist
 
 from lightning_agentrl.agents.selection import lost_rows, without_rows
 from lightning_agentrl.errors import EnvError
@@ -37,7 +38,9 @@ from lightning_agentrl.rollout.groups import WholeGroups
 from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason, input_of
 from tests.episodes.small_envs import GARBAGE, Walk
 from tests.episodes.test_env_worker import config, replace_sessions
-from tests.rollout.scripted import Learner, Scripted, Workplace, story, workplace
+from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, Workplace, story, workplace
+from tests.rollout.test_groups import Rank
+from tests.started import outcomes
 from tests.types import samples
 
 FAULT = StopReason.ENV_FAULT
@@ -261,52 +264,45 @@ def test_one_loss_after_the_other_stops_the_run_with_a_sentence(tiny_folder):
     assert "no server" in error.value.trace
 
 
-RANKS = """
-import sys
-import gymnasium
-import torch.distributed as dist
-from lightning_agentrl.rollout import EnvConfig, FaultLimits, RawParser, RolloutDataModule, TurnInteraction
-from tests.rollout.scripted import FREE_TEXT, Learner, Scripted
-from tests.rollout.test_groups import Rank
+def broken_on_one(rank: int, store: Path, folder: Path, ahead: int) -> None:
+    """Collect on one of two ranks, of which the second has an environment that never begins."""
 
-rank, store, folder, ahead = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    class Broken(Scripted):
+        def reset(self, **settings: Any) -> Any:
+            if rank:
+                raise OSError("the disk of this machine is gone")
+            return super().reset(**settings)
 
-class Broken(Scripted):
-    def reset(self, **settings):
-        if rank:
-            raise OSError("the disk of this machine is gone")
-        return super().reset(**settings)
-
-gymnasium.register("Broken-v0", Broken)
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-loop = TurnInteraction(4, RawParser())
-sizes = {"num_envs": 2, "turns_per_env": 2, "mini_batch_turns": 4, "max_staleness": ahead}
-data = RolloutDataModule(
-    EnvConfig("Broken-v0"), **sizes, prompt=FREE_TEXT, interaction=loop, faults=FaultLimits(in_a_row=2)
-)
-data.trainer = Rank(rank, 2)
-data.connect(Learner(folder))
-try:
-    if ahead:
-        data.begin_next()
-    data.collect()
-finally:
-    data.teardown("fit")
-    dist.destroy_process_group()
-"""
+    warnings.simplefilter("ignore")
+    gymnasium.register("Broken-v0", Broken)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    data = RolloutDataModule(
+        EnvConfig("Broken-v0"),
+        num_envs=2,
+        turns_per_env=2,
+        mini_batch_turns=4,
+        max_staleness=ahead,
+        prompt=FREE_TEXT,
+        interaction=TurnInteraction(4, RawParser()),
+        faults=FaultLimits(in_a_row=2),
+    )
+    data.trainer = cast(Any, Rank(rank, 2))
+    data.connect(Learner(folder))
+    try:
+        if ahead:
+            data.begin_next()
+        data.collect()
+    finally:
+        data.teardown("fit")
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_all_ranks_stop_where_one_environment_is_broken(ahead, tiny_folder, tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", RANKS]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store"), str(tiny_folder), str(ahead)], **pipes)
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 1], outputs
+    ends = outcomes(2, broken_on_one, tmp_path / "store", tiny_folder, ahead, folder=tmp_path, seconds=240)
+    codes, outputs = zip(*ends, strict=True)
+    assert codes == (2, 1), outputs
     assert "environment 1 lost 3 episodes in a row" in outputs[1]
     assert "the disk of this machine is gone" in outputs[1]
     assert "lost" not in outputs[0]
