@@ -71,8 +71,9 @@ def _remember_how_many_are_frozen() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let all be freed as in any process: libraries of vLLM complain about what stays."""
-    gc.unfreeze()
+    """Let all be freed as in any process where libraries of vLLM would complain about what stays."""
+    if "vllm" in sys.modules:
+        gc.unfreeze()
 
 
 VLLM = importlib.util.find_spec("vllm") is not None

@@ -9,14 +9,14 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import gymnasium
@@ -30,8 +30,9 @@ from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.types import StopReason
-from tests.cli import Command, Config, changed, fit, sentence, three_iterations
+from tests.cli import Command, Config, changed, fit, run_command, sentence, three_iterations
 from tests.rollout.scripted import Scripted, workplace
+from tests.started import forkserver
 
 TIMES = ("seconds", "time")  # of a turn; all else has to be equal
 
@@ -40,21 +41,33 @@ class Server:
     """The command in a process of its own."""
 
     def __init__(self, env_id: str, *options: str) -> None:
-        self.command = [sys.executable, "-m", "lightning_agentrl", "serve-env", env_id, *options]
+        self.command = ["serve-env", env_id, *options]
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
-        command = [*self.command, "--port", str(self.port)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
-        assert self.process.stdout is not None
-        assert self.url in self.process.stdout.readline()
+        with TemporaryDirectory() as folder:
+            said = Path(folder, "said")
+            os.mkfifo(said)
+            self.process = forkserver().Process(target=serve, args=(said, [*self.command, "--port", str(self.port)]))
+            self.process.start()
+            self.said = said.open()
+        assert self.url in self.said.readline()
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.join()
+        self.said.close()
+
+
+def serve(said: Path, command: Sequence[str]) -> None:
+    """Run the command, which writes to this file."""
+    os.dup2(os.open(said, os.O_WRONLY), 1)
+    sys.stdout = open(1, "w", buffering=1)  # noqa: SIM115 - as long as the process
+    with pytest.MonkeyPatch.context() as patch:
+        sys.exit(run_command(patch, *command))
 
 
 @pytest.fixture
@@ -215,11 +228,12 @@ def test_a_server_ends_when_told_to_although_a_step_does_not(server: Server) -> 
             await connected.receive_json(timeout=30.0)
             await connected.send_json({"type": "step", "data": {"text": "wait"}})
             await asyncio.sleep(0.5)
-            server.process.send_signal(signal.SIGINT)
+            os.kill(server.process.pid, signal.SIGINT)
             assert (await connected.receive(timeout=30.0)).type.name == "CLOSE"
 
     asyncio.run(play())
-    assert server.process.wait(timeout=30.0) == 0
+    server.process.join(30.0)
+    assert server.process.exitcode == 0
 
 
 class BackLater(NeverBack):
