@@ -22,9 +22,10 @@ from typing import Any, cast, get_args
 import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, VLLMEngine, VLLMServerEngine
-from lightning_agentrl.engines.vllm_server.answers import Transfer
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.loading import load_causal_lm, resolve_model
+from lightning_agentrl.models.loading import load_causal_lm
+from lightning_agentrl.models.names import resolve_model
+from lightning_agentrl.vllm_worker.options import Transfer
 from tests.engines.servers import SMALL, ServerProcess
 from tests.moving import move
 

@@ -15,14 +15,13 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lightning_agentrl.errors import ConfigError, first_line, one_line
-from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.families import auto_class, check_family, why_unshared, without_dropout
 from lightning_agentrl.models.image_reader import READERS, FamilyReader, image_reader
 from lightning_agentrl.models.last_layer import skip_unread
+from lightning_agentrl.models.names import DEMO, resolve_model
 from lightning_agentrl.models.tree_attention import TREE
 
 KEY = "model.init_args.model"  # where a config has the policy
-DEMO = "demo"  # the name of the bundled model in a config
 
 
 def model_name(given: object, key: str) -> str:
@@ -37,13 +36,6 @@ def model_name(given: object, key: str) -> str:
             "the folder that it and its tokenizer were saved to with save_pretrained"
         )
     return str(given)
-
-
-def resolve_model(model: str) -> str:
-    """Return a hub id or folder as given; ``demo`` becomes the folder of the bundled model."""
-    if model == DEMO:
-        return str(demo_model_folder())
-    return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
 @contextmanager

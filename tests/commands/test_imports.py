@@ -21,3 +21,11 @@ def test_packages_that_few_runs_need_are_not_imported_with_the_command() -> None
     done = subprocess.run([sys.executable, "-c", BESIDE_LIGHTNING], capture_output=True, text=True, check=True)
     assert not SLOW & set(done.stdout.split())
     assert "lightning_agentrl" in done.stdout.split()
+
+
+@pytest.mark.slow
+def test_a_server_begins_without_what_trains() -> None:
+    """It is the process that vLLM then takes the place of."""
+    program = "import sys, lightning_agentrl.commands.serve; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {*SLOW, "lightning", "transformers"} & set(done.stdout.split())

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_agentrl.commands.serve import serve_model
 from lightning_agentrl.engines import VLLMEngine
-from lightning_agentrl.engines.vllm.start import check_version
+from lightning_agentrl.errors.vllm_version import check_version
 from tests.cli import Command, Config, changed, sentence
 
 without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")

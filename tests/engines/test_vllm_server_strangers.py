@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lightning_agentrl.engines import VLLMServerEngine
-from lightning_agentrl.engines.vllm_server.answers import MODE
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.vllm_worker.options import MODE
 
 Answer = tuple[int, str]
 UNAUTHORIZED = (401, json.dumps({"error": "Unauthorized"}))

@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.loading import DEMO, load_causal_lm
+from lightning_agentrl.models.loading import load_causal_lm
+from lightning_agentrl.models.names import DEMO
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.tree_attention import TREE
 from lightning_agentrl.types import Row

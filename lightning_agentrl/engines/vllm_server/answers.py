@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
-from lightning_agentrl.engines.vllm.start import GET, KEY, LESS_PROMPT, SUPPORTED, is_supported
+from lightning_agentrl.engines.vllm.start import KEY, LESS_PROMPT
+from lightning_agentrl.errors.vllm_version import GET, SUPPORTED, is_supported
+from lightning_agentrl.vllm_worker.options import MODE, Transfer
 
-Transfer = Literal["folder", "nccl", "gloo"]  # how weights get to a server
-MODE = "processed_logprobs"  # of the distribution sampled from, after temperature
 NO_LOGP = -9998.0  # vLLM returns -9999 if there is none
 NO_VERSION = "default"  # version of the weights that a server started with
 LOADING = "loading "  # prefix of the version that is being loaded

