@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import product
@@ -35,7 +35,9 @@ from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import TurnInteraction
 from lightning_agentrl.types import Turn
 from tests.agents.harness import ByLength, make_agent, make_data, make_trainer
+from tests.agents.processes import run_command
 from tests.cli import Command, Config, changed, sentence
+from tests.started import outcomes
 
 ITERATIONS, ENVS, TURNS = 3, 4, 4
 
@@ -217,8 +219,13 @@ def fit_apart(config: Config, path: Path, monkeypatch: pytest.MonkeyPatch, **set
     config = changed(config, "trainer.callbacks", [saver])
     config["trainer"] |= {"default_root_dir": str(path / "run"), **settings}
     (path / "given.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(path / "given.yaml"), "--quiet"]
-    subprocess.run(command, check=True, timeout=300)
+    command = ["fit", "--config", str(path / "given.yaml"), "--quiet"]
+    ((code, said),) = outcomes(1, run_apart, path, command, folder=path, seconds=300)
+    assert code == 0, said
+
+
+def run_apart(rank: int, path: Path, command: Sequence[str]) -> None:
+    run_command(path, command)
 
 
 @pytest.mark.slow
