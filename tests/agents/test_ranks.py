@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -61,27 +62,35 @@ def test_everything_there_is_takes_part(one: Report) -> None:
     assert filters == {cls for cls in ours if not inspect.isabstract(cls)}
 
 
-@pytest.mark.parametrize("name", PREPARED)
-def test_tokens_get_from_two_processes_what_they_get_from_one(one: Report, two: list[Report], name: str) -> None:
-    got = two[0].tokens[name] | two[1].tokens[name]
-    assert got.keys() == one.tokens[name].keys()
-    for place, want in one.tokens[name].items():
-        torch.testing.assert_close(got[place], want, rtol=1e-9, atol=1e-9)
-    assert len(torch.cat(list(got.values())).unique(dim=0)) > 1 or "correction" in name
+# Loops, not cases: the cases of a module are dealt out, and each worker that gets one would train all of this anew.
 
 
-@pytest.mark.parametrize("name", [name for name in (*PREPARED, *STEPS) if "correction" not in name])
-def test_what_is_logged_is_of_both_processes(one: Report, two: list[Report], name: str) -> None:
-    for process in two:
-        assert process.numbers[name] == pytest.approx(one.numbers[name], rel=1e-8, abs=1e-10, nan_ok=True)
+def test_tokens_get_from_two_processes_what_they_get_from_one(one: Report, two: list[Report]) -> None:
+    for name in PREPARED:
+        got = two[0].tokens[name] | two[1].tokens[name]
+        assert got.keys() == one.tokens[name].keys(), name
+        for place, want in one.tokens[name].items():
+            torch.testing.assert_close(got[place], want, rtol=1e-9, atol=1e-9, msg=partial(named_fault, name))
+        assert len(torch.cat(list(got.values())).unique(dim=0)) > 1 or "correction" in name, name
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_gradients_of_two_processes_are_those_of_one(one: Report, two: list[Report], name: str) -> None:
+def test_what_is_logged_is_of_both_processes(one: Report, two: list[Report]) -> None:
+    for name in (name for name in (*PREPARED, *STEPS) if "correction" not in name):
+        for process in two:
+            assert process.numbers[name] == pytest.approx(one.numbers[name], rel=1e-8, abs=1e-10, nan_ok=True), name
+
+
+def test_gradients_of_two_processes_are_those_of_one(one: Report, two: list[Report]) -> None:
     """Summed over ranks although each has another number of tokens, rows and groups."""
-    want = one.gradients[name]
-    assert max(float(gradient.abs().max()) for gradient in want.values()) > 1e-4
-    for process in two:
-        assert process.gradients[name].keys() == want.keys()
-        for parameter, gradient in want.items():
-            torch.testing.assert_close(process.gradients[name][parameter], gradient, rtol=1e-8, atol=1e-10)
+    for name in STEPS:
+        want = one.gradients[name]
+        assert max(float(gradient.abs().max()) for gradient in want.values()) > 1e-4, name
+        for process in two:
+            assert process.gradients[name].keys() == want.keys(), name
+            for parameter, gradient in want.items():
+                found, told = process.gradients[name][parameter], partial(named_fault, f"{name}, {parameter}")
+                torch.testing.assert_close(found, gradient, rtol=1e-8, atol=1e-10, msg=told)
+
+
+def named_fault(name: str, fault: str) -> str:
+    return f"{name}: {fault}"
