@@ -11,7 +11,7 @@ _SUFFIX = ".txt"  # behind the name of each file in the package, where it is no 
 
 
 def make_project(folder: Path) -> list[str]:
-    """Write the files of a new project.
+    """Write the files of a new project: all of them, or none if the disk is full or somebody interrupts.
 
     Args:
         folder: to be made, or empty.
@@ -24,8 +24,21 @@ def make_project(folder: Path) -> list[str]:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"'{folder}' exists and is not an empty folder; give another name: agentrl new NAME")
-    files = {one.name: one for one in resources.files(starter).iterdir() if one.name.endswith(_SUFFIX)}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, file in files.items():
-        (folder / name.removesuffix(_SUFFIX)).write_text(file.read_text())
-    return sorted(name.removesuffix(_SUFFIX) for name in files)
+    files = {
+        folder / one.name.removesuffix(_SUFFIX): one.read_text()
+        for one in resources.files(starter).iterdir()
+        if one.name.endswith(_SUFFIX)
+    }
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            file.write_text(text)
+    except BaseException:
+        for file in files:
+            file.unlink(missing_ok=True)
+        for one in missing:
+            if one.exists():
+                one.rmdir()
+        raise
+    return sorted(file.name for file in files)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_agentrl.commands.new import make_project
 from lightning_agentrl.commands.shipped import shipped_configs, with_shipped_configs
 from tests.cli import Command, run_command, sentence
+from tests.disks import mounted
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -40,6 +42,16 @@ def test_a_new_project_is_not_written_over_anything(tmp_path: Path, agentrl: Com
     (tmp_path / "mine" / "notes").write_text("kept")
     assert "'mine'" in sentence(agentrl("mine", command="new"))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_project(tmp_path: Path) -> None:
+    """So that the same name can be given again. An empty folder that was there stays."""
+    with mounted(tmp_path / "disk", "8k") as disk:  # a page of 4k for each file
+        (disk / "there").mkdir()
+        for folder in (disk / "there", disk / "with" / "parents"):
+            with pytest.raises(OSError, match="No space left on device"):
+                make_project(folder)
+            assert [path.name for path in disk.rglob("*")] == ["there"]
 
 
 def test_what_comes_next_is_a_line_for_a_shell(
