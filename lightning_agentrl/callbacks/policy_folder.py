@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,6 +16,7 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.export import export_policy, load_policy, take_weights
+from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.models.lora import frozen_weights
 from lightning_agentrl.models.sharding import gathered, units
 
@@ -26,7 +27,7 @@ class PolicyFolder(L.Callback):
     Adapters are merged into the model. The folder is what ``model.init_args.model`` of another run takes.
 
     Args:
-        folder: to be made; files of an earlier export are overwritten.
+        folder: to be made; files of an earlier export are overwritten. Not that of the model that the run starts from.
     """
 
     def __init__(self, folder: str) -> None:
@@ -38,10 +39,11 @@ class PolicyFolder(L.Callback):
         """Make the folder at the start, since hours may pass before it is needed.
 
         Raises:
-            ConfigError: nothing can be written there.
+            ConfigError: nothing can be written there, or what is there has to stay.
         """
         with raise_once():
             if stage == "fit" and trainer.is_global_zero:
+                self._refuse_taken(trainer, cast(Agent, pl_module))
                 try:
                     Path(self.folder).mkdir(parents=True, exist_ok=True)
                     TemporaryFile(dir=self.folder).close()
@@ -50,6 +52,21 @@ class PolicyFolder(L.Callback):
                         f"PolicyFolder cannot write to '{self.folder}': {error.strerror}; give another folder (key "
                         "trainer.callbacks)"
                     ) from error
+
+    def _refuse_taken(self, trainer: L.Trainer, agent: Agent) -> None:
+        """Refuse the folder of another callback of the kind, and that of a model, which a resumed run reads again."""
+        folder = Path(self.folder).resolve()
+        others = [one for one in cast(Any, trainer).callbacks if isinstance(one, PolicyFolder) and one is not self]
+        if any(Path(one.folder).resolve() == folder for one in others):
+            raise ConfigError(
+                f"two PolicyFolder in trainer.callbacks would write the same policy to '{self.folder}'; leave one out"
+            )
+        models = {Path(resolve_model(model)).resolve() for model in (agent.model, agent.reference) if model}
+        if folder.is_dir() and folder in models:
+            raise ConfigError(
+                f"PolicyFolder would overwrite a model that this run begins with, '{self.folder}'; give another "
+                "folder (key trainer.callbacks)"
+            )
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         agent = cast(Agent, pl_module)

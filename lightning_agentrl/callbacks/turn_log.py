@@ -63,13 +63,15 @@ class TurnLog(RolloutCallback):
         self._first: int | None = None  # iteration that the run begins or goes on with
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._folder = Path(self.folder) if self.folder else run_folder(trainer) / "turns"
+        usual = run_folder(trainer) / "turns"
+        self._folder = Path(self.folder) if self.folder else usual
         self._files, self._first = {}, None
         logs = [one for one in cast(Any, trainer).callbacks if isinstance(one, TurnLog)]
+        folders = [(Path(one.folder) if one.folder else usual).resolve() for one in logs]
         with raise_once():
-            if any(one is not self and one.folder == self.folder for one in logs):
+            if (count := folders.count(self._folder.resolve())) > 1:
                 raise ConfigError(
-                    f"{len(logs)} TurnLog in trainer.callbacks would write all turns into one folder; leave one out, "
+                    f"{count} TurnLog in trainer.callbacks would write all turns into one folder; leave one out, "
                     "or give one another init_args.folder"
                 )
 

@@ -15,6 +15,7 @@ from lightning_agentrl.models.lora import LoRA
 from tests.agents import processes
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.test_fsdp2 import FSDP2
+from tests.tiny import tiny_model_folder
 
 
 @pytest.mark.parametrize("place", ["taken", "taken/policy"])
@@ -27,6 +28,18 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_agent_plays(
     trainer = make_trainer(tmp_path, 1, [PolicyFolder(str(tmp_path / place))])
     with pytest.raises(ConfigError, match=rf"PolicyFolder .*'.*{place}'.*trainer\.callbacks"):
         trainer.fit(make_agent(tiny_folder), data)
+
+
+def test_what_is_in_a_folder_and_has_to_stay_is_not_written_over(tmp_path: Path) -> None:
+    """The model that a resumed run reads again, as its reference, and what another callback of the kind writes."""
+    model = tiny_model_folder(tmp_path / "model")
+    (tmp_path / "link").symlink_to(model)
+    before = {file.name: file.read_bytes() for file in model.iterdir()}
+    for folders, said in (["link"], r"'.*link'.*trainer\.callbacks"), (["one", "./one"], r"two .*'.*one'"):
+        written = [PolicyFolder(str(tmp_path / folder)) for folder in folders]
+        with pytest.raises(ConfigError, match=said):
+            make_trainer(tmp_path, 1, written).fit(make_agent(model), make_data())  # type: ignore[arg-type]
+    assert {file.name: file.read_bytes() for file in model.iterdir()} == before
 
 
 def assert_same_weights(folder: Path, exported: Path) -> None:

@@ -153,9 +153,14 @@ def test_wrong_sizes_are_refused(size: float) -> None:
 
 
 @pytest.mark.slow
-def test_two_logs_in_one_folder_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"2 TurnLog in trainer\.callbacks.*init_args\.folder"):
-        make_trainer(tmp_path, 1, [TurnLog(), TurnLog(held_out=4)]).fit(make_agent(tiny_folder), make_data())
+def test_two_logs_in_one_folder_are_refused(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for first, second in ((None, None), (None, "turns"), ("mine", "./mine/")):
+        logs = [TurnLog(first), TurnLog(second, held_out=4), TurnLog("third")]
+        with pytest.raises(ConfigError, match=r"2 TurnLog in trainer\.callbacks.*init_args\.folder"):
+            make_trainer(tmp_path, 1, logs).fit(make_agent(tiny_folder), make_data())
     apart = [TurnLog(), TurnLog(str(tmp_path / "other"))]
     make_trainer(tmp_path, 1, apart).fit(make_agent(tiny_folder), make_data())
     assert len(list((tmp_path / "other").glob("rank0-*.jsonl"))) == 1
