@@ -11,6 +11,8 @@ from lightning_agentrl.prompts.memory import Memory
 
 TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # defaults of a data module without groups
 MOST = 2**31 - 1  # of anything; environments have 31 bits in the label of an episode
+MOST_ENVS = 100_000  # at a time; a small one takes 50 kB
+MOST_EPISODES = 1_000_000  # of an iteration; all of them are in memory
 
 
 def check_whole(value: object, key: str, least: int | None = None, most: int | None = None) -> None:
@@ -49,7 +51,7 @@ class GroupRollout:
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("per_rollout", 1), ("mini_batches", 1), ("ahead", 0), ("ahead_turns", 1)):
             check_whole(getattr(self, name), f"data.init_args.groups.{name}", least, MOST)
-        check_whole(self.episodes, "data.init_args.groups.size * per_rollout", most=MOST)
+        check_whole(self.episodes, "data.init_args.groups.size * per_rollout", most=MOST_EPISODES)
         if self.mini_batches > self.episodes:
             raise ValueError(
                 f"{self.mini_batches} mini-batches need as many episodes, and an iteration has size * per_rollout = "
@@ -100,7 +102,7 @@ class RolloutSizes:
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "turns_per_env", "mini_batch_turns", "update_epochs"):
-            check_whole(getattr(self, name), f"data.init_args.{name}", 1, MOST)
+            check_whole(getattr(self, name), f"data.init_args.{name}", 1, MOST_ENVS if name == "num_envs" else MOST)
         if self.groups is not None:
             self._refuse_turns()
         elif self.turns_per_rollout % self.mini_batch_turns:

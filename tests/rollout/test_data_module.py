@@ -99,9 +99,10 @@ def connected(tiny_folder):
         ({"update_epochs": 0}, "data.init_args.update_epochs"),
         ({"mini_batch_turns": 3}, "data.init_args.mini_batch_turns"),
         ({"num_envs": 10**30}, "data.init_args.num_envs must be at most"),
+        ({"num_envs": 10**9, "mini_batch_turns": 10**9}, "data.init_args.num_envs must be at most"),
         ({"turns_per_env": 10**30}, "data.init_args.turns_per_env must be at most"),
         ({"update_epochs": 10**30}, "data.init_args.update_epochs must be at most"),
-        ({"num_envs": 2**30, "update_epochs": 2**30}, "data.init_args.update_epochs must be at most"),
+        ({"num_envs": 2**15, "update_epochs": 2**30}, "data.init_args.update_epochs must be at most"),
         ({"memory": FullMemory(), "num_envs": 2, "mini_batch_turns": 1}, "data.init_args.num_envs"),
     ],
 )
