@@ -43,7 +43,8 @@ def verified(agent: Agent, largest: float | None, mean: float | None) -> bool:
         show(f"round {found.number + 1}: {found.seen}", flush=True)
     wrong = proof.first_wrong(rounds)
     if wrong is not None:
-        cause = proof.cause(wrong, sent_before=True)
+        rounded = f"rounding, which explains {usual}"
+        cause = rounded if wrong.seen.fits(usual) else proof.cause(wrong, sent_before=True)
         bounds = proof.allowed(wrong.seen)
         show(f"round {wrong.number + 1} is above the bounds ({bounds}), or sampled otherwise; likely {cause}")
     widest, widest_mean = (max(getattr(found.seen, name) for found in rounds) for name in ("largest", "mean"))

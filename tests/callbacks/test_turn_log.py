@@ -153,9 +153,7 @@ def test_wrong_sizes_are_refused(size: float) -> None:
 
 
 @pytest.mark.slow
-def test_two_logs_in_one_folder_are_refused(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_logs_in_one_folder_are_refused(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for first, second in ((None, None), (None, "turns"), ("mine", "./mine/")):
         logs = [TurnLog(first), TurnLog(second, held_out=4), TurnLog("third")]

@@ -61,6 +61,7 @@ def test_the_bound_can_be_given(verify: Verify, config: Config) -> None:
     code, lines = verify(config, "--bound", "1e-12")
     assert code == 1
     assert judged(lines)[2] == "FAILED"
+    assert "rounding" in lines[-2]  # a gap below the usual bounds has no other cause
 
 
 @pytest.mark.slow
