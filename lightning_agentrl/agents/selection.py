@@ -47,8 +47,8 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
     """Return the rows [B] (bool) that nothing can be learnt from, since an environment failed.
 
     With groups these are the rows of groups that lack an episode. Otherwise they are those of episodes that a fault
-    ended, unless a value stands for the rest of them, and with forks those of episodes whose first state, or the one
-    after the last turn, has no value, since all its branches were lost.
+    ended, unless a value stands for the rest of them. With forks they are also those of episodes whose first state, or
+    the one after the last turn, has no value, since all its branches were lost.
 
     Args:
         rollout: as it was collected.
@@ -57,9 +57,9 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
     """
     lost_B = torch.zeros(len(rollout), dtype=torch.bool)
     failed_B = torch.tensor([sample.turns[-1].stop is StopReason.ENV_FAULT for sample in rollout.samples]).bool()
+    unvalued_B = torch.isin(rollout.episode, rollout.episode[_unvalued(rollout)])
     if group_size is None:
-        failed_B |= _unvalued(rollout)
-        return lost_B if bootstraps else torch.isin(rollout.episode, rollout.episode[failed_B])
+        return lost_B if bootstraps else torch.isin(rollout.episode, rollout.episode[failed_B]) | unvalued_B
     if rollout.greedy_scores is not None:
         failed_B |= rollout.greedy_scores.isnan()
     groups = [sample.turns[0].group for sample in rollout.samples]  # with all sides: not every one has to have a turn
@@ -67,7 +67,8 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
     for group, sample in zip(groups, rollout.samples, strict=True):
         places.setdefault(group, set()).add(sample.turns[0].env)
     broken = {group for group, failed in zip(groups, failed_B.tolist(), strict=True) if failed}
-    return torch.tensor([group in broken or len(places[group]) != group_size for group in groups]).bool()
+    broken_B = torch.tensor([group in broken or len(places[group]) != group_size for group in groups]).bool()
+    return broken_B | unvalued_B
 
 
 def _unvalued(rollout: Rollout) -> Tensor:

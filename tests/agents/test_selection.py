@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 
+from lightning_agentrl.advantages import Forked
 from lightning_agentrl.agents.selection import corrected, lost_rows, without_rows
 from lightning_agentrl.losses import Bypass, NoCorrection, RatioRejection, RejectOnly, TruncatedWeights
 from lightning_agentrl.types import Rollout, Sample, Scores, StopReason
-from tests.types.samples import action, prompt, turn
+from tests.types.samples import action, observation, prompt, turn
 
 T, F = True, False
 
@@ -34,6 +36,29 @@ def test_an_episode_is_lost_where_no_branch_tells_what_its_first_or_its_next_sta
     forked = rollout.union(state_values=values[:, None].repeat(1, 2), forked_end_values=ends)
     assert lost_rows(forked, bootstraps=False, group_size=None).tolist() == [F, F, F, F, T, T, T, T]
     assert lost_rows(forked, bootstraps=True, group_size=None).tolist() == [F] * 8
+    grouped = Rollout.from_samples([row(env, index=index, group=env // 2) for env in range(4) for index in (6, 5)])
+    forked = grouped.union(state_values=values[:, None].repeat(1, 2), forked_end_values=ends)
+    assert lost_rows(forked, bootstraps=False, group_size=2).tolist() == [F, F, F, F, T, T, T, T]
+
+
+def test_an_advantage_that_nothing_is_known_of_is_in_no_growing_sample_that_is_trained_on():
+    """Forks of every state, each of which may be lost: what is 0 by ignorance is left out, what is known is right."""
+    values = torch.tensor([1.0, math.nan, 3.0, 0.5], dtype=torch.float64)
+    for lost in range(4):
+        turns = [turn(index=j, reward=1.0) for j in range(3)]
+        turns.append(turn(index=3, reward=1.0, terminated=True, stop=StopReason.ENV_DONE))
+        said = [part for j in range(4) for part in (observation(1), action(j))]
+        sample = Sample((prompt(1), *said), tuple(turns))
+        known = values.where(torch.arange(4) != lost, math.nan)
+        rollout = Rollout.from_samples([sample]).union(state_values=known[None], forked_end_values=torch.zeros(1))
+        advantages, _ = Forked(gamma=1.0, whiten=False).estimate(rollout)
+        left_out = bool(lost_rows(rollout, bootstraps=False, group_size=None))
+        assert left_out == (lost == 0)  # else the state before tells
+        valued = [j for j in range(4) if not known[j].isnan()]
+        for j, until in pairwise([*valued, 4]):
+            after = 0.0 if until == 4 else float(known[until])
+            assert advantages[0, j:until].tolist() == [until - j + after - float(known[j])] * (until - j)
+        assert not advantages[0, : valued[0]].any()
 
 
 def test_a_group_that_lacks_an_episode_is_lost():
