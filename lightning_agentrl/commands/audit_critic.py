@@ -122,7 +122,9 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
     if rollout.scores.values is not None:
         values = agreement(rollout.scores.values[at_states], rollout.state_values[at_states])
     returns = [turn.branch_returns for turn in rollout.turns]
-    return Audit(truth_BA, values, noise_of_means(returns), explained_by_exact_values(returns), credit, rollout)
+    starts = [turn.env if turn.group is None else turn.group for turn in rollout.turns]
+    explainable = explained_by_exact_values(returns, starts)
+    return Audit(truth_BA, values, noise_of_means(returns), explainable, credit, rollout)
 
 
 def up_to_next_value(advantages_BA: Tensor, rollout: Rollout, gamma: float) -> Tensor:

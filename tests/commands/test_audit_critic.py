@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
@@ -39,14 +40,27 @@ def test_agreement_by_hand():
 
 
 def test_what_exact_values_explain_of_returns():
-    # By hand: means 1 and 5, variances 2 within, 8 between, of which 2 / 2 by chance.
-    assert explained_by_exact_values([[0.0, 2.0], [4.0, 6.0], [7.0]]) == pytest.approx(7 / 9)
-    assert explained_by_exact_values([[1.0, 1.0], [2.0, 2.0]]) == pytest.approx(1.0)
-    assert all(math.isnan(explained_by_exact_values(of)) for of in ([], [[1.0, 2.0]], [[3.0, 3.0], [3.0, 3.0]]))
+    # By hand: means 1 and 5, variances 2 within, half a square of 8 between, of which 2 / 2 by chance.
+    assert explained_by_exact_values([[0.0, 2.0], [4.0, 6.0], [7.0]], [0, 1, 2]) == pytest.approx(7 / 9)
+    assert explained_by_exact_values([[1.0, 1.0], [2.0, 2.0]], [0, 1]) == pytest.approx(1.0)
+    for returns, starts in ([], []), ([[1.0, 2.0]], [0]), ([[3.0] * 2] * 2, [0, 1]), ([[1.0, 2.0], [3.0, 5.0]], [4, 4]):
+        assert math.isnan(explained_by_exact_values(returns, starts))
     rng = torch.Generator().manual_seed(0)
     values = torch.randn(4_000, 1, dtype=torch.float64, generator=rng)
     drawn = values + 2 * torch.randn(4_000, 3, dtype=torch.float64, generator=rng)
-    assert explained_by_exact_values(drawn.tolist()) == pytest.approx(1 / 5, abs=0.03)
+    assert explained_by_exact_values(drawn.tolist(), range(4_000)) == pytest.approx(1 / 5, abs=0.03)
+
+
+def test_states_that_have_much_in_common_do_not_lower_what_exact_values_explain():
+    """A thousand audits of 12 environments with 8 states each, whose values and noise are shared by half."""
+    rng, envs, states, branches = np.random.default_rng(0), 12, 8, 4
+    starts = np.repeat(np.arange(envs), states)
+
+    def shared(each: int) -> np.ndarray:
+        return np.sqrt(0.5) * (rng.normal(size=(envs, each))[starts] + rng.normal(size=(len(starts), each)))
+
+    found = [explained_by_exact_values((shared(1) + shared(branches)).tolist(), starts.tolist()) for _ in range(1000)]
+    assert np.mean(found) == pytest.approx(0.5, abs=0.01)
 
 
 def test_equal_numbers_have_no_variance_to_explain():
@@ -55,7 +69,7 @@ def test_equal_numbers_have_no_variance_to_explain():
     assert math.isnan(agreement(other, equal).explained)
     assert math.isnan(agreement(other, equal).rank)
     assert math.isnan(agreement(equal, other).rank)
-    assert math.isnan(explained_by_exact_values([[0.1] * 3] * 7))
+    assert math.isnan(explained_by_exact_values([[0.1] * 3] * 7, range(7)))
 
 
 def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_first():
