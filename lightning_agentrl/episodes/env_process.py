@@ -315,7 +315,7 @@ def _serve(pipe: Connection) -> None:
     if isinstance(recipe, _Failure):
         return
     _seed_globals(0)
-    environment = _tried(lambda: Environment(recipe.make))
+    environment = _tried(lambda: Environment(recipe.make, alone=True))
     _send(pipe, environment if isinstance(environment, _Failure) else environment.contract)
     call = "close" if isinstance(environment, _Failure) else ""
     while call != "close":

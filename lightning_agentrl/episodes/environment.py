@@ -6,6 +6,7 @@ The processes of environments import this file, so it imports nothing but gymnas
 from __future__ import annotations
 
 import io
+import os
 import signal
 import threading
 import traceback
@@ -100,14 +101,20 @@ class Hosted(Protocol):
 class Environment:
     """A gymnasium environment in this process.
 
+    Args:
+        make: makes it.
+        alone: the process is its own, so that it may go to another folder.
+
     Raises:
         EnvError: it cannot be made, or an attribute has a wrong type.
         ConfigError: raised by ``make``.
     """
 
-    def __init__(self, make: Callable[[], gymnasium.Env]) -> None:
+    def __init__(self, make: Callable[[], gymnasium.Env], alone: bool = False) -> None:
+        self._folder = None if alone else _working_folder()
         with AsEnvErrors():
             self.env = make()
+            self._check_folder()
             self.contract = self._offered = read_contract(self.env, begun=False)
             _check_code(self.env)
         self._renewed: list[tuple[Generator, bytes]] = []  # generators, and where they were then
@@ -176,9 +183,24 @@ class Environment:
     def end(self) -> None:
         """Do nothing: a call in a thread cannot be ended."""
 
+    def _check_folder(self) -> None:
+        """Go back to the working folder of the process, where the run writes, if the environment has left it.
+
+        Raises:
+            EnvError: it has.
+        """
+        if self._folder is None or _working_folder() in (self._folder, None):  # removed: nothing has left it
+            return
+        os.chdir(self._folder)
+        raise contract_error(
+            "the environment changes the working folder of the trainer, where the run writes; give it a process of its "
+            "own (key worker: process of the environment), or let it use whole paths"
+        )
+
     def _answer(
         self, observation: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
     ) -> Answer:
+        self._check_folder()
         given = read_observation(observation)
         shown = given.mended()
         if not isinstance(info, Mapping):
@@ -206,6 +228,14 @@ class Environment:
             images=shown.images,
             messages=shown.messages,
         )
+
+
+def _working_folder() -> str | None:
+    """Return the working folder of this process; None where it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 _CHECKED: set[type] = set()  # classes of environments in this process

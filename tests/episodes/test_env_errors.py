@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -223,3 +225,22 @@ def test_a_picture_of_another_form_is_refused(tiny_folder):
 
     with workplace(tiny_folder, [Wrong(3)]) as place, pytest.raises(EnvError, match=r"draws float32 \[2, 3\]"):
         place.collect(1)
+
+
+class Wanderer(Scripted):
+    def __init__(self, folder: str) -> None:
+        super().__init__(4, on_step=lambda _: os.chdir(folder))
+
+
+def test_an_environment_cannot_take_the_run_to_another_folder(tmp_path, monkeypatch):
+    """Else checkpoints lie in another folder than the run. In a process of its own it can go where it likes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    shared, alone = (Environment(lambda: Wanderer(str(tmp_path / "elsewhere")), own) for own in (False, True))
+    shared.reset(0)
+    with pytest.raises(EnvError, match="working folder.*worker: process"):
+        shared.step("go")
+    assert Path.cwd() == tmp_path
+    alone.reset(0)
+    alone.step("go")
+    assert Path.cwd() == tmp_path / "elsewhere"
