@@ -18,16 +18,19 @@ import pytest
 import torch
 
 from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer
-from lightning_agentrl.advantages import GAE, AdvantageEstimator
+from lightning_agentrl.advantages import GAE, AdvantageEstimator, estimated
 from lightning_agentrl.agents import KL, Optim
 from lightning_agentrl.callbacks import KLCeiling, StopOnSignals, TurnLog
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
+from lightning_agentrl.prompts.memory import Recollection
+from lightning_agentrl.prompts.parser import ParsedReply
 from lightning_agentrl.rollout import EnvConfig, Judge, RawParser, TaskSet, TurnInteraction, WindowMemory
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import to_plain
+from tests.advantages.cases import build, draw_episodes
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "guides" / "from_python.ipynb"
@@ -173,6 +176,20 @@ class Tuples(RawParser):
         return ("", "one")
 
 
+class Numbered(RawParser):
+    """Gives the action as a number."""
+
+    def parse(self, *args: Any) -> Any:
+        return ParsedReply("", 3)  # type: ignore[arg-type]
+
+
+class Counting(WindowMemory):
+    """Notes a number."""
+
+    def recall(self, past: Any) -> Any:
+        return Recollection(note=len(past))  # type: ignore[arg-type]
+
+
 class Listed(WindowMemory):
     """Returns turns without what holds them."""
 
@@ -206,6 +223,12 @@ def judged(verdict: Any) -> EnvConfig:
     ("settings", "error", "message"),
     [
         ({"memory": Listed()}, TypeError, "Listed must return a Recollection, got list"),
+        ({"memory": Counting()}, TypeError, "note of a Recollection is text, got int"),
+        (
+            {"interaction": TurnInteraction(4, parser=Numbered())},
+            TypeError,
+            "Numbered .* text or None, got str and int",
+        ),
         ({"interaction": Idle(4)}, ValueError, r"Idle has ended without .*\(key data.init_args.interaction"),
         (
             {"env": judged(None)},
@@ -314,6 +337,49 @@ def test_a_loss_of_ones_own_that_returns_something_else_is_named(
     )
     with pytest.raises(TypeError, match=message):
         make_trainer(tmp_path, 1).fit(agent, make_data())
+
+
+def test_an_estimator_of_ones_own_that_changes_what_others_read_is_named() -> None:
+    """Else metrics and turn logs would show rewards that nobody gave."""
+    rollout = build(draw_episodes(3)).rollout
+    with pytest.raises(
+        TypeError, match=r"^estimate of Gives changes rewards of the rollout .*model.init_args.advantage"
+    ):
+        estimated(Gives(lambda x: (x.mul_(2), x)), rollout)
+    estimated(Gives(lambda x: (x, x)), rollout)
+
+
+def test_a_loss_of_ones_own_from_which_nothing_is_learnt_is_named() -> None:
+    """A constant has no gradient; zeros are none that was forgotten, nor what is not to have one."""
+    logps, constant, mask = torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3), torch.ones(2, 3)
+    for make in (lambda x: x.detach() - 1, lambda x: torch.ones_like(x, dtype=torch.int64)):
+        loss = LossThatGives(make)
+        with pytest.raises(TypeError, match=r"^token_loss of LossThatGives .* log-probs.*model.init_args.policy_loss"):
+            loss(logps, constant, constant, mask)
+        loss(logps.detach(), constant, constant, mask)
+        with torch.no_grad():
+            loss(logps, constant, constant, mask)
+    assert not LossThatGives(torch.zeros_like)(logps, constant, constant, mask).any()
+
+
+class Telling(PPOClip):
+    def metrics(self, *_: torch.Tensor) -> Any:
+        return {"mean": 0.5}
+
+
+class TakingApart(WindowMemory):
+    def recall(self, past: Any) -> Any:
+        past.clear()
+        return Recollection()
+
+
+@pytest.mark.slow
+def test_what_a_part_of_ones_own_is_given_is_its_own_and_what_it_tells_is_checked(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), make_data(memory=TakingApart(1)))
+    with pytest.raises(TypeError, match=r"^metrics of Telling must return one tensor .* got float"):
+        make_trainer(tmp_path, 1).fit(make_agent(tiny_folder, policy_loss=Telling()), make_data())
 
 
 def spoiled(method: str, make: Callable[[torch.Tensor], Any]) -> type[PPOAgent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import fields
 from typing import ClassVar
 
 from torch import Tensor
@@ -72,9 +73,15 @@ def estimated(estimator: AdvantageEstimator, rollout: Rollout, reduce: Reduce | 
     """Return what :meth:`AdvantageEstimator.estimate` does, and refuse what is not advantages and returns.
 
     Raises:
-        TypeError: it is something else; names the class.
+        TypeError: it is something else, or the rollout is no longer what was collected; names the class.
     """
+    before = _versions(rollout)
     returned: object = estimator.estimate(rollout, reduce)
+    if changed := [name for name, version in _versions(rollout).items() if version != before[name]]:
+        raise TypeError(
+            f"estimate of {type(estimator).__name__} changes {' and '.join(changed)} of the rollout in place, which "
+            "others read; let it compute new tensors (key model.init_args.advantage)"
+        )
     shape = rollout.action_mask.shape
     if isinstance(returned, tuple | list) and len(returned) == 2 and all(is_tensor_of(x, shape) for x in returned):
         advantages, returns = returned
@@ -83,6 +90,12 @@ def estimated(estimator: AdvantageEstimator, rollout: Rollout, reduce: Reduce | 
         f"estimate of {type(estimator).__name__} must return two tensors {list(shape)}, advantages and returns, got "
         f"{in_words(returned)} (key model.init_args.advantage)"
     )
+
+
+def _versions(rollout: Rollout) -> dict[str, int]:
+    """Return how often each tensor of a rollout was changed in place, by its name."""
+    every = [(f.name, getattr(of, f.name)) for of in (rollout, rollout.scores) for f in fields(of)]
+    return {name: x._version for name, x in every if isinstance(x, Tensor) and not x.is_inference()}
 
 
 def token_rewards(rollout: Rollout) -> Tensor:

@@ -35,6 +35,7 @@ from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.plain_config import from_plain
+from lightning_agentrl.types.returned import per_token
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,9 @@ class PPOAgent(Agent):
         assert batch.scores.old_logps is not None
         assert batch.advantages is not None
         old_logps, trained = batch.scores.old_logps, batch.trained_mask
-        metrics = self.loss.metrics(scores.logps, old_logps, batch.advantages, trained)
+        found = self.loss.metrics(scores.logps, old_logps, batch.advantages, trained)
+        key = "model.init_args.policy_loss"
+        metrics = {name: per_token(x, trained, self.loss.metrics, key) for name, x in found.items()}
         if batch.picked is not None:
             metrics["picked_fraction"] = batch.picked.float()
         if self.kl.loss > 0:

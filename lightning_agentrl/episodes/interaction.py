@@ -21,6 +21,7 @@ from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
 from lightning_agentrl.types.plain_config import from_plain
+from lightning_agentrl.types.returned import in_words
 
 WHOLE_EPISODE_TURNS = 1000  # after which an episode that is played whole is truncated where nothing else is said
 
@@ -220,6 +221,11 @@ class TurnInteraction(Interaction):
             raise TypeError(f"parse of {type(parser).__name__} must return a ParsedReply, got {type(parsed).__name__}")
         if isinstance(parsed.action, np.generic) or isinstance(parsed.thought, np.generic):
             parsed = replace(parsed, thought=plain(parsed.thought), action=plain(parsed.action))
+        if not isinstance(parsed.thought, str) or not isinstance(parsed.action, str | None):
+            raise TypeError(
+                f"parse of {type(parser).__name__} must give the thought as text and the action as text or None, got "
+                f"{in_words(parsed.thought)} and {in_words(parsed.action)}"
+            )
         return parsed
 
     def _reward(self, env_reward: float, valid: bool) -> float:

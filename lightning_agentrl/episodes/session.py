@@ -332,7 +332,7 @@ class Session:
         if self.context:
             new = self.renderer.continuation(self.rules, shown, self.reply_closed)
             return Prompt(self.context, new, history_cuts=0)
-        recollection = self.memory.recall(self.past)
+        recollection = self.memory.recall(list(self.past))  # which a memory may take apart
         if not isinstance(recollection, Recollection):
             raise TypeError(
                 f"recall of {type(self.memory).__name__} must return a Recollection, got "

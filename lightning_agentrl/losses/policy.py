@@ -13,6 +13,8 @@ from lightning_agentrl.losses.precision import check_shapes, same_shape_float32
 from lightning_agentrl.losses.ranks import Gather, alone
 from lightning_agentrl.types.returned import per_token
 
+KEY = "model.init_args.policy_loss"
+
 
 class PolicyLoss(ABC):
     """Strategy object that turns log-probs and advantages into a loss per action token.
@@ -58,11 +60,17 @@ class PolicyLoss(ABC):
 
         Raises:
             ValueError: shapes differ, or the picked tokens are missing.
-            TypeError: :meth:`token_loss` returned something else; names the class.
+            TypeError: :meth:`token_loss` returned something else, or what does not depend on the log-probs; names the
+                class.
         """
         logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
-        loss = self.token_loss(logps, old_logps, advantages, mask)
-        return torch.where(mask, per_token(loss, mask, self.token_loss, "model.init_args.policy_loss"), 0)
+        loss = per_token(self.token_loss(logps, old_logps, advantages, mask), mask, self.token_loss, KEY)
+        if logps.requires_grad and torch.is_grad_enabled() and not loss.requires_grad and loss[mask].any():
+            raise TypeError(
+                f"token_loss of {type(self).__name__} returns numbers that do not depend on the log-probs, so nothing "
+                f"would be learnt from them (key {KEY})"
+            )
+        return torch.where(mask, loss, 0)
 
     @abstractmethod
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:

@@ -238,7 +238,7 @@ def test_an_environment_cannot_take_the_run_to_another_folder(tmp_path, monkeypa
     (tmp_path / "elsewhere").mkdir()
     shared, alone = (Environment(lambda: Wanderer(str(tmp_path / "elsewhere")), own) for own in (False, True))
     shared.reset(0)
-    with pytest.raises(EnvError, match="working folder.*worker: process"):
+    with pytest.raises(EnvError, match=r"working folder.*worker: process"):
         shared.step("go")
     assert Path.cwd() == tmp_path
     alone.reset(0)
