@@ -127,6 +127,8 @@ class SignalWatch:
                     self.stopping.saves += 1
                 else:
                     self._new_saves += 1
+        if number == signal.SIGHUP:
+            drop_lost_outputs()
         if number in self.ends:
             if self._came_at is None:
                 self._came_at = time.monotonic()
@@ -188,6 +190,20 @@ class SignalWatch:
         if telling.is_alive():
             os.write(2, f"agentrl: stopped, {reason}; the disk of the checkpoints does not answer\n".encode())
         os._exit(128 + self.stopping.asked if rank() == 0 else 0)
+
+
+def drop_lost_outputs() -> None:
+    """Let what is written to a terminal that is gone, or to a pipe that nobody reads, go nowhere: no error ends the
+    run before it is saved.
+    """
+    polled = select.poll()
+    for number in (1, 2):
+        polled.register(number, 0)  # errors are told without being asked for
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number, event in polled.poll(0):
+        if event & (select.POLLERR | select.POLLHUP):
+            os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 class _Placeholder:

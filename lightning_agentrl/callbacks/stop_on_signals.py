@@ -31,10 +31,11 @@ SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2  # Lightning's name of what a job
 
 
 class StopOnSignals(L.Callback):
-    """Saving when the run is told to end, by SIGTERM or Ctrl-C, to any of its processes.
+    """Saving when the run is told to end, by SIGTERM, Ctrl-C or a terminal that is closed, to any of its processes.
 
     A collection, scoring or validation is left and repeated when the run goes on. An update is finished. Then the run
-    saves ``stopped-<iterations>.ckpt`` beside its other checkpoints and ends with 143 after SIGTERM, 130 after Ctrl-C.
+    saves ``stopped-<iterations>.ckpt`` beside its other checkpoints and ends with 143 after SIGTERM, 130 after Ctrl-C,
+    129 after SIGHUP, which a terminal sends as it is closed (but to no run that was started with ``nohup``).
     A run without a server of its engine, for longer than it may wait, does so too, with 143. A second signal ends it at
     once. SIGUSR1 saves ``saved-<iterations>.ckpt`` after the running stage and goes on.
 
@@ -86,7 +87,7 @@ class StopOnSignals(L.Callback):
             rank_zero_warn("signals are not handled, since Python does so in the main thread only and this is another")
             return
         requeues = _requeue_signal(trainer)
-        ends = [signal.SIGTERM, signal.SIGINT, *([] if requeues is None else [requeues])]
+        ends = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *([] if requeues is None else [requeues])]
         saves = [number for number in (signal.SIGUSR1,) if number not in ends]
         stopping = _data(trainer).stopping
         stopping.begin(lambda: self._save_and_go_on(trainer))

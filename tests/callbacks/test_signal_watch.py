@@ -18,7 +18,7 @@ from lightning_agentrl.rollout.stopping import Stopping
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import next_port
 
-ENDS, SAVES = (signal.SIGTERM, signal.SIGINT), (signal.SIGUSR1,)
+ENDS, SAVES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), (signal.SIGUSR1,)
 
 
 def write(reason: str) -> None:
@@ -98,6 +98,26 @@ def test_a_second_signal_ends_at_once_but_one_that_comes_twice_is_one(tmp_path, 
     assert code_of(child(work, tmp_path / "log")) == 143
     assert time.monotonic() - started < 30
     assert (tmp_path / "log").read_text() == "still here; and a second one ended it at once"
+
+
+def test_what_is_written_to_a_terminal_that_is_gone_is_no_error(tmp_path):
+    """An error would end the run before it is saved. What somebody still reads stays."""
+
+    def work() -> None:
+        keeper, terminal = os.openpty()
+        os.dup2(terminal, 1)
+        os.close(keeper)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(1, b"lost")
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may be started with nohup
+        stopping = begin()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert wait_for(lambda: stopping.asked == signal.SIGHUP)
+        os.write(1, b"nowhere")
+        os.write(2, b"here")
+
+    assert code_of(child(work, tmp_path / "log")) == 0
+    assert (tmp_path / "log").read_text() == "here"
 
 
 def test_sigusr1_asks_to_save_and_nothing_else(tmp_path):

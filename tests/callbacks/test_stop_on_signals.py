@@ -114,6 +114,23 @@ def test_the_command_tells_once_what_a_signal_to_its_second_process_did(tmp_path
 
 
 @pytest.mark.slow
+def test_a_terminal_that_is_closed_saves_unless_the_run_was_started_with_nohup(
+    tmp_path: Path, exact_folder: Path
+) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        run(tmp_path / "nohup", exact_folder, "windowed", StopOnSignals(), SignalAt("score", 0, name="SIGHUP"))
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with pytest.raises(Stopped) as error:
+            run(tmp_path, exact_folder, "windowed", StopOnSignals(), SignalAt("score", 0, name="SIGHUP"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert error.value.code == 128 + signal.SIGHUP
+    assert len(list(tmp_path.glob("stopped-*.ckpt"))) == 1
+
+
+@pytest.mark.slow
 def test_sigusr1_saves_and_goes_on(tmp_path: Path, exact_folder: Path, whole: Whole) -> None:
     """What it saves is removed like other checkpoints, and takes the place of none."""
     signals = [SignalAt(stage, iteration, name="SIGUSR1") for stage, iteration in (("validate", 2), ("collect", 3))]
