@@ -48,6 +48,7 @@ class RunRecord(SaveConfigCallback):
         if self.already_saved:
             return
         with whole_file(record) as beside:
+            beside.touch()  # the parser says with a class of its own that it cannot
             # it was checked as it was parsed
             self.parser.save(self.config, beside, skip_unset=False, skip_validation=True, overwrite=True)
         self.already_saved = True

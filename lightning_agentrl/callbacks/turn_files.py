@@ -51,6 +51,7 @@ class TurnFiles:
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add a line for each record; its first key must be the iteration."""
+        self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it; the run is worth more
         if self._number is None:
             self._number = max(self._numbers(self.rank), default=-1) + 1
         first = self._number

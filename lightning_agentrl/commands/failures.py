@@ -24,7 +24,10 @@ _LESS_MEMORY = {  # by the stage in which it ran out
 }
 _LESS_MEMORY_ANYWHERE = f"while collecting, {_LESS_MEMORY['collect']}; in training, {_LESS_MEMORY['update']}"
 _WRITTEN = "where the run writes: in its folder, in those of its loggers and callbacks, or where its output goes"
-_NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+_NO_ACCESS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+    errno.EFBIG,  # also where `ulimit -f` allows no larger file
+)
 
 
 def explained(error: BaseException, stage: str = "") -> ConfigError | None:

@@ -242,7 +242,7 @@ class AgentCLI(LightningCLI):
         self.signals.command = ["agentrl", *self.given]
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
-        except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+        except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
             raise ConfigError(trainer_problem(error, self.settings.trainer)) from error
         self.nodes = NodeNames()
         cast(Any, trainer).callbacks.append(self.nodes)

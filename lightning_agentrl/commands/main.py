@@ -301,8 +301,12 @@ def main() -> None:
         if arguments[0] == "--version":
             print(f"agentrl {__version__}")
             return
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # a user's own module is where the command is run
+        try:
+            here = os.getcwd()
+        except FileNotFoundError:
+            raise ConfigError("the working folder was removed; go to one that exists, with cd") from None
+        if here not in sys.path:
+            sys.path.append(here)  # a user's own module is where the command is run
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return

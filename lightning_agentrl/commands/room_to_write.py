@@ -25,6 +25,8 @@ def make_folder(folder: str | os.PathLike[str] | None, key: str, keep: bool = Tr
     path = os.path.expanduser(os.fspath(folder))
     if "://" in path:
         raise ConfigError(f"{key} '{path}' is not a folder of this machine; give one, and copy from there")
+    if os.path.expandvars(path) != path:
+        raise ConfigError(f"{key} '{path}' names a variable, which only a shell fills in; write out the folder")
     try:
         missing = [] if keep else [one for one in (Path(path), *Path(path).parents) if not one.exists()]
         Path(path).mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,15 @@ def test_a_run_that_goes_on_logs_no_turn_twice(tiny_folder: Path, tmp_path: Path
     with max((tmp_path / "turns").iterdir()).open("a") as log:
         log.write('{"iteration":3,"env":')
     assert what_was_played(fit(3, f"{saved}/iteration-00001.ckpt")) == what_was_played(whole)
+
+
+def test_a_log_whose_folder_was_removed_goes_on(tmp_path: Path) -> None:
+    """It held what is lost; the run is worth more."""
+    log = TurnFiles(tmp_path / "turns", 0, 1.0, 9)
+    log.write([{"iteration": 1}])
+    shutil.rmtree(tmp_path / "turns")
+    log.write([{"iteration": 2}])
+    assert [path.read_text() for path in (tmp_path / "turns").iterdir()] == ['{"iteration":2}\n']
 
 
 def test_what_is_cut_off_begins_with_the_iteration(tmp_path: Path) -> None:

@@ -228,6 +228,7 @@ WRONG = {
     "no checkpoint yet": ("ckpt_path", "last", ["ckpt_path"]),
     "no best checkpoint": ("ckpt_path", "best", ["ckpt_path", "monitor"]),
     "folder that cannot be made": ("trainer.default_root_dir", "/proc/none/run", ["/proc/none/run"]),
+    "folder by a variable": ("trainer.default_root_dir", "$HOME/run", ["trainer.default_root_dir", "$HOME/run"]),
     "folder elsewhere": ("trainer.default_root_dir", "s3://mine/run", ["trainer.default_root_dir", "s3://mine/run"]),
     "checkpoint": ("ckpt_path", "nowhere.ckpt", ["nowhere.ckpt"]),
     "no checkpoint": ("ckpt_path", "given.yaml", ["given.yaml'", "agentrl fit"]),

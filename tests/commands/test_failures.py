@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +19,7 @@ from lightning_agentrl.agents.checkpoints import check_weights
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, EnvError
 from tests.agents.harness import make_trainer
-from tests.cli import Command, Config, changed, sentence
+from tests.cli import Command, Config, changed, run_command, sentence
 from tests.disks import mounted
 
 HUNGRY = """\
@@ -151,6 +154,38 @@ def test_a_log_on_a_full_disk_is_no_checkpoint() -> None:
     assert "the disk is full" in message
     assert "keep" not in message
     assert "default_root_dir" not in message  # it was another file, and the system does not say which
+
+
+def test_a_folder_that_can_only_be_read_is_told(tmp_path: Path, config: Config, agentrl: Command) -> None:
+    with mounted(tmp_path / "disk", "8k") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        code, said = agentrl(config=changed(config, "trainer.default_root_dir", str(disk)))
+    assert code == 2
+    assert f"'{disk}/config.part' cannot be used: Read-only file system" in said
+
+
+def test_a_file_that_grows_beyond_a_limit_of_the_system_is_told() -> None:
+    assert "'run/a.part' cannot be used: File too large" in str(
+        explained(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "run/a.part"))
+    )
+
+
+def test_a_working_folder_that_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run_command(monkeypatch, "new", "mine") == 2
+    assert "the working folder was removed" in capsys.readouterr().err
+
+
+def test_what_slurm_was_asked_for_and_lightning_refuses_is_told(
+    config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"JOB_ID": "1", "JOB_NAME": "train", "NTASKS": "4", "PROCID": "0", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert "--ntasks-per-node=4" in sentence(agentrl(config=config))
 
 
 # Checkpoints
