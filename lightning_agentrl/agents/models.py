@@ -101,7 +101,8 @@ def build_models(
     base = None if lora is None else load_causal_lm(model)
 
     def backbone(name: str, other: str | None = None) -> PreTrainedModel:
-        lm = load_causal_lm(other or model) if lora is None or base is None or other else lora.adapt(base, name)
+        own = lora is None or base is None or other is not None
+        lm = load_causal_lm(other or model, head=name != "critic") if own else lora.adapt(base, name)
         for part in () if train_tower else tower(lm).values():
             part.requires_grad_(False)
         use_kernels(lm, compute.kernels)

@@ -80,7 +80,9 @@ class RewardModel(Scorer):
         device = usable_device(self.device, f"{self.key}.init_args.device") or device
         try:
             self._tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(self.model))
-            classifier = AutoModelForSequenceClassification.from_pretrained(self.model, dtype="auto")
+            classifier, found = AutoModelForSequenceClassification.from_pretrained(
+                self.model, dtype="auto", output_loading_info=True
+            )
         except (OSError, ValueError, ImportError, SafetensorError) as error:
             raise ValueError(
                 f"the reward model '{self.model}' cannot be loaded: {first_line(error)} (key "
@@ -90,6 +92,11 @@ class RewardModel(Scorer):
             raise ValueError(
                 f"the reward model '{self.model}' has {classifier.config.num_labels} outputs, and a reward is one "
                 f"number; give a model with one (key {self.key}.init_args.model)"
+            )
+        if found["missing_keys"]:
+            raise ValueError(
+                f"the files of the reward model '{self.model}' lack {min(found['missing_keys'])}, so chance would stand "
+                f"in its place; give a model that was trained to reward (key {self.key}.init_args.model)"
             )
         self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
         self._classifier = classifier.to(device).eval().requires_grad_(False)

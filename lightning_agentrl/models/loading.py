@@ -51,6 +51,8 @@ def naming_model(model: str, key: str = KEY) -> Iterator[None]:
     """
     try:
         yield
+    except ConfigError:  # says it already
+        raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = one_line(first_line(error))
         raise ConfigError(f"the model '{model}' cannot be loaded (key {key}): {reason}") from error
@@ -114,10 +116,17 @@ def read_images(model: str) -> FamilyReader | None:
         return image_reader(read_config(model), resolve_model(model))
 
 
-def load_causal_lm(model: str) -> PreTrainedModel:
+def load_causal_lm(model: str, head: bool = True) -> PreTrainedModel:
     """Load a pretrained causal language model, which may also read images.
 
     Its text attends over prefix trees if its layers support it.
+
+    Args:
+        model: hub id or folder.
+        head: whether its logits are wanted, so that its last layer has to be there.
+
+    Raises:
+        ConfigError: it cannot be loaded, or lacks weights, which would be drawn at random.
     """
     _refuse_missing_folder(model, KEY)
     folder = resolve_model(model)
@@ -128,17 +137,39 @@ def load_causal_lm(model: str) -> PreTrainedModel:
     if attention and config.model_type in READERS:
         attention = {"text_config": TREE, "vision_config": "sdpa"}
     with naming_model(model):
-        lm = cast(
-            PreTrainedModel,
-            auto_class(config).from_pretrained(
-                folder, config=config, dtype=torch.get_default_dtype(), attn_implementation=attention
-            ),
+        lm, found = auto_class(config).from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.get_default_dtype(),
+            attn_implementation=attention,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below
         )
+    lm = cast(PreTrainedModel, lm)
+    _refuse_random_weights(model, lm, found, head)
     if unshared:
         _try_projection(model, lm)
     else:
         skip_unread(lm)
     return lm
+
+
+def _refuse_random_weights(model: str, lm: PreTrainedModel, found: dict[str, Any], head: bool) -> None:
+    """Refuse a model whose files lack weights, or have some of another shape; transformers draws them at random.
+
+    Raises:
+        ConfigError: names some of them.
+    """
+    last = lm.get_output_embeddings()
+    unread = set() if head or last is None else {id(weight) for weight in last.parameters()}
+    unwanted = {name for name, weight in lm.named_parameters(remove_duplicate=False) if id(weight) in unread}
+    lacks = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])} - unwanted)
+    if lacks:
+        more = f" and {len(lacks) - 1} more weights" if len(lacks) > 1 else ""
+        raise ConfigError(
+            f"the files of the model '{model}' lack {lacks[0]}{more}, or have another shape there, so chance would "
+            f"stand in their place; its config.json is of another model, or files are missing (key {KEY})"
+        )
 
 
 def _refuse_unknown_id(model: str, key: str) -> None:

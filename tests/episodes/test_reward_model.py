@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, LlamaConfig
 
 from lightning_agentrl.episodes.reward_model import _Waiting
@@ -136,6 +137,11 @@ def test_what_cannot_be_a_reward_model_is_refused(tmp_path: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])  # a copy that was cut off
     with pytest.raises(ValueError, match=r"reward model '.*' cannot be loaded.*scorer.init_args.model"):
+        started(folder)
+    folder = classifier_folder(tmp_path / "headless")
+    kept = {name: x for name, x in load_file(folder / "model.safetensors").items() if name != "score.weight"}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lack score.weight.*scorer.init_args.model"):
         started(folder)
     with pytest.raises(ValueError, match=r"64.*max_reply_tokens"):
         started(classifier_folder(tmp_path / "bert", "bert")).score("word " * 99, "yes", None)
