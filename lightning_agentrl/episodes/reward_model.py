@@ -95,8 +95,8 @@ class RewardModel(Scorer):
             )
         if found["missing_keys"]:
             raise ValueError(
-                f"the files of the reward model '{self.model}' lack {min(found['missing_keys'])}, so chance would stand "
-                f"in its place; give a model that was trained to reward (key {self.key}.init_args.model)"
+                f"the files of the reward model '{self.model}' lack {min(found['missing_keys'])}, so chance would "
+                f"stand in its place; give a model that was trained to reward (key {self.key}.init_args.model)"
             )
         self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
         self._classifier = classifier.to(device).eval().requires_grad_(False)
