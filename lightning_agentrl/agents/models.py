@@ -101,8 +101,10 @@ def build_models(
     base = None if lora is None else load_causal_lm(model)
 
     def backbone(name: str, other: str | None = None) -> PreTrainedModel:
-        own = lora is None or base is None or other is not None
-        lm = load_causal_lm(other or model, head=name != "critic") if own else lora.adapt(base, name)
+        if lora is None or base is None or other:
+            lm = load_causal_lm(other or model, head=name != "critic")
+        else:
+            lm = lora.adapt(base, name)
         for part in () if train_tower else tower(lm).values():
             part.requires_grad_(False)
         use_kernels(lm, compute.kernels)

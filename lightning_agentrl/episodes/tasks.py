@@ -194,7 +194,7 @@ def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
     if not file.is_file():
         raise ValueError(f"there is no file of tasks '{path}' (key {key})")
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")  # editors of Windows write a mark at the beginning
     except UnicodeDecodeError as error:
         raise ValueError(f"the file of tasks '{path}' is not a text in UTF-8: {error} (key {key})") from error
     lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())

@@ -129,6 +129,11 @@ def test_files_that_hold_no_tasks(tmp_path: Path, lines: str | None, message: st
         read_tasks(str(tmp_path / "tasks.jsonl"), "some.key", needs_answer=True)
 
 
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_task(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n', "utf-8-sig")
+    assert read_tasks(str(tmp_path / "tasks.jsonl"), "key") == [Task("1 + 1", "2")]
+
+
 def test_tasks_are_read(tmp_path: Path) -> None:
     path = file_of(tmp_path / "tasks.jsonl", [{"prompt": "1 + 1", "answer": 2}, {"prompt": "Write."}])
     assert read_tasks(path, "") == [Task("1 + 1", "2"), Task("Write.")]
