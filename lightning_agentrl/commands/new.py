@@ -36,7 +36,8 @@ def make_project(folder: Path) -> list[str]:
             file.write_text(text)
     except BaseException:
         for file in files:
-            file.unlink(missing_ok=True)
+            if file.exists():
+                file.unlink()
         for one in missing:
             if one.exists():
                 one.rmdir()

@@ -75,7 +75,7 @@ def explained_by_exact_values(returns: Sequence[Sequence[float]], starts: Sequen
     which_N = torch.tensor([start for _, start in known]).unique(return_inverse=True)[1]
     own_NC = nn.functional.one_hot(which_N).double()
     others_N = len(known) - own_NC.sum(0)[which_N]  # states that each is compared with
-    mean_N = mean_N - mean_N.mean()  # sums of squares keep more digits
+    mean_N = mean_N - mean_N.mean()  # sums of squares are more exact
     # Over all pairs of different starts, (m - m')^2 = m^2 + m'^2 - 2 m m', where sums of m' are of all but one's own.
     sums_C = own_NC.T @ mean_N
     squares = 2 * (mean_N**2 * others_N).sum() - 2 * (mean_N.sum() ** 2 - (sums_C**2).sum())
