@@ -109,8 +109,8 @@ def one_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says; the name of its class, if it says nothing."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Return the first line with words of what an error says; the name of its class, if it says nothing."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def in_one_line(error: BaseException) -> str:

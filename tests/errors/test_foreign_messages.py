@@ -39,6 +39,7 @@ from lightning_agentrl.errors.foreign_messages import (
     trainer_problem,
     unknown_metric,
 )
+from lightning_agentrl.errors.problem import first_line
 from tests.started import outcomes
 
 MODEL: dict[str, Any] = {"class_path": "PPOAgent", "init_args": {"model": "demo"}}
@@ -412,3 +413,9 @@ def test_gloo_does_not_always_name_itself() -> None:
     """As where the time limit passed before the operation was waited for."""
     assert lost_rank(RuntimeError("Application timeout caused pair closure")) == LostRank(closed=False)
     assert lost_rank(RuntimeError("a timeout of something else")) is None
+
+
+def test_the_first_line_of_an_error_is_one_with_words():
+    """Transformers begins some sentences, such as that of a missing package, with an empty line."""
+    assert first_line(ImportError("\n A package is missing.\nInstall it.")).strip() == "A package is missing."
+    assert first_line(ImportError(" \n")) == "ImportError"
