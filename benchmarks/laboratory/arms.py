@@ -29,7 +29,7 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.losses import NoCorrection, OffPolicyCorrection, TruncatedWeights
-from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.models.critic import Critic, LeastSquaresCritic, SeparateCritic, SharedCritic
 from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.rollout import (
     GroupRollout,
@@ -45,6 +45,9 @@ from lightning_agentrl.types import Rollout
 TURNS = 512  # of an iteration
 STEPS = 2  # of an iteration
 WARMUP_ROUNDS = 10
+
+
+CriticKind = Literal["separate", "shared", "least squares"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Arm:
         thoughts: of them that keep their thought, the newest ones.
         unit: that rewards are multiplied by.
         popart: of the critic.
+        critic: a model of its own, a head on the policy's trunk that a gradient trains, or one by least squares.
         memory_kind: what of the past is shown, if not a window; see :func:`memory_of`, whose ``turns`` are ``history``.
     """
 
@@ -93,6 +97,7 @@ class Arm:
     thoughts: int = field(default=0, metadata=LATER)
     unit: float = field(default=1.0, metadata=LATER)
     popart: float | None = field(default=None, metadata=LATER)
+    critic: CriticKind = field(default="separate", metadata=LATER)
     memory_kind: MemoryKind = field(default="window", metadata=LATER)
 
     def __repr__(self) -> str:
@@ -229,6 +234,13 @@ class InUnits(PPOAgent):
         return super().shape_rewards(rollout) * self.unit
 
 
+def critic_of(arm: Arm) -> Critic:
+    """Return the critic of an arm, whose head begins at zero."""
+    if arm.critic == "separate":
+        return SeparateCritic(popart=arm.popart)
+    return SharedCritic(popart=arm.popart) if arm.critic == "shared" else LeastSquaresCritic()
+
+
 def correction_of(arm: Arm) -> OffPolicyCorrection | None:
     """Return what is done about stale rollouts; None: what the agent does by itself."""
     if not arm.corrected:
@@ -282,7 +294,7 @@ def play(start: Solved, model: Path, arm: Arm, iterations: int, seed: int) -> di
     reader = start.reader(model, arm.memory)
     critic: Critic | None = None
     if arm.estimator.needs_values:
-        critic = random_head(reader, seed) if arm.random_head else SeparateCritic(popart=arm.popart)
+        critic = random_head(reader, seed) if arm.random_head else critic_of(arm)
     agent = agent_of(model, arm, critic)
     curve, steadiness = ExactCurve(reader, start.success), Steadiness()
     callbacks: list[L.Callback] = [curve, steadiness, *warmup_of(arm), *[Waiting(arm.waits)] * (arm.waits > 0)]

@@ -30,9 +30,9 @@ from lightning_agentrl.agents.checkpoints import (
     rewind,
 )
 from lightning_agentrl.agents.checks import (
+    check_critic,
     check_forks,
     check_groups,
-    check_popart,
     check_reads_alike,
     check_returns,
     check_rounded,
@@ -376,10 +376,11 @@ class Agent(L.LightningModule, ABC):
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
             optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
-            skipped = self.trainer.global_step == before
+            skipped, not_finite = self.trainer.global_step == before, self.run.steps.finite.in_a_row > 0
             self.run.steps.count(held, skipped)
+            if self.critic is not None and self.critic.fitted:
+                self.critic.fit(None if not_finite else self.ranks.sum, new_policy=training and batch_idx == 0)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        not_finite = self.run.steps.finite.in_a_row > 0
         metrics = describe_step(metrics, norms, not_finite, skipped) | batch.metrics
         if self.variance_proxy and "actor" in norms and not not_finite:
             metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
@@ -491,7 +492,7 @@ class Agent(L.LightningModule, ABC):
         check_trainer(self.trainer, data.steps_per_iteration, self.lora is not None)
         check_schedules(self.optim.schedule, planned_steps(self.trainer))
         check_tower(self.train_tower, self.model, self.lora is not None)
-        check_popart(self.critic, self.trainer.strategy)
+        check_critic(self.critic, self.trainer.strategy)
         check_groups(self.advantage, data.groups, self.group_filter, self.aggregation)
         check_forks(self.advantage, data.groups, data.interaction, takes_kl)
         check_returns(self.advantage, takes_kl, data.interaction)

@@ -82,13 +82,21 @@ def check_tower(train_tower: bool, model: str, lora: bool) -> None:
         raise ValueError(f"the model '{model}' reads text only, so it has no tower to train; set {key} to false")
 
 
-def check_popart(critic: Critic | None, strategy: Strategy) -> None:
-    """Refuse weights that are rescaled behind the back of ZeRO, which has copies of its own.
+def check_critic(critic: Critic | None, strategy: Strategy) -> None:
+    """Refuse a critic that changes behind the back of ZeRO, which has copies of the weights and steps on gradients.
 
     Raises:
         ValueError: one sentence with the key to change.
     """
-    if getattr(critic, "popart", None) is not None and isinstance(strategy, DeepSpeedStrategy):
+    if critic is None or not isinstance(strategy, DeepSpeedStrategy):
+        return
+    if critic.fitted:
+        raise ValueError(
+            f"{type(critic).__name__} does not work with DeepSpeedStrategy, which takes no step without a gradient; "
+            "use SharedCritic or SeparateCritic (key model.init_args.critic), or trainer.strategy 'ddp' or "
+            "ModelParallelStrategy"
+        )
+    if getattr(critic, "popart", None) is not None:
         raise ValueError(
             "model.init_args.critic.init_args.popart does not work with DeepSpeedStrategy, which keeps copies of the "
             "weights that are rescaled; remove it, or use trainer.strategy 'ddp' or ModelParallelStrategy"

@@ -68,7 +68,7 @@ class Optim:
 def make_optimizer(
     models: Models, masters: MasterWeights, optim: Optim, zero: bool, sharded: bool
 ) -> torch.optim.AdamW:
-    """Make AdamW with a group ``actor`` and, where there is a critic, a group ``critic``.
+    """Make AdamW with a group ``actor`` and, where there is a critic with weights to train, a group ``critic``.
 
     Args:
         models: those whose weights are trained.
@@ -81,7 +81,7 @@ def make_optimizer(
     groups: list[dict[str, Any]] = [
         {"name": name, "params": masters.of(_trainable(model)), "lr": optim.rates[name]}
         for name, model in named
-        if model is not None
+        if model is not None and (model is models.actor or _trainable(model))
     ]
     kind = GroupedAdamW if zero else torch.optim.AdamW
     optimizer = kind(groups, weight_decay=optim.weight_decay, fused=True)

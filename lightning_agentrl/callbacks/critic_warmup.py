@@ -128,7 +128,7 @@ class CriticWarmup(L.Callback, RolloutSource):
             rank_zero_warn(
                 f"the critic has not converged as the actor starts: it explains {explained:.2f} of the variance of the "
                 f"returns, less than {self.min_explained_variance}; raise CriticWarmup's rounds, fraction or rollouts, "
-                "or model.init_args.optim.lr_critic"
+                "or model.init_args.optim.lr_critic, which LeastSquaresCritic does without"
             )
         else:
             rank_zero_info(f"critic warm-up has ended: it explains {explained:.2f} of the variance of the returns")

@@ -186,7 +186,8 @@ def _differentiate(
     if whole:
         trained = [p for p in module.parameters() if p.requires_grad]
         hooks = [p.register_hook(live.forget) for p in trained]
-        torch.autograd.grad([output.float().sum() for output in outputs], trained, allow_unused=True)
+        sums = [output.float().sum() for output in outputs if output.requires_grad]
+        torch.autograd.grad(sums, trained, allow_unused=True)
         for hook in hooks:
             hook.remove()
         live.forgotten_are_freed()

@@ -165,7 +165,8 @@ def _rates(trainer: L.Trainer, agent: Agent) -> Rows:
     full, name = agent.optim.rates, "learning rate of the"
     if agent.run.steps.rates.schedulers:
         return [("learning rates", "by the schedulers that configure_optimizers returns")]
-    groups = [group for group in full if group == "actor" or agent.critic is not None]
+    trained = agent.critic is not None and not agent.critic.fitted
+    groups = [group for group in full if group == "actor" or trained]
     steps, schedules = planned_steps(trainer), agent.optim.schedule.of
     return [(f"{name} {group}", rate_text(schedules[group], full[group], steps[group])) for group in groups]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -12,6 +14,7 @@ from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.language_model import hidden_at_logit_positions
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.packing import Packed
+from lightning_agentrl.models.regression import RunningRegression
 from lightning_agentrl.models.value_head import value_head
 from lightning_agentrl.types.returned import in_words, is_tensor_of
 
@@ -24,6 +27,7 @@ class Critic(nn.Module, ABC):
     """
 
     shares_trunk: bool
+    fitted: ClassVar[bool] = False  # by `take_in` and `fit`, and not by the gradient of the value loss
 
     @property
     def shares_prefixes(self) -> bool:
@@ -37,6 +41,24 @@ class Critic(nn.Module, ABC):
     @abstractmethod
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         """Return values [R]; ``actor_hidden_RH`` is given if ``shares_trunk``."""
+
+    def take_in(self, hidden_RH: Tensor, returns_R: Tensor, weights_R: Tensor, starts_R: Tensor) -> None:
+        """Keep what the actor's hidden states were followed by, of a micro-batch; called if ``fitted``.
+
+        Args:
+            hidden_RH: at the logit positions, without gradient.
+            returns_R: targets of the values.
+            weights_R: how much each counts; those of a turn are 1 together, and 0 are left out.
+            starts_R: the first tokens of turns (bool).
+        """
+
+    def fit(self, total: Callable[[Tensor], Tensor] | None, new_policy: bool) -> None:
+        """Learn from what was taken in; called after each step if ``fitted``.
+
+        Args:
+            total: sums a tensor over all ranks; None: forget what was taken in, since its numbers are not finite.
+            new_policy: what was taken in is of another policy than what was taken in before.
+        """
 
 
 def values_of(critic: Critic, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
@@ -78,6 +100,51 @@ class SharedCritic(Critic):
         if actor_hidden_RH is None:
             raise ValueError("SharedCritic reads the actor's hidden states, but none were given")
         return self.head(actor_hidden_RH.detach() if self.detach else actor_hidden_RH)
+
+
+class LeastSquaresCritic(Critic):
+    """Ridge regression of the returns on the actor's hidden states, solved after each step: a critic without a rate.
+
+    It learns from a rollout all that a linear head can, where a gradient takes a short step, and costs nearly nothing.
+    The trunk is the policy's alone. ``optim.lr_critic``, ``value_clip`` and ``first_token_weight`` do not matter: all
+    turns count alike, whatever their length. Sums are kept in float64, (H + 2)² numbers on each device.
+
+    Args:
+        forget: share of the sums that each iteration in which the policy is trained forgets; from 0 to 1.
+        ridge: penalty of the squared weights, above 0, in units of the mean squared distance of the states in which
+            turns begin from their mean: with 1 it expects that they explain half of the variance of the returns, with
+            more it expects less.
+    """
+
+    shares_trunk = True
+    fitted = True
+
+    def __init__(self, forget: float = 0.5, ridge: float = 1.0) -> None:
+        super().__init__()
+        key = "model.init_args.critic.init_args"
+        if not 0 <= forget <= 1:
+            raise ValueError(f"{key}.forget must be from 0 to 1, got {forget}; for example 0.5")
+        if not 0 < ridge < math.inf:
+            raise ValueError(f"{key}.ridge must be above 0, got {ridge}; for example 1.0")
+        self.forget = forget
+        self.ridge = ridge
+
+    def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
+        self.regression = RunningRegression(actor_hidden_size, self.ridge)
+
+    def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
+        if actor_hidden_RH is None:
+            raise ValueError("LeastSquaresCritic reads the actor's hidden states, but none were given")
+        return self.regression(actor_hidden_RH)
+
+    def take_in(self, hidden_RH: Tensor, returns_R: Tensor, weights_R: Tensor, starts_R: Tensor) -> None:
+        self.regression.take_in(hidden_RH, returns_R, weights_R, starts_R)
+
+    def fit(self, total: Callable[[Tensor], Tensor] | None, new_policy: bool) -> None:
+        if total is None:
+            self.regression.forget_new()
+        else:
+            self.regression.fit(total, keep=1 - self.forget if new_policy else 1.0)
 
 
 class SeparateCritic(Critic):

@@ -37,9 +37,11 @@ def test_two_sharded_processes_give_the_weights_of_one(tmp_path, exact_folder):
 
 
 @pytest.mark.long
-def test_a_shared_critic_is_sharded_too(tmp_path, exact_folder):
-    one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)
-    two = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, strategy=FSDP2)
+@pytest.mark.parametrize("critic", ["SharedCritic", "LeastSquaresCritic"])
+def test_a_shared_critic_is_sharded_too(tmp_path, exact_folder, critic):
+    """One by least squares has nothing to shard."""
+    one = fit(tmp_path / "one", exact_folder, critic, 1)
+    two = fit(tmp_path / "two", exact_folder, critic, 2, strategy=FSDP2)
     assert_same(read(one), read(two))
 
 

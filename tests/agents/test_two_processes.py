@@ -63,6 +63,16 @@ def test_two_processes_stop_inside_the_warm_up_and_go_on_like_one(tmp_path, exac
 
 
 @pytest.mark.slow
+def test_a_critic_by_least_squares_sees_what_both_processes_see_and_is_saved(tmp_path, exact_folder):
+    """Stopped inside the warm-up, in which nothing has a gradient."""
+    one = read(fit(tmp_path / "one", exact_folder, "LeastSquaresCritic", 1))
+    stopped = fit(tmp_path / "two", exact_folder, "LeastSquaresCritic", 2, "--trainer.max_epochs", "1")
+    resumed = read(fit(tmp_path / "two", exact_folder, "LeastSquaresCritic", 2, "--ckpt_path", str(stopped)))
+    assert one["state_dict"]["critic.regression.weights"].any()
+    assert_same(one, resumed)
+
+
+@pytest.mark.slow
 def test_two_processes_collect_ahead_like_one_and_go_on_with_it(tmp_path, exact_folder):
     """Stopped with a rollout of both processes that was collected ahead; one process goes on with it, and with the
     units of its values.

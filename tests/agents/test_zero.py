@@ -14,12 +14,12 @@ import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy, SingleDeviceStrategy
 
-from lightning_agentrl.agents.checks import check_popart
+from lightning_agentrl.agents.checks import check_critic
 from lightning_agentrl.agents.optimizer import step_by_group
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero, zero_stage
 from lightning_agentrl.commands.export import OF_ZERO, PREFIX, export_checkpoint
-from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.models.critic import LeastSquaresCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from tests.agents.harness import make_agent
@@ -147,8 +147,12 @@ def test_settings_of_zero_that_would_do_something_else_are_refused(trainer, lora
 def test_weights_that_are_rescaled_behind_the_back_of_zero_are_refused():
     strategy = Trainer(zero={"stage": 1}).strategy
     with pytest.raises(ValueError, match=r"popart does not work with DeepSpeedStrategy"):
-        check_popart(SharedCritic(popart=0.1), strategy)
-    check_popart(SharedCritic(), strategy)
+        check_critic(SharedCritic(popart=0.1), strategy)
+    with pytest.raises(ValueError, match=r"^LeastSquaresCritic does not work with DeepSpeedStrategy.*SharedCritic"):
+        check_critic(LeastSquaresCritic(), strategy)
+    for fine in (SharedCritic(), None):
+        check_critic(fine, strategy)
+    check_critic(LeastSquaresCritic(), SingleDeviceStrategy(torch.device("cpu")))
 
 
 def chosen(logged):

@@ -31,7 +31,7 @@ from lightning_agentrl.commands.plan import (
     step_rows,
 )
 from lightning_agentrl.engines import VLLMEngine
-from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
+from lightning_agentrl.models.critic import Critic, LeastSquaresCritic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
 from lightning_agentrl.models.packing import plan_micro_batches
 from lightning_agentrl.models.prefix_tree import shared_length
@@ -224,13 +224,16 @@ def test_learning_rates_are_told_with_their_schedules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
-def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path: Path, critic: type[Critic]) -> None:
+@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic, LeastSquaresCritic])
+def test_weights_gradients_and_optimizer_are_counted(
+    tiny_folder: Path, tmp_path: Path, critic: type[Critic], capsys: pytest.CaptureFixture[str]
+) -> None:
     agent, data = make_agent(tiny_folder, critic=critic()), make_data()
     callback = CriticWarmup(rollouts=1, rounds=1, fraction=1.0)
     with pytest.raises(PlanShown):
         make_trainer(tmp_path, 3, [DryRun(), callback]).fit(agent, data)
     plan = memory_plan(agent, data, rows_of(agent, data))
+    assert ("learning rate of the critic" in capsys.readouterr().out) is not agent.critic.fitted
     trained = sum(p.numel() * p.element_size() for p in agent.parameters())
     reference = sum(p.numel() * p.element_size() for p in agent.models.reference.parameters())
     assert plan.program > 2**26  # torch alone takes more
