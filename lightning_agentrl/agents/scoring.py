@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.needs import Needs
+from lightning_agentrl.losses import of_first_tokens
 from lightning_agentrl.models.critic import Critic, values_of
 from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.integers import integers
@@ -153,8 +154,11 @@ def score_policy(
     names = ["old_logps", "entropy", *["sum_pi_squared"] * sum_pi_squared, *["values"] * (shared is not None)]
     ends = {} if shared is None else bootstrap_rows(rollout)
     flats = _read_rows([*action_rows(rollout), *ends.values()], reader, read)
-    scores = Scores(**dict(zip(names, _columns(flats, rollout, len(names)), strict=True)))
-    return scores, None if shared is None else _bootstrap_values(flats, rollout, list(ends))
+    columns = dict(zip(names, _columns(flats, rollout, len(names)), strict=True))
+    if shared is None:
+        return Scores(**columns), None
+    columns["values"] = of_turns(shared, columns["values"], rollout)
+    return Scores(**columns), _bootstrap_values(flats, rollout, list(ends))
 
 
 @torch.no_grad()
@@ -201,7 +205,12 @@ def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader
     ends = bootstrap_rows(rollout)
     flats = _read_rows([*action_rows(rollout), *ends.values()], reader, read)
     (values,) = _columns(flats, rollout, 1)
-    return values, _bootstrap_values(flats, rollout, list(ends))
+    return of_turns(critic, values, rollout), _bootstrap_values(flats, rollout, list(ends))
+
+
+def of_turns(critic: Critic, values_BA: Tensor, rollout: Rollout) -> Tensor:
+    """Return the values of action tokens [B, A]: where a critic is fitted, those of the beginnings of their turns."""
+    return of_first_tokens(values_BA, rollout.action_mask, rollout.turn_ids) if critic.fitted else values_BA
 
 
 def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], list[Tensor]]) -> list[Tensor]:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lightning_agentrl.agents.finite import LossFault, named
 from lightning_agentrl.agents.models import Models
-from lightning_agentrl.agents.scoring import Reader, action_rows, to_columns
+from lightning_agentrl.agents.scoring import Reader, action_rows, of_turns, to_columns
 from lightning_agentrl.distributed import Ranks, max_over_ranks
-from lightning_agentrl.losses import AggregationMode, aggregate, first_token_weights, masked_sum, row_weights
+from lightning_agentrl.losses import AggregationMode, aggregate, first_tokens, masked_sum, row_weights
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic, values_of
 from lightning_agentrl.models.packing import Packed
@@ -184,13 +184,13 @@ def micro_batch_losses(
         metrics = {**metrics, "policy/loss": loss, **losses.metrics(micro, scores)}
         value_loss = None
         if shared is not None:
-            value_loss = losses.of_values(micro, to_columns(_shared_values(shared, packed, hidden, micro), mask))
+            value_loss = losses.of_values(micro, _shared_values(shared, packed, hidden, micro))
             metrics = {**metrics, "critic/loss": value_loss}
         yield (loss, value_loss), metrics
     elif shared is not None:
         with torch.no_grad():
             hidden = models.actor.hidden(packed)
-        value_loss = losses.of_values(micro, to_columns(_shared_values(shared, packed, hidden, micro), mask))
+        value_loss = losses.of_values(micro, _shared_values(shared, packed, hidden, micro))
         yield (None, value_loss), {"critic/loss": value_loss}
     if critic is not None and shared is None:
         value_loss = losses.of_values(micro, to_columns(values_of(critic, packed, None), mask))
@@ -198,20 +198,10 @@ def micro_batch_losses(
 
 
 def _shared_values(critic: Critic, packed: Packed, hidden_RH: Tensor, micro: Rollout) -> Tensor:
-    """Return the values [R] of a critic that reads the actor's states, and let one that is fitted take them in."""
+    """Return the values [B, A] of a critic that reads the actor's states, and let one that is fitted take them in."""
+    mask = micro.action_mask
     if critic.fitted:
         assert micro.returns is not None
-        mask, weights = micro.action_mask, turn_shares(micro.trained_mask, micro.turn_ids)
-        starts = first_token_weights(mask, micro.turn_ids, 2.0) > 1
-        critic.take_in(hidden_RH.detach(), micro.returns[mask], weights[mask], starts[mask])
-    return values_of(critic, packed, hidden_RH)
-
-
-def turn_shares(mask_BA: Tensor, turn_ids_BA: Tensor) -> Tensor:
-    """Return the share of each token in its turn, [B, A] in float64: 1 over the masked tokens of that turn, else 0."""
-    row_R, column_R = mask_BA.nonzero(as_tuple=True)
-    turns_R = torch.stack([row_R, turn_ids_BA[row_R, column_R]])
-    _, place_R, tokens = torch.unique(turns_R, dim=1, return_inverse=True, return_counts=True)
-    return torch.zeros(mask_BA.shape, dtype=torch.float64, device=mask_BA.device).masked_scatter(
-        mask_BA, 1 / tokens[place_R].double()
-    )
+        begins = first_tokens(mask, micro.turn_ids) & micro.trained_mask
+        critic.take_in(hidden_RH.detach()[begins[mask]], micro.returns[begins])
+    return of_turns(critic, to_columns(values_of(critic, packed, hidden_RH), mask), micro)

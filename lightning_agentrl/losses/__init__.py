@@ -57,7 +57,7 @@ from lightning_agentrl.losses.rejection import (
 )
 from lightning_agentrl.losses.sapo import SAPO, sapo_loss
 from lightning_agentrl.losses.sequence import GMPO, GSPO, gmpo_loss, gspo_loss
-from lightning_agentrl.losses.value import clipped_value_loss, first_token_weights
+from lightning_agentrl.losses.value import clipped_value_loss, first_token_weights, first_tokens, of_first_tokens
 
 __all__ = [
     "CISPO",
@@ -107,6 +107,7 @@ __all__ = [
     "dro_loss",
     "effective_share",
     "first_token_weights",
+    "first_tokens",
     "gmpo_loss",
     "group_scores",
     "gspo_loss",
@@ -119,6 +120,7 @@ __all__ = [
     "masked_log_ratio",
     "masked_sum",
     "normalised_weights",
+    "of_first_tokens",
     "ppo_clip_loss",
     "ratio_inside",
     "reinforce_loss",

@@ -23,11 +23,13 @@ class Critic(nn.Module, ABC):
     """A module that computes values of states at the logit positions.
 
     ``shares_trunk`` says whether the critic reads the actor's hidden states (one forward pass for both) or has its
-    own backbone (its micro-batches run after the actor's, so only one graph is alive at a time).
+    own backbone (its micro-batches run after the actor's, so only one graph is alive at a time). One that shares it may
+    be ``fitted``: by :meth:`take_in` and :meth:`fit`, in place of the gradient of the value loss, on the states in
+    which turns begin. Their values then stand for all tokens of the turn.
     """
 
     shares_trunk: bool
-    fitted: ClassVar[bool] = False  # by `take_in` and `fit`, and not by the gradient of the value loss
+    fitted: ClassVar[bool] = False
 
     @property
     def shares_prefixes(self) -> bool:
@@ -42,14 +44,12 @@ class Critic(nn.Module, ABC):
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         """Return values [R]; ``actor_hidden_RH`` is given if ``shares_trunk``."""
 
-    def take_in(self, hidden_RH: Tensor, returns_R: Tensor, weights_R: Tensor, starts_R: Tensor) -> None:
-        """Keep what the actor's hidden states were followed by, of a micro-batch; called if ``fitted``.
+    def take_in(self, states_NH: Tensor, returns_N: Tensor) -> None:
+        """Keep states in which turns began, and what followed them, of a micro-batch; called if ``fitted``.
 
         Args:
-            hidden_RH: at the logit positions, without gradient.
-            returns_R: targets of the values.
-            weights_R: how much each counts; those of a turn are 1 together, and 0 are left out.
-            starts_R: the first tokens of turns (bool).
+            states_NH: hidden states of the actor, without gradient.
+            returns_N: targets of the values.
         """
 
     def fit(self, total: Callable[[Tensor], Tensor] | None, new_policy: bool) -> None:
@@ -106,14 +106,14 @@ class LeastSquaresCritic(Critic):
     """Ridge regression of the returns on the actor's hidden states, solved after each step: a critic without a rate.
 
     It learns from a rollout all that a linear head can, where a gradient takes a short step, and costs nearly nothing.
-    The trunk is the policy's alone. ``optim.lr_critic``, ``value_clip`` and ``first_token_weight`` do not matter: all
-    turns count alike, whatever their length. Sums are kept in float64, (H + 2)² numbers on each device.
+    The trunk is the policy's alone. It reads the states in which turns begin; their values stand for all tokens of the
+    turn. ``optim.lr_critic``, ``value_clip`` and ``first_token_weight`` do not matter. Sums are kept in float64,
+    (H + 2)² numbers on each device.
 
     Args:
         forget: share of the sums that each iteration in which the policy is trained forgets; from 0 to 1.
-        ridge: penalty of the squared weights, above 0, in units of the mean squared distance of the states in which
-            turns begin from their mean: with 1 it expects that they explain half of the variance of the returns, with
-            more it expects less.
+        ridge: penalty of the squared weights, above 0, in units of the mean squared distance of a state from their
+            mean: with 1 it expects that states explain half of the variance of the returns, with more it expects less.
     """
 
     shares_trunk = True
@@ -137,8 +137,8 @@ class LeastSquaresCritic(Critic):
             raise ValueError("LeastSquaresCritic reads the actor's hidden states, but none were given")
         return self.regression(actor_hidden_RH)
 
-    def take_in(self, hidden_RH: Tensor, returns_R: Tensor, weights_R: Tensor, starts_R: Tensor) -> None:
-        self.regression.take_in(hidden_RH, returns_R, weights_R, starts_R)
+    def take_in(self, states_NH: Tensor, returns_N: Tensor) -> None:
+        self.regression.take_in(states_NH, returns_N)
 
     def fit(self, total: Callable[[Tensor], Tensor] | None, new_policy: bool) -> None:
         if total is None:

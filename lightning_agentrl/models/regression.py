@@ -16,14 +16,13 @@ class RunningRegression(nn.Module):
 
     Args:
         size: of a state, H.
-        ridge: penalty of the squared weights, in units of the mean squared distance of the marked states from their
-            mean. With 1 it expects that those explain half of the variance of the numbers; more expects less.
+        ridge: penalty of the squared weights, in units of the mean squared distance of a state from their mean. With 1
+            it expects that states explain half of the variance of the numbers; more expects less.
 
     Source: Hoerl and Kennard 1970, with exponential forgetting as in recursive least squares.
     """
 
     moments: Tensor  # sums over all that was taken in of z z^T with z = (state, 1, number), [H + 2, H + 2]
-    marked: Tensor  # sums over the marked states of (state, 1, its squared norm), [H + 2]
     weights: Tensor  # [H]
     constant: Tensor  # []
 
@@ -32,10 +31,9 @@ class RunningRegression(nn.Module):
         self.ridge = ridge
         exact = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.register_buffer("moments", torch.zeros(size + 2, size + 2, dtype=torch.float64))
-        self.register_buffer("marked", torch.zeros(size + 2, dtype=torch.float64))
         self.register_buffer("weights", torch.zeros(size, dtype=exact))
         self.register_buffer("constant", torch.zeros((), dtype=exact))
-        self._new: Tensor | None = None  # moments, and marked as a further row, of what was taken in since the last fit
+        self._new: Tensor | None = None  # moments of what was taken in since the last fit
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move as any module, but never cast."""
@@ -51,22 +49,11 @@ class RunningRegression(nn.Module):
             return states_RH.detach().to(self.weights.dtype) @ self.weights + self.constant
 
     @torch.no_grad()
-    def take_in(self, states_RH: Tensor, numbers_R: Tensor, weights_R: Tensor, marks_R: Tensor) -> None:
-        """Keep states [R, H] and their numbers [R] for the next fit.
-
-        Args:
-            states_RH: states.
-            numbers_R: one for each.
-            weights_R: how much each counts; those that count nothing are not read.
-            marks_R: those (bool) which say how far states are apart that have different numbers.
-        """
-        counted = weights_R > 0
-        states, numbers, weights = (x[counted].double() for x in (states_RH, numbers_R, weights_R))
-        seen = torch.cat([states, torch.ones_like(numbers)[:, None], numbers[:, None]], 1)
-        moments = (seen * weights[:, None]).T @ seen
-        typical = states[marks_R[counted]]
-        marked = torch.cat([typical.sum(0), typical.new_tensor([len(typical)]), typical.square().sum()[None]])
-        new = torch.cat([moments, marked[None]])
+    def take_in(self, states_NH: Tensor, numbers_N: Tensor) -> None:
+        """Keep states [N, H] and their numbers [N] for the next fit."""
+        numbers_N = numbers_N.to(self.moments)
+        seen = torch.cat([states_NH.to(self.moments), torch.ones_like(numbers_N)[:, None], numbers_N[:, None]], 1)
+        new = seen.T @ seen
         self._new = new if self._new is None else self._new + new
 
     @torch.no_grad()
@@ -77,17 +64,15 @@ class RunningRegression(nn.Module):
             total: sums a tensor over all ranks; every rank must call it.
             keep: factor of the sums of before.
         """
-        nothing = self.moments.new_zeros(len(self.moments) + 1, len(self.moments))
-        new = total(nothing if self._new is None else self._new).to(self.moments)
+        new = total(torch.zeros_like(self.moments) if self._new is None else self._new)
         self._new = None
-        self.moments.mul_(keep).add_(new[:-1])
-        self.marked.mul_(keep).add_(new[-1])
-        count, marked = float(self.moments[-2, -2]), float(self.marked[-2])
+        self.moments.mul_(keep).add_(new.to(self.moments))
+        count = float(self.moments[-2, -2])
         if not count > 0:
             return
         mean_z = self.moments[-2] / count
         about = self.moments / count - torch.outer(mean_z, mean_z)  # covariances
-        apart = float(self.marked[-1] / marked - (self.marked[:-2] / marked).square().sum()) if marked else 0.0
+        apart = float(about[:-2, :-2].diagonal().clamp_min(0).sum())
         weights_H = torch.zeros_like(mean_z[:-2])
         if apart > 0:
             penalty = self.ridge * apart / count * torch.eye(len(weights_H)).to(about)

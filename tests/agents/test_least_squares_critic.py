@@ -7,29 +7,29 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_agentrl.agents.scoring import action_rows, row_states, to_columns
-from lightning_agentrl.agents.update import turn_shares
+from lightning_agentrl.agents.scoring import action_rows, row_states
 from lightning_agentrl.callbacks import CriticWarmup
-from lightning_agentrl.losses import first_token_weights
+from lightning_agentrl.losses import first_tokens, of_first_tokens
 from lightning_agentrl.models.critic import LeastSquaresCritic
 from lightning_agentrl.models.regression import RunningRegression
 from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
 
 
 @given(turns=st.lists(st.lists(st.integers(0, 4), max_size=6).map(sorted), min_size=1, max_size=4), data=st.data())
-def test_all_turns_count_alike(turns, data):
-    """A turn is what has one number in one row; tokens off the mask count nothing."""
+def test_the_value_of_a_turns_beginning_stands_for_the_turn(turns, data):
+    """A turn is what has one number in one row; tokens off the mask have no value."""
     width = max(map(len, turns)) or 1
     ids, mask = torch.full((len(turns), width), -1), torch.zeros(len(turns), width, dtype=torch.bool)
     for row, numbers in enumerate(turns):
         ids[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.long)
         mask[row, : len(numbers)] = torch.tensor([data.draw(st.booleans()) for _ in numbers], dtype=torch.bool)
-    shares = turn_shares(mask, ids)
-    assert not shares[~mask].any()
+    values = torch.randn(mask.shape)
+    spread = of_first_tokens(values, mask, ids)
+    assert not spread[~mask].any()
     for row in range(len(turns)):
         for turn in set(ids[row][mask[row]].tolist()):
-            own = shares[row][mask[row] & (ids[row] == turn)]
-            assert own.tolist() == pytest.approx([1 / len(own)] * len(own))
+            own = mask[row] & (ids[row] == turn)
+            assert (spread[row][own] == values[row][own][0]).all()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -40,12 +40,11 @@ def test_values_are_a_regression_on_all_rollouts_so_far(tmp_path, tiny_folder):
     alone = RunningRegression(agent.actor.hidden_size, 1.0)
     assert len(kept.rollouts) == 3
     for rollout in kept.rollouts:
-        states = row_states(agent.actor.float(), action_rows(rollout), agent.reader())
-        shares = turn_shares(rollout.trained_mask, rollout.turn_ids)[rollout.action_mask]
-        values = to_columns(alone(states), rollout.action_mask)
-        torch.testing.assert_close(values, rollout.scores.values, rtol=1e-3, atol=1e-4, check_dtype=False)
-        starts = first_token_weights(rollout.action_mask, rollout.turn_ids, 2.0)[rollout.action_mask] == 2.0
-        alone.take_in(states, rollout.returns[rollout.action_mask], shares, starts)
+        mask, begins = rollout.action_mask, first_tokens(rollout.action_mask, rollout.turn_ids)
+        states = row_states(agent.actor.float(), action_rows(rollout), agent.reader())[begins[mask]]
+        torch.testing.assert_close(alone(states), rollout.scores.values[begins].float(), rtol=1e-3, atol=1e-4)
+        assert torch.equal(rollout.scores.values, of_first_tokens(rollout.scores.values, mask, rollout.turn_ids))
+        alone.take_in(states, rollout.returns[begins])
         alone.fit(lambda x: x, keep=0.7)
     assert kept.rollouts[2].scores.values.any()
 

@@ -19,22 +19,16 @@ def one_rank(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def some_data(seed: int, count: int) -> tuple[torch.Tensor, ...]:
-    """States far from 0, numbers, weights of which some are 0, and marks; two at least are marked and count."""
+def some_data(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """States far from 0, and numbers."""
     random = torch.Generator().manual_seed(seed)
     states = torch.randn(count, SIZE, generator=random, dtype=torch.float64) * 3 + 10
-    numbers = states @ torch.randn(SIZE, generator=random, dtype=torch.float64) + torch.randn(
-        count, generator=random, dtype=torch.float64
-    )
-    weights = torch.rand(count, generator=random, dtype=torch.float64)
-    weights[::7] = 0.0
-    marks = torch.rand(count, generator=random) < 0.6
-    weights[1], marks[1], weights[2], marks[2] = 0.5, True, 0.5, True
-    return states, numbers, weights, marks
+    slope = torch.randn(SIZE, generator=random, dtype=torch.float64)
+    return states, states @ slope + torch.randn(count, generator=random, dtype=torch.float64)
 
 
 def fitted(parts, ridge=1.0, keep=1.0) -> RunningRegression:
-    regression = RunningRegression(SIZE, ridge).double()
+    regression = RunningRegression(SIZE, ridge)
     regression.weights, regression.constant = regression.weights.double(), regression.constant.double()
     for part in parts:
         regression.take_in(*part)
@@ -42,29 +36,28 @@ def fitted(parts, ridge=1.0, keep=1.0) -> RunningRegression:
     return regression
 
 
-def by_definition(states, numbers, weights, marked, ridge):
-    """Weights and constant of the least penalised sum of squares: rows of the penalty stand below those of states.
-
-    ``marked`` says how much each state counts for how far states are apart.
-    """
-    share = marked / marked.sum()
+def by_definition(states, numbers, counts, ridge):
+    """Weights and constant of the least penalised sum of squares: rows of the penalty stand below those of states."""
+    share = counts / counts.sum()
     apart = float(share @ (states - share @ states).square().sum(1))
-    roots = weights.sqrt()[:, None]
+    roots = counts.sqrt()[:, None]
     above = torch.cat([states * roots, roots], 1)
-    below = torch.cat([torch.eye(SIZE, dtype=torch.float64) * (ridge * apart) ** 0.5, torch.zeros(SIZE, 1).double()], 1)
+    below = torch.cat([torch.eye(SIZE).double() * (ridge * apart) ** 0.5, torch.zeros(SIZE, 1).double()], 1)
     target = torch.cat([numbers * roots[:, 0], torch.zeros(SIZE, dtype=torch.float64)])
     solution = torch.linalg.lstsq(torch.cat([above, below]), target).solution
     return solution[:-1], solution[-1]
 
 
-@FEW
-@given(seed=st.integers(0, 1000), count=st.integers(3, 40), ridge=st.floats(0.01, 100))
-def test_it_solves_what_its_definition_says(seed, count, ridge):
-    data = some_data(seed, count)
-    regression = fitted([data], ridge)
-    weights, constant = by_definition(*data[:3], (data[3] & (data[2] > 0)).double(), ridge)
+def assert_same(regression, weights, constant):
     torch.testing.assert_close(regression.weights, weights, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(regression.constant, constant, rtol=1e-6, atol=1e-6)
+
+
+@FEW
+@given(seed=st.integers(0, 1000), count=st.integers(2, 40), ridge=st.floats(0.01, 100))
+def test_it_solves_what_its_definition_says(seed, count, ridge):
+    data = some_data(seed, count)
+    assert_same(fitted([data], ridge), *by_definition(*data, torch.ones(count).double(), ridge))
 
 
 @FEW
@@ -72,42 +65,35 @@ def test_it_solves_what_its_definition_says(seed, count, ridge):
 def test_parts_and_ranks_give_what_the_whole_gives(seed, cuts):
     """Some parts may be empty. Each part is a micro-batch here, a step there, and the share of a rank in the third."""
     data = some_data(seed, 30)
-    bounds = [0, *sorted(cuts), 30]
-    parts = [tuple(x[begin:end] for x in data) for begin, end in pairwise(bounds)]
-    whole, micro, ranks = fitted([data]), fitted([]), [fitted([]) for _ in parts]
+    parts = [tuple(x[begin:end] for x in data) for begin, end in pairwise([0, *sorted(cuts), 30])]
+    whole, micro, joined = fitted([data]), fitted([]), fitted([])
+    shares = []
     for part in parts:
         micro.take_in(*part)
-    micro.fit(one_rank, 1.0)
-    for rank, part in zip(ranks, parts, strict=True):
+        rank = fitted([])
         rank.take_in(*part)
-    shares = []
-    for rank in ranks:
         rank.fit(lambda x: (shares.append(x), x)[1], 1.0)
-    joined = fitted([])
+    micro.fit(one_rank, 1.0)
     joined.fit(lambda x: x + sum(shares), 1.0)
     for other in (micro, fitted(parts), joined):
-        torch.testing.assert_close(other.weights, whole.weights, rtol=1e-7, atol=1e-9)
-        torch.testing.assert_close(other.constant, whole.constant, rtol=1e-7, atol=1e-7)
+        assert_same(other, whole.weights, whole.constant)
 
 
 @FEW
 @given(seed=st.integers(0, 1000), keep=st.floats(0.0, 1.0))
 def test_what_is_older_counts_less(seed, keep):
-    old, new = some_data(seed, 20), some_data(seed + 1, 20)
-    forgetful = fitted([old, new], keep=keep)
-    states, numbers, weights, marks = (torch.cat(pair) for pair in zip(old, new, strict=True))
-    age = torch.cat([torch.full((20,), keep), torch.ones(20)]).double()
-    expected = by_definition(states, numbers, weights * age, (marks & (weights > 0)) * age, 1.0)
-    torch.testing.assert_close(forgetful.weights, expected[0], rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(forgetful.constant, expected[1], rtol=1e-6, atol=1e-6)
+    parts = [some_data(seed + number, 20) for number in range(3)]
+    states, numbers = (torch.cat(xs) for xs in zip(*parts, strict=True))
+    counts = torch.tensor([keep**2, keep, 1.0]).double().repeat_interleave(20)
+    assert_same(fitted(parts, keep=keep), *by_definition(states, numbers, counts, 1.0))
 
 
 @FEW
 @given(seed=st.integers(0, 1000), scale=st.floats(0.01, 100), shift=st.floats(-100, 100), unit=st.floats(0.01, 100))
 def test_scale_and_origin_of_states_change_no_value_and_units_of_numbers_change_nothing_else(seed, scale, shift, unit):
-    states, numbers, *others = some_data(seed, 20)
-    values = fitted([(states, numbers, *others)])(states)
-    other = fitted([(states * scale + shift, numbers * unit + 5, *others)])(states * scale + shift)
+    states, numbers = some_data(seed, 20)
+    values = fitted([(states, numbers)])(states)
+    other = fitted([(states * scale + shift, numbers * unit + 5)])(states * scale + shift)
     torch.testing.assert_close((other - 5) / unit, values, rtol=1e-4, atol=1e-4)
 
 
@@ -116,8 +102,7 @@ def test_it_explains_what_is_linear_and_leaves_noise():
     random = torch.Generator().manual_seed(0)
     states, noise = torch.randn(2000, SIZE, generator=random), torch.randn(2000, generator=random)
     numbers = states[:, 0] + noise
-    regression = fitted([(states[:1000], numbers[:1000], torch.ones(1000), torch.ones(1000).bool())])
-    left = numbers[1000:] - regression(states[1000:].double())
+    left = numbers[1000:] - fitted([(states[:1000], numbers[:1000])])(states[1000:].double())
     assert float(left.var() / numbers[1000:].var()) == pytest.approx(0.5, abs=0.06)
 
 
@@ -127,21 +112,17 @@ def test_before_anything_is_seen_it_says_0_and_of_equal_states_their_mean():
     assert not nothing(states).any()
     nothing.fit(one_rank, 1.0)
     assert not nothing(states).any()
-    for marks in (torch.ones(4), torch.zeros(4)):
-        same = fitted([(states, torch.tensor([0.0, 1.0, 2.0, 9.0]), torch.ones(4), marks.bool())])
-        assert same(states).tolist() == pytest.approx([3.0] * 4)
+    same = fitted([(states, torch.tensor([0.0, 1.0, 2.0, 9.0]))])
+    assert same(states).tolist() == pytest.approx([3.0] * 4)
 
 
-def test_what_does_not_count_is_not_read_and_what_was_spoiled_is_forgotten():
-    states, numbers, weights, marks = some_data(3, 20)
-    clean = fitted([(states, numbers, weights, marks)])
-    states[::7], numbers[::7] = torch.nan, torch.inf
-    regression = fitted([(states, numbers, weights, marks)])
-    assert torch.equal(regression.weights, clean.weights)
-    regression.take_in(states, numbers, torch.ones(20), marks)
+def test_what_was_spoiled_is_forgotten():
+    regression = fitted([some_data(3, 20)])
+    before = regression.weights.clone()
+    regression.take_in(torch.full((2, SIZE), torch.nan), torch.zeros(2))
     regression.forget_new()
     regression.fit(one_rank, 1.0)
-    assert torch.equal(regression.weights, clean.weights)
+    assert torch.equal(regression.weights, before)
 
 
 def test_sums_are_moved_but_never_cast_and_are_saved():
