@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from agentrl_envs.openenv.connection import Connection, LostSocketError, ProtocolError, fetch_schema
+from agentrl_envs.openenv.connection import Connection, LostSocketError, ProtocolError, fetch_schema, reach
 from agentrl_envs.openenv.fields import choose_fields, choose_images
 from agentrl_envs.openenv.images import FIELD, read_images, with_images
 from agentrl_envs.text_env import PRINTABLE
@@ -37,7 +37,8 @@ class OpenEnv(gymnasium.Env[Any, str]):
             has it.
         max_turns: turns after which an episode is truncated. Where a server does not tell cut-off episodes, give fewer
             than its own limit.
-        timeout_seconds: most seconds for connecting, and for each reset and step.
+        timeout_seconds: most seconds for connecting, and for each reset and step. A server that has answered before,
+            and is gone when a socket is opened anew, or has not given its place back, is waited for as long.
 
     Raises:
         ValueError: with one sentence: no server answers at the address, it is no OpenEnv environment, it speaks another
@@ -65,10 +66,10 @@ class OpenEnv(gymnasium.Env[Any, str]):
         self.max_turns = max_turns
         self.timeout_seconds = timeout_seconds
         try:
-            schema = fetch_schema(self.url, timeout_seconds)
+            schema = reach(fetch_schema, self.url, timeout_seconds)
             self.fields = choose_fields(schema, action, text)
             self.images = choose_images(schema, images)
-            self._connection: Connection | None = Connection(self.url, timeout_seconds)
+            self._connection: Connection | None = reach(Connection, self.url, timeout_seconds)
         except (OSError, RuntimeError) as error:
             raise ValueError(str(error)) from error
         self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
@@ -187,7 +188,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         if self._connection is None:
-            self._connection = Connection(self.url, self.timeout_seconds)
+            self._connection = reach(Connection, self.url, self.timeout_seconds)
         try:
             return self._connection.ask(message)
         except Exception:

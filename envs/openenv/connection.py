@@ -7,7 +7,9 @@ gets no answer to its pings for some 20 seconds closes the socket, and the updat
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine, Mapping
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
@@ -19,6 +21,8 @@ T = TypeVar("T")
 PROTOCOL = "the protocol of openenv 0.10"
 _MOST_BYTES = 100 * 2**20  # of a message, as OpenEnv's own client has it
 _CLOSING_SECONDS = 2.0
+_AWAY = (502, 503, 504)  # what a proxy answers while the server behind it is started
+_PAUSE_SECONDS = 0.25
 
 
 class LostSocketError(ConnectionError):
@@ -39,6 +43,22 @@ class EnvironmentAtServerError(ServerError):
 
 class ServerFullError(RuntimeError):
     """The server holds as many sessions as it allows."""
+
+
+class _Known:
+    """What this process knows of a server.
+
+    Attributes:
+        open: its sockets now.
+        most: how many there have been at a time; 0 if it has never been there, or was waited for in vain.
+    """
+
+    def __init__(self) -> None:
+        self.open: set[Connection] = set()
+        self.most = 0
+
+
+_servers: defaultdict[str, _Known] = defaultdict(_Known)  # by address
 
 
 class Connection:
@@ -64,6 +84,9 @@ class Connection:
         _run(self._open(), url, seconds)
         with suppress(EnvironmentAtServerError):  # some have no state before the first reset
             self.ask({"type": "state"})
+        known = _servers[url]
+        known.open.add(self)
+        known.most = max(known.most, len(known.open))
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a message and return the data of its answer.
@@ -86,6 +109,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket, if it is still open."""
+        _servers[self.url].open.discard(self)
         with suppress(ConnectionError, TimeoutError, ProtocolError):
             _run(self._close(), self.url, _CLOSING_SECONDS)
 
@@ -161,6 +185,8 @@ def fetch_schema(url: str, seconds: float) -> dict[str, Any]:
         TimeoutError: it does not answer in time.
     """
     status, text = _run(_get(f"{url}/schema"), url, seconds)
+    if status in _AWAY:
+        raise ConnectionError(f"no server answers at {url} (status {status})")
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError):
@@ -173,6 +199,30 @@ def fetch_schema(url: str, seconds: float) -> dict[str, Any]:
         )
     assert isinstance(schema, dict)
     return schema
+
+
+def reach(call: Callable[[str, float], T], url: str, seconds: float) -> T:
+    """Make a call that begins with a server. One that was there before gets `seconds` to come back.
+
+    It may be started anew, or not know yet that a socket of ours is gone, whose place another one needs. Without
+    waiting, environments would lose one episode after the other within a moment. What was waited for in vain is not
+    waited for again.
+
+    Args:
+        call: takes the address and the most seconds for itself.
+        url: of the server.
+        seconds: most seconds to wait.
+    """
+    known, end = _servers[url], time.monotonic() + seconds
+    while True:
+        try:
+            return call(url, seconds)
+        except (ConnectionError, ServerFullError) as error:
+            taken = len(known.open) if isinstance(error, ServerFullError) else 0
+            if known.most <= taken or time.monotonic() + _PAUSE_SECONDS > end:
+                known.most = taken
+                raise
+            time.sleep(_PAUSE_SECONDS)
 
 
 async def _get(url: str) -> tuple[int, str]:
@@ -199,14 +249,20 @@ def _run(call: Coroutine[Any, Any, T], url: str, seconds: float) -> T:
     except TimeoutError:
         raise TimeoutError(f"the server at {url} took longer than timeout_seconds ({seconds:g})") from None
     except aiohttp.WSServerHandshakeError as error:
+        if error.status in _AWAY:
+            raise ConnectionError(f"no server answers at {url} (status {error.status})") from None
         raise ProtocolError(
             f"the server at {url} has no web socket at /ws (status {error.status}), so it speaks another version of "
             f"OpenEnv's protocol; this client speaks {PROTOCOL}"
         ) from None
     except (aiohttp.ClientError, OSError) as error:
-        raise ConnectionError(f"no server answers at {url} ({' '.join(str(error).split())})") from None
+        raise ConnectionError(f"no server answers at {url} ({_short(str(error), 200)})") from None
 
 
 def _shown(text: str) -> str:
+    return repr(_short(text, 120))
+
+
+def _short(text: str, most: int) -> str:
     text = " ".join(text[:1000].split())
-    return repr(text if len(text) <= 120 else f"{text[:117]}...")
+    return text if len(text) <= most else f"{text[: most - 3]}..."

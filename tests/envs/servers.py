@@ -20,9 +20,9 @@ STATE = {"type": "state", "data": {"step_count": 0}}
 
 
 @contextmanager
-def serving(app: web.Application) -> Iterator[str]:
-    """Run an application; gives its address."""
-    listening = socket.create_server(("127.0.0.1", 0))
+def serving(app: web.Application, port: int = 0) -> Iterator[str]:
+    """Run an application; gives its address. Of port 0 it takes one that is free."""
+    listening = socket.create_server(("127.0.0.1", port))
     loop = asyncio.new_event_loop()
     started = threading.Event()
 

@@ -366,6 +366,96 @@ def test_a_schema_may_come_in_parts():
         assert fetch_schema(url, 10) == SCHEMA
 
 
+# Servers that go and come back
+
+
+async def plays(connected: web.WebSocketResponse) -> None:
+    async for _ in connected:
+        await connected.send_json(observation())
+
+
+def test_a_server_that_is_started_anew_is_waited_for_and_what_never_comes_back_is_waited_for_once():
+    with serving(answering(plays)) as url:
+        env = make(url, timeout_seconds=20.0)
+        env.reset(seed=0)
+    with pytest.raises(LostSocketError):
+        env.step("go")
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step("go")
+    back = threading.Event()
+
+    def serve_again() -> None:
+        time.sleep(0.6)
+        with serving(answering(plays), int(url.rpartition(":")[2])):
+            back.wait(20)
+
+    thread = threading.Thread(target=serve_again)
+    thread.start()
+    try:
+        assert env.reset(seed=1)[0] == "text"
+    finally:
+        back.set()
+        thread.join()
+    env.unwrapped.timeout_seconds = 1.0
+    waited = []
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(ConnectionError, match="no server answers"):
+            env.reset(seed=2)
+        waited.append(time.monotonic() - began)
+    assert waited[0] > 0.5 > waited[1]
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_whose_server_is_started_is_no_other_protocol(status):
+    async def away(request: web.Request) -> web.Response:
+        return web.Response(status=status, text="<html>later</html>")
+
+    schema, socket = web.Application(), web.Application()
+    schema.router.add_get("/schema", away)
+    socket.add_routes([web.get("/schema", giving(SCHEMA)), web.get("/ws", away)])
+    for app in (schema, socket):
+        with serving(app) as url, pytest.raises(ValueError, match=rf"no server answers at {url} \(status {status}\)"):
+            make(url)
+
+
+def test_a_place_that_is_given_back_late_is_waited_for_and_one_that_was_never_there_is_not():
+    """A server keeps the place of a socket that is gone until the step that is under way there comes back."""
+    places = 1
+
+    async def connect(request: web.Request) -> web.WebSocketResponse:
+        nonlocal places
+        connected = web.WebSocketResponse()
+        await connected.prepare(request)
+        await connected.receive()
+        free, places = places > 0, places - 1
+        await connected.send_json(STATE if free else error("CAPACITY_REACHED"))
+        if free:
+            async for message in connected:
+                if json.loads(message.data)["type"] == "step":
+                    await asyncio.sleep(1.0)
+                with suppress(ConnectionResetError):
+                    await connected.send_json(observation())
+        places += 1
+        return connected
+
+    app = web.Application()
+    app.add_routes([web.get("/schema", giving(SCHEMA)), web.get("/ws", connect)])
+    with serving(app) as url:
+        env = make(url, timeout_seconds=20.0)
+        began = time.monotonic()
+        with pytest.raises(ValueError, match="max_concurrent_envs"):
+            make(url, timeout_seconds=20.0)
+        assert time.monotonic() - began < 10.0
+        env.reset(seed=0)
+        connection = env.unwrapped._connection
+        connection.seconds = 0.2
+        with pytest.raises(TimeoutError):
+            env.step("go")
+        assert env.reset(seed=1)[0] == "text"
+        env.close()
+
+
 # Wrong input
 
 
