@@ -1,6 +1,7 @@
 """An environment behind a URL: OpenEnv's protocol, spoken without its package."""
 
 import math
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -207,7 +208,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
         metrics = metadata.get("metrics", {})
         self._need(isinstance(text, str), f"the field {self.fields[1]} of the observation must be a text", text)
         self._need(isinstance(done, bool), "done must be true or false", done)
-        self._need(reward is None or type(reward) in (int, float, bool), "the reward must be a number", reward)
+        self._need(reward is None or _is_number(reward), "the reward must be a number", reward)
         self._need(metadata.get("truncated") in (None, True, False), "truncated must be true or false", metadata)
         self._need(isinstance(metrics, dict), "metrics must be names and numbers", metrics)
         self._offered |= {name: value for name, value in metadata.items() if name in _OFFERS}
@@ -240,6 +241,11 @@ class OpenEnv(gymnasium.Env[Any, str]):
 
 
 _OFFERS = tuple(name for name, value in vars(OpenEnv).items() if isinstance(value, property))
+
+
+def _is_number(reward: Any) -> bool:
+    """Return whether a reward is a number that a float holds; JSON has whole numbers of any length."""
+    return type(reward) in (int, float, bool) and (isinstance(reward, float) or abs(reward) <= sys.float_info.max)
 
 
 def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Which field of an OpenEnv action takes the reply, and which field of an observation is its text."""
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from agentrl_envs.openenv.images import FIELD
 
+_MOST_SHOWN = 20  # fields, in a sentence
 _OF_EVERY_ANSWER = ("done", "reward", "metadata")
 
 
@@ -20,7 +22,8 @@ def choose_fields(schema: Mapping[str, Any], action: str | None, text: str | Non
         ValueError: with the fields there are: a given one is none of them, or several fit, or none does.
     """
     takes, gives = _fields(schema["action"]), _fields(schema["observation"])
-    needed = [name for name in schema["action"].get("required", ()) if name in takes]
+    required = schema["action"].get("required")
+    needed = [name for name in takes if name in required] if isinstance(required, list) else []
     chosen = _chosen("action", action, takes, [name for name in needed if takes[name] == "string"])
     if unfilled := [name for name in needed if name != chosen]:
         raise ValueError(
@@ -69,4 +72,5 @@ def _fields(schema: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _listed(fields: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({kind})" for name, kind in fields.items())
+    shown = [f"{name} ({kind})"[:80] for name, kind in islice(fields.items(), _MOST_SHOWN)]
+    return ", ".join([*shown, "..."] if len(fields) > _MOST_SHOWN else shown)

@@ -15,6 +15,7 @@ from agentrl_envs.picture_space import of_8_bits
 FIELD = "images"
 """The field in which `agentrl serve-env` puts pictures."""
 
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")  # of others some start a program, or raise errors of any kind
 _PLACE = {"type": "image"}  # of a picture in a message
 
 
@@ -22,8 +23,8 @@ def read_images(given: Any) -> tuple[NDArray[np.uint8], ...]:
     """Return pictures as RGB [height, width, 3].
 
     Args:
-        given: one or a list of: a picture file (PNG, JPEG) in base64, with or without the start of a data URL; an array
-            of rows of pixels [red, green, blue]. None: there are no pictures.
+        given: one or a list of: a picture file (PNG, JPEG, GIF, WebP, BMP) in base64, with or without the start of a
+            data URL; an array of rows of pixels [red, green, blue]. None: there are no pictures.
 
     Raises:
         ValueError: it is something else.
@@ -74,7 +75,7 @@ def _from_file(text: str) -> NDArray[np.uint8]:
     start, comma, rest = text.partition(",")
     try:
         file = b64decode(rest if comma and start.startswith("data:") else text, validate=True)
-        with Image.open(io.BytesIO(file)) as picture:
+        with Image.open(io.BytesIO(file), formats=_FORMATS) as picture:
             return np.array(of_8_bits(picture).convert("RGB"))
     except (binascii.Error, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"a picture in it cannot be read: {type(error).__name__}") from error

@@ -104,6 +104,7 @@ def test_pictures_and_messages_behind_a_url_are_those_in_process(env_id):
 
 PIXELS = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
 AS_FILE = b64encode(png((PIXELS,))).decode()
+OF_ANOTHER_KIND = b64encode(b"P6 1 1 255 abc").decode()  # which Pillow would read
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,19 @@ def test_pictures_have_several_forms(given, count):
 
 @pytest.mark.parametrize(
     "given",
-    [3, {}, "?", "aGVsbG8=", [AS_FILE, 3], [[1, 2, 3]], [[[1, 2]]], [[[1, 2, 300]]], [[[0.5, 1, 2]]], [["a"]]],
+    [
+        3,
+        {},
+        "?",
+        "aGVsbG8=",
+        OF_ANOTHER_KIND,
+        [AS_FILE, 3],
+        [[1, 2, 3]],
+        [[[1, 2]]],
+        [[[1, 2, 300]]],
+        [[[0.5, 1, 2]]],
+        [["a"]],
+    ],
 )
 def test_what_are_no_pictures_ends_the_episode_in_a_sentence(given):
     async def play(connected: web.WebSocketResponse) -> None:
@@ -218,6 +231,7 @@ HOSTILE: dict[str, tuple[Any, type[Exception]]] = {
     "no text": (observation(text=None), ProtocolError),
     "no end": (observation(done="no"), ProtocolError),
     "a reward in words": (observation(reward="much"), ProtocolError),
+    "a reward that no float holds": (observation(reward=10**400), ProtocolError),
     "metrics in words": (observation(metrics="good"), ProtocolError),
     "truncated in words": (observation(truncated="no"), ProtocolError),
     "bytes": (b"bytes", LostSocketError),
@@ -530,7 +544,7 @@ def test_wrong_numbers_are_refused(wrong):
         OpenEnv("http://127.0.0.1:9", **wrong)
 
 
-def schema(action: dict[str, Any], needed: list[str], shown: dict[str, Any]) -> dict[str, Any]:
+def schema(action: dict[str, Any], needed: Any, shown: dict[str, Any]) -> dict[str, Any]:
     return {"action": {"properties": action, "required": needed}, "observation": {"properties": shown}}
 
 
@@ -548,6 +562,10 @@ def schema(action: dict[str, Any], needed: list[str], shown: dict[str, Any]) -> 
         (schema({"a": TEXT}, ["a"], {"x": TEXT, "y": TEXT}), None, None, r"argument text.*x \(string\), y \(string\)"),
         (schema({"a": TEXT}, ["a"], {"x": TEXT}), "b", None, r"no field 'b'.*known: a \(string\)"),
         (schema({}, [], {}), None, None, "known: none"),
+        (schema({"a": TEXT}, [{}, 3, "a"], {"x": TEXT}), None, None, ("a", "x")),
+        (schema({"a": TEXT}, None, {"x": TEXT}), None, None, r"argument action.*a \(string\)"),
+        (schema({"a": TEXT}, 3, {"x": TEXT}), None, None, r"argument action.*a \(string\)"),
+        (schema({f"f{i}": TEXT for i in range(99)}, [], {"x": TEXT}), None, None, r"f19 \(string\), \.\.\.$"),
     ],
 )
 def test_fields_follow_from_the_schema_if_only_one_fits(given, action, text, found):
