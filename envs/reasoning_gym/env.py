@@ -2,6 +2,7 @@
 
 import ast
 import math
+import random
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -93,7 +94,13 @@ class ReasoningGym(gymnasium.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Ask the question of this seed."""
         super().reset(seed=seed)
-        self._question = self._questions[int(self.np_random.integers(len(self._questions)))]
+        number = int(self.np_random.integers(len(self._questions)))
+        shared = random.getstate()
+        random.seed(number)  # list_functions draws from what all share
+        try:
+            self._question = self._questions[number]
+        finally:
+            random.setstate(shared)
         return str(self._question["question"]), {"success": False, "progression": 0.0}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from typing import Any
@@ -47,6 +48,15 @@ def test_an_answer_is_scored_and_ends_the_episode():
     answered = env.step("-3")
     assert answered[1] < 0.1
     assert not answered[-1]["success"]
+
+
+def test_a_question_that_is_drawn_from_what_all_share_is_that_of_its_seed():
+    """One of the generators behind list_functions asks Python's own generator, which nobody seeds."""
+    env = make("list_functions")
+    before = random.getstate()
+    told = [[env.reset(seed=seed)[0] for seed in range(60)] for _ in range(2)]
+    assert told[0] == told[1]
+    assert random.getstate() == before
 
 
 def test_an_answer_may_stand_behind_a_mark():
