@@ -15,6 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
 from lightning_agentrl.episodes.advised import Advised
+from lightning_agentrl.episodes.argument_types import argument_problem
 from lightning_agentrl.episodes.make_errors import environment_problem, import_problem
 from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.problem import ConfigError
@@ -44,7 +45,8 @@ class Recipe:
         Raises:
             ConfigError: gymnasium does not know the id or the arguments; with the key to change.
         """
-        self._import()
+        if problem := argument_problem(self.id, self.kwargs, self.load(), self.key):
+            raise ConfigError(problem)
         with self._as_config_errors():
             env = gymnasium.make(self.id, disable_env_checker=True, **filled(self.kwargs, f"{self.key}.kwargs"))
         return Advised(env, self.id) if self.advised else env
