@@ -23,6 +23,7 @@ _FORMS = {  # of what a method returns: the words for it, an example, and what e
     ),
 }
 _SEVERAL = (tuple, list)
+_tried_out: set[type] = set()
 _NEEDED = {"actions": '{"left": "one step left"}', "default_action": '"left"', "max_turns": "20"}
 
 
@@ -41,6 +42,8 @@ def check_data(env: TextEnv) -> None:
             continue  # what follows from the episode is not there yet
         if name == "max_turns" and (isinstance(declared, bool) or not isinstance(declared, Integral)):
             raise ValueError(f"{owner}: max_turns is {declared!r}; it must be a whole number, as in `max_turns = 20`")
+        if name == "max_turns" and declared < 1:
+            raise ValueError(f"{owner}: max_turns is {declared}, but an episode needs at least one turn.")
         if name == "actions" and not isinstance(declared, Mapping):
             names = [str(each) for each in declared] if isinstance(declared, list | tuple | set) else ["left"]
             shown = ", ".join(f'"{each}": "what it does"' for each in names)
@@ -53,9 +56,13 @@ def check_data(env: TextEnv) -> None:
 def try_out(env: TextEnv) -> None:
     """Begin an episode and play one turn, so that what an author's methods return is seen before a run.
 
+    The first environment of a class stands for all of it in this process.
+
     Raises:
         ValueError: a method returns something else than it should, or an example names no action.
     """
+    if type(env) in _tried_out:
+        return
     env.reset(seed=0)
     prompt: Any = env.system_prompt
     if not isinstance(prompt, str):
@@ -64,6 +71,7 @@ def try_out(env: TextEnv) -> None:
     check_examples(env)
     if not env.free_text:
         env.step(env.default_action)
+    _tried_out.add(type(env))
 
 
 def check_examples(env: TextEnv) -> None:

@@ -249,8 +249,6 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         owner = type(self).__name__
         if not self.free_text and self.default_action not in self.actions:
             raise ValueError(f"{owner}: default action {self.default_action!r} is not one of {list(self.actions)}.")
-        if self.max_turns < 1:
-            raise ValueError(f"{owner}: max_turns is {self.max_turns}, but an episode needs at least one turn.")
         for spoken, name in self.aliases.items():
             if name not in self.actions:
                 raise ValueError(f"{owner}: alias {spoken!r} means {name!r}, which is not one of {list(self.actions)}.")

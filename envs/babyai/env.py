@@ -63,6 +63,8 @@ class BabyAIEnv(TextEnv):
         spec = find_level(level)
         kwargs = dict(spec.kwargs)
         if num_dists is not None:
+            if num_dists < 0:
+                raise ValueError(f"num_dists must be at least 0, not {num_dists}.")
             if "goal" not in kwargs:
                 raise ValueError(f"Level {level!r} has a fixed number of objects; leave num_dists out.")
             kwargs["num_dists"] = num_dists

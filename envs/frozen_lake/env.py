@@ -79,6 +79,10 @@ class FrozenLake(GridEnv[Lake]):
         self.placement: Placement = placement
         usual = 4 * size if placement == "corners" else max(4 * size - 6, 2)
         self.max_turns = usual if max_turns is None else max_turns
+        if min_way > self.max_turns >= 1:
+            raise ValueError(
+                f"No way of at least {min_way} actions (min_way) fits into {self.max_turns} turns (max_turns)."
+            )
         self._world = Lake(size, frozenset(), (size - 1, size - 1), (0, 0))  # until the first episode
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:

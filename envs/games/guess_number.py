@@ -6,20 +6,21 @@ from typing import Any
 from agentrl_envs.text_env import TextEnv
 
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_MOST = 10_000  # each number is an action, which a prompt lists
 
 
 class GuessNumber(TextEnv):
     """Guess a number between 1 and `highest`; all earlier guesses and answers are in the observation.
 
     Args:
-        highest: the largest number that may be drawn.
+        highest: the largest number that may be drawn, 2 to 10,000.
         max_turns: number of guesses; by default just enough to always win by halving the range.
     """
 
     def __init__(self, highest: int = 5, max_turns: int | None = None) -> None:
         super().__init__()
-        if highest < 2:
-            raise ValueError(f"GuessNumber needs at least two numbers, so highest cannot be {highest}.")
+        if not 2 <= highest <= _MOST:
+            raise ValueError(f"GuessNumber needs two to {_MOST} numbers, so highest cannot be {highest}.")
         self.highest = highest
         self.max_turns = highest.bit_length() if max_turns is None else max_turns
         self.actions = {str(number): f"guess {number}" for number in range(1, highest + 1)}

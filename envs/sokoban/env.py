@@ -8,6 +8,7 @@ from agentrl_envs.text_env import Shown
 from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording("agentrl_envs.sokoban")
+_MOST_PULLS = 10_000  # which take a quarter of a second
 _LOOKS: dict[str, tuple[str, ...]] = {
     "#": ("wall",),
     "_": ("floor",),
@@ -28,7 +29,7 @@ class Sokoban(GridEnv[Level]):
         size: cells of a side with the walls, 5 to 10.
         boxes: number of boxes, 1 to 3.
         pulls: how often it is tried to pull boxes off their targets when a level is made: the number is drawn from 1 up
-            to this one, by default 3 * (size - 4). More make harder levels.
+            to this one, by default 3 * (size - 4), at most 10,000. More make harder levels.
         reward: "binary" gives 1 when the last box is on a target; "classic" gives -0.1 in every turn, 1 for a box that
             comes onto a target, -1 for one that leaves it, and 10 for the last; "steps" gives 1 for the last, 0 and the
             end of the episode when a box can never come onto a target any more, -0.01 in any other turn, and 0.05 less
@@ -61,8 +62,8 @@ class Sokoban(GridEnv[Level]):
             raise ValueError(f"A Sokoban room has a size of 5 to 10, not {size}.")
         if not 1 <= boxes <= 3:
             raise ValueError(f"Sokoban has 1 to 3 boxes, not {boxes}.")
-        if pulls is not None and pulls < 1:
-            raise ValueError(f"pulls must be at least 1, not {pulls}.")
+        if pulls is not None and not 1 <= pulls <= _MOST_PULLS:
+            raise ValueError(f"pulls must be 1 to {_MOST_PULLS}, not {pulls}.")
         if reward not in ("binary", "classic", "steps"):
             raise ValueError(f'reward must be "binary", "classic" or "steps", not {reward!r}.')
         super().__init__(_WORDING, _LOOKS, size, reward, shaping, observation, cell_px, render_mode)

@@ -238,22 +238,17 @@ def _working_folder() -> str | None:
         return None
 
 
-_CHECKED: set[type] = set()  # classes of environments in this process
-
-
 def _check_code(env: gymnasium.Env) -> None:
-    """Ask an environment that can tell whether its author made a mistake, the first one of its class in this process.
+    """Ask an environment that can tell whether its author or its arguments made a mistake.
 
     Raises:
         EnvError: the environment's sentence.
     """
-    kind = type(env.unwrapped)
-    if kind not in _CHECKED and env.has_wrapper_attr("check_code"):
+    if env.has_wrapper_attr("check_code"):
         try:
             env.get_wrapper_attr("check_code")()
         except ValueError as error:
             raise contract_error(str(error)) from None
-        _CHECKED.add(kind)
 
 
 class AsEnvErrors:  # made of a generator, it would take four times as long

@@ -198,6 +198,22 @@ def test_bad_data_is_refused(fault, sentence):
         env.reset(seed=0)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "sentence"),
+    [
+        ("GuessNumber", {"highest": 1}, "two to 10000 numbers, so highest cannot be 1"),
+        ("GuessNumber", {"highest": 10**30}, "two to 10000 numbers"),
+        ("SokobanText", {"pulls": 10**30}, "pulls must be 1 to 10000"),
+        ("SokobanText", {"pulls": 0}, "pulls must be 1 to 10000"),
+        ("FrozenLakeText", {"min_way": 17}, "at least 17 actions .* 16 turns"),
+        ("BabyAIText-GoTo", {"num_dists": -1}, "num_dists must be at least 0"),
+    ],
+)
+def test_numbers_with_which_no_episode_can_begin_are_refused_when_an_environment_is_made(env_id, kwargs, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        gymnasium.make(f"agentrl_envs:{env_id}-v0", **kwargs)
+
+
 def test_pickled_in_the_middle_of_an_episode():
     env = GuessNumber(highest=9)
     env.reset(seed=4)

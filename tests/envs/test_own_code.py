@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 
 from agentrl_envs import TextEnv
+from lightning_agentrl.episodes.contract import CONTRACT
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.errors import ConfigError, EnvError
@@ -99,3 +100,13 @@ def test_the_module_of_an_environment_that_cannot_be_imported_is_told_with_its_l
         assert part in str(error.value)
     for part in (place, what):
         assert part in import_fault(module)  # of a class_path, too
+
+
+def test_the_arguments_of_every_environment_of_a_class_are_looked_at_when_it_is_made():
+    """Also where another one of the class was sound, as of two sources."""
+    source = EnvConfig("agentrl_envs:FrozenLakeText-v0")
+    Environment(source.make).close()
+    source.kwargs = {"max_turns": 0}
+    with pytest.raises(EnvError, match="max_turns is 0, but an episode needs at least one turn") as error:
+        Environment(source.make)
+    assert error.value.kind == CONTRACT
