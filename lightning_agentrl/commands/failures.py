@@ -26,6 +26,7 @@ _LESS_MEMORY_ANYWHERE = f"while collecting, {_LESS_MEMORY['collect']}; in traini
 _WRITTEN = "where the run writes: in its folder, in those of its loggers and callbacks, or where its output goes"
 _NO_ACCESS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+    errno.ELOOP,
     errno.EFBIG,  # also where `ulimit -f` allows no larger file
 )
 
@@ -87,10 +88,18 @@ def _disk(error: BaseException) -> Problem | None:
     if saving:
         what = f"the disk did not keep the checkpoint '{path}': what is read back is not what was written"
         return Problem(what, fix=f"choose another folder (trainer.default_root_dir){before}")
-    if error.errno in _NO_ACCESS and path:
+    why = _lost_link(path) if error.errno in (errno.ENOENT, errno.EEXIST) else ""
+    if path and (why or error.errno in _NO_ACCESS):
         fix = "choose another folder (trainer.default_root_dir, the logger's save_dir, ModelCheckpoint's dirpath)"
-        return Problem(f"'{path}' cannot be used: {error.strerror}", fix=fix)
+        return Problem(f"'{path}' cannot be used: {why or error.strerror}", fix=fix)
     return None
+
+
+def _lost_link(path: str) -> str:
+    """Return which link on the way to a file leads nowhere, such as to a disk that is not mounted; empty if none."""
+    whole = Path(path).absolute()
+    link = next((one for one in (whole, *whole.parents) if one.is_symlink() and not one.exists()), None)
+    return f"'{link}' is a link to '{link.readlink()}', which is not there" if link else ""
 
 
 def _free(path: str) -> str:

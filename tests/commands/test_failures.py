@@ -164,6 +164,24 @@ def test_a_folder_that_can_only_be_read_is_told(tmp_path: Path, config: Config, 
     assert f"'{disk}/config.part' cannot be used: Read-only file system" in said
 
 
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_link_to_a_disk_that_is_not_there_is_told(
+    below: str, tmp_path: Path, config: Config, agentrl: Command
+) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "unmounted" / "runs")
+    save_dir = f"{tmp_path}/runs{below}"
+    config["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": save_dir}}
+    told = sentence(agentrl(config=config))
+    assert f"'{tmp_path}/runs' is a link to '{tmp_path}/unmounted/runs', which is not there" in told
+    assert "the logger's save_dir" in told
+
+
+def test_links_in_a_circle_are_told(tmp_path: Path, config: Config, agentrl: Command) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "runs")
+    config["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": f"{tmp_path}/runs"}}
+    assert "Too many levels of symbolic links" in sentence(agentrl(config=config))
+
+
 def test_a_file_that_grows_beyond_a_limit_of_the_system_is_told() -> None:
     assert "'run/a.part' cannot be used: File too large" in str(
         explained(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "run/a.part"))
