@@ -61,16 +61,21 @@ async def verdict_on(turn: JudgedTurn, judge: Judge) -> float:
         EnvError: it is not finite.
     """
     given = await judge.judge(turn)
-    try:
-        verdict = as_float(given) if isinstance(given, SupportsFloat) else None  # such as a tensor of one number
-    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several
-        verdict = None
+    verdict = one_number(given)
     if verdict is None:
         raise TypeError(
             f"judge of {type(judge).__name__} must return a number, got {in_words(given)} (key {judge.key})"
         )
     check_reward("the judge", verdict)
     return verdict
+
+
+def one_number(given: Any) -> float | None:
+    """Return what a judge or a scorer gave as a float, None if it is no number."""
+    try:
+        return as_float(given) if isinstance(given, SupportsFloat) else None  # such as a tensor of one number
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several
+        return None
 
 
 def compiled(owner: str, pattern: str, ignore_case: bool) -> re.Pattern[str]:

@@ -217,6 +217,6 @@ def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | Non
         source.key = ENV if env is not None else f"{ENVS}[{place}]"
         if not 0 < source.share < math.inf:
             raise ValueError(f"{source.key}.share must be above 0 and finite, got {source.share}")
-        if isinstance(source, EnvConfig):
+        if isinstance(source, EnvConfig | TaskSet):
             source.check()
     return sources

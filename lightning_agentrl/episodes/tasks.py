@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import gymnasium
 import torch
 
-from lightning_agentrl.episodes.contract import well_formed
+from lightning_agentrl.episodes.contract import check_reward, contract_error, well_formed
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
-from lightning_agentrl.episodes.judge import Judge, compiled
+from lightning_agentrl.episodes.judge import Judge, compiled, one_number
 from lightning_agentrl.types.plain_config import from_plain
+from lightning_agentrl.types.returned import in_words
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class TaskSet:
         held_out: file of the tasks that validation plays; those of ``path`` when not given.
         system: system message of every task.
         share: its part of all that is played, relative to the other sources.
+        retries: how often the score of a reply may fail, such as where a server is busy; it is then asked for again.
     """
 
     path: str
@@ -101,11 +103,21 @@ class TaskSet:
     held_out: str | None = None
     system: str = ""
     share: float = 1.0
+    retries: int = 2
 
     def __post_init__(self) -> None:
         self.key = "data.init_args.envs"
         self.scorer = from_plain(self.scorer, Scorer, f"{self.key}.scorer")
         self.judge: Judge | None = None  # its scorer says all
+
+    def check(self) -> None:
+        """Refuse numbers out of range.
+
+        Raises:
+            ValueError: with the key to change.
+        """
+        if self.retries < 0:
+            raise ValueError(f"{self.key}.retries must be at least 0, got {self.retries}")
 
     @property
     def name(self) -> str:
@@ -128,7 +140,7 @@ class TaskSet:
             ValueError: a file cannot be read; with the key to change.
         """
         _ = self._tasks, self._held_out_tasks
-        return EnvWorker(lambda: Environment(partial(self.make, held_out)), executor)
+        return EnvWorker(lambda: Environment(partial(self.make, held_out)), executor, self.retries)
 
     def start(self, device: torch.device) -> None:
         self._scorer.key = f"{self.key}.scorer"
@@ -175,7 +187,13 @@ class OneTurn(gymnasium.Env[str, str]):
         return self.task.prompt, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        score = self.scorer.score(self.task.prompt, action, self.task.answer)
+        given = self.scorer.score(self.task.prompt, action, self.task.answer)
+        score, whose = one_number(given), type(self.scorer).__name__
+        if score is None:
+            raise contract_error(
+                f"score of {whose} must return a number, got {in_words(given)} (key {self.scorer.key})"
+            )
+        check_reward(f"the scorer {whose}", score)
         return "", score, True, False, {}
 
 

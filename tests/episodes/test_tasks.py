@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from lightning_agentrl.episodes.env_pool import EnvPool
+from lightning_agentrl.episodes.env_worker import Start
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.tasks import OneTurn, Task, read_tasks
+from lightning_agentrl.errors import EnvError
 from lightning_agentrl.rollout import (
     EnvConfig,
     ExactMatch,
@@ -213,6 +216,7 @@ BANDIT = "agentrl_envs:Bandit-v0"
         ({"env": EnvConfig(BANDIT, retries=-1)}, ["data.init_args.env.retries"]),
         ({"envs": [EnvConfig(BANDIT), TaskSet("tasks.jsonl", share=0)]}, ["data.init_args.envs[1].share"]),
         ({"envs": [EnvConfig(BANDIT, retries=-1), TaskSet("tasks.jsonl")]}, ["data.init_args.envs[0].retries"]),
+        ({"envs": [EnvConfig(BANDIT), TaskSet("tasks.jsonl", retries=-1)]}, ["data.init_args.envs[1].retries"]),
     ],
 )
 def test_sources_that_cannot_be_played_are_refused_with_their_keys(sources: dict[str, Any], keys: list[str]) -> None:
@@ -262,3 +266,59 @@ def test_any_stretch_of_numbers_has_its_share_of_every_source(shares: list[float
             for length in (16, 64, 100):
                 found = counts[length:] - counts[:-length]
                 assert (found - length * share / sum(shares)).abs().max() < 3
+
+
+class Busy(Scorer):
+    """A server that refuses so many requests before it answers."""
+
+    needs_answer = False
+
+    def __init__(self, refuses: int, score: Any = 0.5) -> None:
+        self.refuses, self.given = refuses, score
+
+    def score(self, prompt: str, reply: str, answer: str | None) -> float:
+        self.refuses -= 1
+        if self.refuses >= 0:
+            raise ConnectionError("busy")
+        return self.given
+
+
+@pytest.mark.parametrize(("retries", "refuses", "right"), [(2, 2, True), (2, 3, False), (0, 1, False)])
+def test_a_score_that_fails_is_asked_for_again(tmp_path: Path, retries: int, refuses: int, right: bool) -> None:
+    worker = TaskSet(str(_file(tmp_path)), Busy(refuses), retries=retries).make_worker()
+    asked = worker.reset_now(Start(0, 0, 3)).observation
+    if not right:
+        with pytest.raises(EnvError, match="busy"):
+            asyncio.run(worker.step("7"))
+        return
+    with pytest.warns(UserWarning, match="trying again"):
+        assert asyncio.run(worker.step("7")).reward == 0.5
+    assert worker.take_errors() == ("ConnectionError",) * refuses
+    assert asked in [task["prompt"] for task in SUMS]
+
+
+@pytest.mark.parametrize(
+    ("score", "sentence"),
+    [
+        ("0.5", r"score of Busy must return a number, got str \(key data.init_args.envs\[1\].scorer\)"),
+        (None, "must return a number, got NoneType"),
+        ([0.5], r"must return a number, got \(float\)"),
+        (torch.zeros(2), r"must return a number, got a tensor \[2\]"),
+        (float("nan"), "the scorer Busy gave the reward nan"),
+        pytest.param(10**400, "the scorer Busy gave the reward inf", id="that no float holds"),
+    ],
+)
+def test_a_score_that_is_none_is_told_with_its_scorer(tmp_path: Path, score: Any, sentence: str) -> None:
+    tasks = TaskSet(str(_file(tmp_path)), Busy(0, score), retries=0)
+    tasks.key = "data.init_args.envs[1]"
+    tasks.start(torch.device("cpu"))
+    worker = tasks.make_worker()
+    worker.reset_now(Start(0, 0, 3))
+    with pytest.raises(EnvError, match=sentence):
+        asyncio.run(worker.step("7"))
+
+
+def _file(folder: Path) -> Path:
+    file = folder / "sums.jsonl"
+    file.write_text("\n".join(map(json.dumps, SUMS)))
+    return file
