@@ -108,7 +108,8 @@ class EnvWorker:
     async def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
         with _NotingWhere(self._started, self.actions, "render"):
-            return await self._run("render", lambda: self._again(self._environment.draw, "render"))
+            # after an error it is that of the environment made anew
+            return await self._run("render", lambda: self._again(lambda: self._environment.draw(), "render"))
 
     async def fork(self, start: Start, actions: Sequence[str], fingerprint: str, seed: int) -> Answer:
         """Replay an episode up to some moment, and let the environment draw from another seed from there on.

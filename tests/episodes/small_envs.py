@@ -106,6 +106,20 @@ class Walk(gymnasium.Env):
         return np.full((2, 3, 3), self.count, dtype=np.uint8)
 
 
+class Blind(Walk):
+    """The first one that is made cannot be drawn, and writes the file `once`."""
+
+    def __init__(self, once: str) -> None:
+        super().__init__()
+        self.is_first = not Path(once).exists()
+        Path(once).touch()
+
+    def render(self) -> np.ndarray:
+        if self.is_first:
+            raise RuntimeError("no display")
+        return super().render()
+
+
 class Together(Walk):
     """Closes once so many of its kind are closing.
 
@@ -291,5 +305,5 @@ class Vault(gymnasium.Env[str, str]):
 
 
 OF_A_WALK = (Walk, Unrepeatable, Garbled, Changing, Telling, Gambling, Quick, Late, Locked, Closing, Together, Stubborn)
-for cls in (*OF_A_WALK, Vault):
+for cls in (*OF_A_WALK, Vault, Blind):
     gymnasium.register(f"{cls.__name__}-v0", cls)

@@ -472,3 +472,18 @@ def test_an_environment_that_cannot_be_made_is_told_as_in_a_thread(name, setting
             worker.wait()
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("worker", ["process", "thread"])
+def test_a_picture_that_fails_is_drawn_by_the_environment_that_is_made_anew(worker: str, tmp_path: Path) -> None:
+    with (
+        opened("Blind", worker=worker, retries=1, once=str(tmp_path / "made")) as blind,
+        opened(worker="thread") as walk,
+    ):
+        for one in (blind, walk):
+            asyncio.run(one.reset(START))
+            asyncio.run(one.step("left"))
+        with pytest.warns(UserWarning, match="no display.*trying again"):
+            picture = asyncio.run(blind.draw())
+        assert picture == asyncio.run(walk.draw())
+        assert blind.take_errors() == ("RuntimeError",)
