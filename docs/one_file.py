@@ -10,13 +10,14 @@ import argparse
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import chain, islice
 from typing import Any
 
 import gymnasium
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache, set_seed
 
 
 @dataclass
@@ -100,13 +101,12 @@ def render(tokenizer: Any, game: Any, past: list[tuple[str, str]], observation: 
 @torch.no_grad()
 def sample(actor: nn.Module, prompt: list[int], end: int, most: int) -> tuple[list[int], list[float]]:
     """Return a reply and its log-probs, drawn token by token from the distribution that is trained."""
-    reply, logps, ids_1T, cache = [], [], torch.tensor([prompt]), None
+    name = "cache" if "cache" in signature(actor.forward).parameters else "past_key_values"  # by transformers' version
+    reply, logps, past = [], [], {name: DynamicCache(config=actor.config)}  # which grows by what is read
     while len(reply) < most and reply[-1:] != [end]:
-        out = actor(ids_1T, past_key_values=cache, use_cache=True)
-        log_pi_V = out.logits[0, -1].log_softmax(-1)
+        log_pi_V = actor(torch.tensor([reply[-1:] or prompt]), use_cache=True, **past).logits[0, -1].log_softmax(-1)
         reply.append(int(torch.multinomial(log_pi_V.exp(), 1)))
         logps.append(float(log_pi_V[reply[-1]]))
-        ids_1T, cache = torch.tensor([reply[-1:]]), out.past_key_values
     return reply, logps  # the end token included: when to stop is a choice of the policy too
 
 
