@@ -16,7 +16,7 @@ PACKAGE = "lightning_agentrl"
 BANNED: dict[str, tuple[str, dict[str, str]]] = {
     "trajector(y|ies)": (
         "episode",
-        {f"{PACKAGE}/types/plain.py": "the name of a field in older checkpoints"},
+        {},
     ),
     "collectors?": (
         "collection",

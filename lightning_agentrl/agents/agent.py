@@ -582,7 +582,7 @@ class Agent(L.LightningModule, ABC):
         self._saved_weights = checkpoint.get("state_dict", {})  # sharded strategies have read the weights already
         if self._trainer is None:
             given = {name for name, value in self.hparams.items() if value is not None}
-            check_described(checkpoint.get(KEY, {}), given | {*self._undescribed})
+            check_described(checkpoint[KEY], given | {*self._undescribed})
         else:
             self.run.go_on_from(checkpoint, self.trainer, self.resume_with_changes)
 

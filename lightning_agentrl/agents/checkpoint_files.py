@@ -100,7 +100,7 @@ def age(checkpoint: Path) -> tuple[int, str]:
 def damage(checkpoint: Path, rank: int = 0, world: int = 1) -> str:
     """Return what is wrong with this rank's share of a checkpoint's files, as the rest of a sentence; empty if nothing.
 
-    What an earlier version saved has no seal; there, the checksums of tensors are compared.
+    What a script has saved with torch has no seal; there, the checksums of tensors are compared.
 
     Raises:
         OSError: it cannot be read.

@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from lightning_agentrl.agents.checkpoint_files import OTHER_MODEL, last_good_checkpoint
+from lightning_agentrl.agents.checkpoint_files import NOT_OURS, OTHER_MODEL, last_good_checkpoint
 from lightning_agentrl.agents.finite import SHOWN, not_finite_in
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.distributed import all_gather, raise_once
@@ -55,13 +55,15 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
 
     Raises:
         ValueError: the checkpoint and this run do not both have the same LoRA, or both none.
-        CheckpointError: its weights are of another model.
+        CheckpointError: it is of another program, or its weights are of another model.
     """
-    saved = checkpoint.get(KEY, {})
+    if KEY not in checkpoint:
+        raise CheckpointError(NOT_OURS)
+    saved = checkpoint[KEY]
     settings = lora.settings if lora else None
-    if saved.get("lora") != settings:
+    if saved["lora"] != settings:
         raise ValueError(
-            f"the checkpoint has {_described(saved.get('lora'))}, this run has {_described(settings)}; "
+            f"the checkpoint has {_described(saved['lora'])}, this run has {_described(settings)}; "
             "give the same model.init_args.lora, or start without --ckpt_path"
         )
     if lora is not None:
@@ -95,7 +97,7 @@ def check_described(saved: Mapping[str, Any], given: Collection[str]) -> None:
     Raises:
         ConfigError: with the first argument that is missing.
     """
-    for name in saved.get("undescribed", ()):
+    for name in saved["undescribed"]:
         if name not in given:
             raise ConfigError(
                 f"the checkpoint does not say what the agent's argument {name} was, since not every argument of it is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -66,9 +67,5 @@ class RecentEpisodes:
     def state_dict(self) -> dict[str, Any]:
         return {"rollouts": self._rollouts, "running": dict(self._running), "ended": list(self._ended)}
 
-    def load_state_dict(self, state: dict[str, Any] | list[bool]) -> None:
-        """Go on from a checkpoint; an older one holds no environments, or nothing but successes."""
-        if isinstance(state, list):
-            state = {"rollouts": 0, "running": {}, "ended": [((-1, i), success) for i, success in enumerate(state)]}
-        self._rollouts, self._running = state["rollouts"], dict(state["running"])
-        self._ended = [(began, *(place or (0, 0)), success) for began, *place, success in state["ended"]]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rollouts, self._running, self._ended = state["rollouts"], dict(state["running"]), list(state["ended"])

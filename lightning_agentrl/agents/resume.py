@@ -90,21 +90,20 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
     """Print what differs between a checkpoint's run and this one, and refuse what would change the result unseen.
 
     Args:
-        saved: ``settings``, ``weights`` and ``versions`` in the checkpoint; what an earlier version did not save is not
-            compared.
+        saved: ``settings``, ``weights`` and ``versions`` in the checkpoint.
         own: the same of this run.
         accepted: keys that may differ, or the beginnings of such keys.
 
     Raises:
         CheckpointError: with all that differs and is not accepted.
     """
-    changes = _differences(saved.get("settings", own["settings"]), own["settings"])
-    before, here = saved.get("weights"), own["weights"]
+    changes = _differences(saved["settings"], own["settings"])
+    before, here = saved["weights"], own["weights"]
     if before and here:
         changes.pop(MODEL, None)  # only another name or place, unless the weights differ
         if before != here:
             changes[MODEL] = _change(f"weights {before}", f"weights {here}")
-    newer = _differences(saved.get("versions", own["versions"]), own["versions"])
+    newer = _differences(saved["versions"], own["versions"])
     refused = {key: change for key, change in changes.items() if not _may_change(key, accepted)}
     for name, change in ({key: c for key, c in changes.items() if key not in refused} | newer).items():
         rank_zero_info(f"differs from the checkpoint: {name} {change}")

@@ -13,7 +13,7 @@ from lightning_agentrl.agents.checkpoints import KEY
 from lightning_agentrl.agents.optimizer import Optim
 from lightning_agentrl.agents.recent_episodes import RecentEpisodes
 from lightning_agentrl.agents.resume import check_changes
-from lightning_agentrl.agents.steps import Steps, held_steps
+from lightning_agentrl.agents.steps import Steps
 from lightning_agentrl.distributed import all_gather, raise_once
 
 
@@ -42,7 +42,7 @@ class Run:
         return {"run_id": self.id, "recent_episodes": self.recent_episodes.state_dict(), **self.steps.state_dict()}
 
     def go_on_from(self, checkpoint: Mapping[str, Any], trainer: L.Trainer, accepted: Sequence[str]) -> None:
-        """Become the run of a checkpoint; every rank must call it. Older ones hold no id, or no episodes.
+        """Become the run of a checkpoint; every rank must call it.
 
         Args:
             checkpoint: whole.
@@ -55,7 +55,7 @@ class Run:
         if trainer.state.fn == TrainerFn.FITTING:
             with raise_once():
                 if trainer.is_global_zero:
-                    check_changes(checkpoint.get(KEY, {}), self.made_of, accepted)
-        self.id = checkpoint.get("run_id", self.id)
-        self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
-        self.steps.load_state_dict(checkpoint, held_steps(trainer))
+                    check_changes(checkpoint[KEY], self.made_of, accepted)
+        self.id = checkpoint["run_id"]
+        self.recent_episodes.load_state_dict(checkpoint["recent_episodes"])
+        self.steps.load_state_dict(checkpoint)

@@ -108,20 +108,11 @@ class Steps:
             "not_finite_in_a_row": self.finite.in_a_row,
         }
 
-    def load_state_dict(self, checkpoint: Mapping[str, Any], held: int) -> None:
-        """Go on from a checkpoint. In older ones no step was skipped, and rates were constant.
-
-        Args:
-            checkpoint: whole.
-            held: see :func:`held_steps`.
-        """
-        taken = checkpoint["global_step"]
-        self.attempts = checkpoint.get("attempts", taken)
-        self._missed = checkpoint.get("missed_steps", self.attempts - taken)
-        self.finite.in_a_row = checkpoint.get("not_finite_in_a_row", 0)
-        steps = {"actor": max(taken - held, 0), "critic": taken}
-        older = {"taken": steps, "schedulers": len(checkpoint.get("lr_schedulers", ())), "scheduled": []}
-        self.rates.load_state_dict(checkpoint.get("rates") or older)
+    def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Go on from the entries of a checkpoint."""
+        self.attempts, self._missed = checkpoint["attempts"], checkpoint["missed_steps"]
+        self.finite.in_a_row = checkpoint["not_finite_in_a_row"]
+        self.rates.load_state_dict(checkpoint["rates"])
 
 
 def planned_steps(trainer: L.Trainer) -> dict[str, int | None]:

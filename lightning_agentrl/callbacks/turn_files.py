@@ -32,7 +32,7 @@ class TurnFiles:
     def cut(self, iteration: int, world: int, run_id: str) -> None:
         """Remove the turns of a run from an iteration on, of this rank and of those beyond the last that it stands for.
 
-        Files of other runs stay as they are; those without an id, of earlier versions, count as this run's.
+        Files of other runs stay as they are; one that was cut short before the id of its run counts as this run's.
         """
         from lightning_agentrl.view.locate import run_in  # TensorBoard comes with it
 

@@ -84,7 +84,7 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
 
 def time_limit_struck(link: Link) -> bool:
     """Return whether an environment was over a time limit in this iteration."""
-    return bool(link.get("rollout/turn/timeouts", np.zeros(1)).any())
+    return bool(link["rollout/turn/timeouts"].any())
 
 
 def told_struck(iteration: int) -> str:

@@ -181,7 +181,7 @@ def _shared_end(one: Path, other: Path) -> int:
 
 
 def _saved(path: Path) -> tuple[int, str] | None:
-    """Return how many iterations a checkpoint has behind it, and the id of its run, empty in those of earlier versions.
+    """Return how many iterations a checkpoint has behind it, and the id of its run.
 
     Its "epoch" may be the last of these iterations or the next one. None, and a warning, for one that is damaged or is
     no checkpoint of a run: there may be others.
@@ -190,7 +190,7 @@ def _saved(path: Path) -> tuple[int, str] | None:
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         done = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
-        return done, str(checkpoint.get("run_id", ""))
+        return done, str(checkpoint["run_id"])
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
         warnings.warn(
             f"'{path}' is damaged or no checkpoint of a run, and is left out: {one_line(str(error))}", stacklevel=2

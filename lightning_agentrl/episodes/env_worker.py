@@ -20,7 +20,6 @@ from typing import TypeVar
 
 from lightning_agentrl.episodes.contract import CONTRACT, Contract
 from lightning_agentrl.episodes.environment import Answer, Hosted
-from lightning_agentrl.episodes.observation import fingerprint_of
 from lightning_agentrl.episodes.wording import Wording, check_wording, reworded
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
@@ -295,8 +294,7 @@ class EnvWorker:
                 self._environment.renew(seed)
             if action is not None:
                 answer = self._environment.step(action)
-        of_old_checkpoints = fingerprint_of(answer.observation, answer.images)  # without short-term text
-        if fingerprint not in (answer.fingerprint, of_old_checkpoints):
+        if fingerprint != answer.fingerprint:
             raise ReplayDiffersError(
                 f"environment {start.env} does not repeat its episode from seed and actions, so it cannot be resumed; "
                 "draw all its randomness from self.np_random, or declare the attribute `deterministic` as false"

@@ -147,10 +147,6 @@ class Session:
         return self.contract.observation_role if shown else "user"
 
     @property
-    def begun(self) -> bool:
-        return self.episode >= self.first_episode
-
-    @property
     def call(self) -> str:
         """What it waits for: a call of the environment, the judge, or nothing but a reply."""
         return "judge" if self._judging else self.worker.call
@@ -387,11 +383,10 @@ class Session:
         """
         self.episode = state["episode"]
         self.turns_taken = state["turns_taken"]
-        self.lost = list(state.get("lost", ()))
-        if not state.get("running", self.begun):
-            self.worker.errors = list(state["env_errors"]) if self.begun else []
+        self.lost = list(state["lost"])
+        self.worker.errors = list(state["env_errors"])
+        if not state["running"]:
             return
-        self.worker.errors = list(state.get("env_errors", ()))
         try:
             self._see(self.worker.replay_now(self._start, state["env_actions"], state["observation"]))
         except EnvError as error:
@@ -401,13 +396,13 @@ class Session:
             self.leave()
             return
         self.running = True
-        images = state.get("images", {})
+        images = state["images"]
         self.past = [past_from_plain(turn, images) for turn in state["past"]]
         self.context = segments_from_plain(state["context"], images)
         self.reply_closed = state["closed"]
         self.episode_return = state["episode_return"]
-        self.reply_tokens = state.get("reply_tokens", 0)
-        self.unread, self.all_unread = state.get("unread", (0, 0))
+        self.reply_tokens = state["reply_tokens"]
+        self.unread, self.all_unread = state["unread"]
         with suppress(PromptTooLongError, EnvError):
             self.prompt()
         if self._readable is None:  # the run that goes on has shorter prompts
@@ -437,4 +432,4 @@ def past_to_plain(turn: PastTurn, images: PixelTable) -> dict[str, Any]:
 
 def past_from_plain(plain: Mapping[str, Any], images: PixelTable) -> PastTurn:
     """Undo :func:`past_to_plain`."""
-    return PastTurn(**{**plain, "images": inputs_from_plain(plain.get("images", ()), images)})
+    return PastTurn(**{**plain, "images": inputs_from_plain(plain["images"], images)})

@@ -231,9 +231,9 @@ class WholeGroups:
                 self._members[group] = [self._loaded(group, i, saved) for i, saved in enumerate(members)]
 
     def _loaded(self, group: int, number: int, saved: Mapping[str, Any]) -> Member:
-        samples = samples_from_plain(saved["samples"], saved.get("images", {}))
+        samples = samples_from_plain(saved["samples"], saved["images"])
         member = Member(EpisodeRecorder(group, self.make.memory.grows, samples))
-        member.lost, member.turns_taken = list(saved.get("lost", ())), saved.get("turns_taken", 0)
+        member.lost, member.turns_taken = list(saved["lost"]), saved["turns_taken"]
         if saved["session"] is not None:
             session = member.session = self._new_session(group, number)
             session.load_state_dict(saved["session"])

@@ -24,15 +24,8 @@ class RolloutState:
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> RolloutState:
         """Read the state of all ranks from plain types."""
-        ahead = state.get("ahead")
-        return cls(
-            state["sessions"],
-            state["iteration"],
-            state.get("collected", 0),
-            state["origin"],
-            None if ahead is None else rollout_from_plain(ahead),
-            state.get("lost", ()),
-        )
+        ahead = state["ahead"]
+        return cls(**{**state, "ahead": None if ahead is None else rollout_from_plain(ahead)})
 
     def to_plain(self) -> dict[str, Any]:
         """Return the state of all ranks as plain types and tensors; every rank must call it."""

@@ -20,8 +20,6 @@ PlainItem = int | PlainImage  # text is its ids
 PixelTable = dict[str, Tensor]  # digest -> pixels; a checkpoint holds each image once
 PlainSegment = tuple[str, list[PlainItem], list[float]]  # kind, what was read, log-probs
 
-RENAMED = {"trajectory": "episode"}  # from the names of fields in older checkpoints
-
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
     """Return a rollout as dictionaries, lists, numbers, strings and tensors."""
@@ -36,9 +34,8 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 def rollout_from_plain(plain: dict[str, Any]) -> Rollout:
     """Undo :func:`rollout_to_plain`."""
-    samples = samples_from_plain(plain["samples"], plain.get("images", {}))
-    tensors = {RENAMED.get(name, name): tensor for name, tensor in plain["tensors"].items()}
-    return Rollout(samples=samples, scores=Scores(**plain["scores"]), **tensors)
+    samples = samples_from_plain(plain["samples"], plain["images"])
+    return Rollout(samples=samples, scores=Scores(**plain["scores"]), **plain["tensors"])
 
 
 def samples_to_plain(samples: Sequence[Sample], images: PixelTable) -> list[dict[str, Any]]:
@@ -126,9 +123,9 @@ def _turn_from_plain(plain: dict[str, Any], images: PixelTable) -> Turn:
             **plain,
             "stop": None if stop is None else StopReason(stop),
             "env_errors": tuple(plain["env_errors"]),
-            "lost": tuple(plain.get("lost", ())),
-            "seen": tuple(plain.get("seen", ())),
-            "branch_returns": tuple(plain.get("branch_returns", ())),
+            "lost": tuple(plain["lost"]),
+            "seen": tuple(plain["seen"]),
+            "branch_returns": tuple(plain["branch_returns"]),
             "bootstrap": None if bootstrap is None else segments_from_plain(bootstrap, images),
         }
     )

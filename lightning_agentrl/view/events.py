@@ -79,7 +79,7 @@ def read_events(files: Iterable[Path]) -> tuple[dict[str, Points], list[str]]:
 
 
 def run_in_events(path: Path) -> str:
-    """Return the id of the run that an event file is of; empty if it does not tell, as those of earlier versions."""
+    """Return the id of the run that an event file is of; empty if it does not tell."""
     seen = _Seen()
     with path.open("rb") as opened:
         _read_on(io.BytesIO(opened.read(_HEAD)), seen)

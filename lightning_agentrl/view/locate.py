@@ -177,7 +177,7 @@ class Owner:
     """The run that a folder is of, where others may have been before.
 
     Args:
-        run_id: its id, which its checkpoints keep; empty for a run of an earlier version.
+        run_id: its id, which its checkpoints keep; empty if nothing there tells it.
         began: a time before which nothing of it was written there; 0 if that is not known.
     """
 
@@ -205,20 +205,14 @@ def owner_of(home: Path, logged: Path | None = None) -> Owner:
     facts = json_object(home / FACTS)
     if not facts:
         return Owner(_newest_in(logged or home), 0.0)
-    return Owner(str(facts.get("run_id", "")), _began(facts, home / "config.yaml"))
+    return Owner(str(facts.get("run_id", "")), _began(facts))
 
 
-def _began(facts: dict[str, Any], config: Path) -> float:
-    """Return a time before which nothing of a run was written; 0 if it went on from elsewhere, or is not known.
-
-    Of earlier versions it is that of config.yaml, which is written first, but not if that was copied or changed since.
-    """
+def _began(facts: dict[str, Any]) -> float:
+    """Return a time before which nothing of a run was written; 0 if it went on from elsewhere."""
     try:
-        if "began" in facts:
-            return datetime.fromisoformat(facts["began"]).timestamp()
-        began = datetime.fromisoformat(facts["started"]).timestamp()
-        return 0.0 if facts.get("continues") else min(began, config.stat().st_mtime)
-    except (KeyError, TypeError, ValueError, OSError):
+        return datetime.fromisoformat(facts["began"]).timestamp()
+    except (KeyError, TypeError, ValueError):
         return 0.0
 
 

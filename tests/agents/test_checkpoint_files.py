@@ -131,7 +131,7 @@ def test_a_file_cut_short_is_found(file: Path, length: int) -> None:
     assert not files.is_complete(file)
 
 
-def test_a_file_of_an_earlier_version_has_no_seal_and_damaged_tensors_are_found_all_the_same(tmp_path: Path) -> None:
+def test_a_file_that_a_script_has_saved_has_no_seal_and_damaged_tensors_are_found_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     torch.save(content(), path)
     assert files.damage(path) == ""
@@ -151,7 +151,7 @@ def test_what_a_disk_did_not_keep_is_found_when_it_is_read_back(tmp_path: Path) 
     share.write_bytes(data)
     with pytest.raises(OSError, match="not as it was written"):
         files.seal(folder)
-    assert "not as it was written" in files.damage(folder)  # of an earlier version, without a manifest
+    assert "not as it was written" in files.damage(folder)  # also without a manifest
 
 
 def test_ranks_that_share_the_files_find_what_one_finds(folder: Path) -> None:

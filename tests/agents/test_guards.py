@@ -85,17 +85,6 @@ def test_steps_of_an_earlier_run_of_the_agent_are_not_taken_for_skipped_ones(tmp
 
 
 @pytest.mark.slow
-def test_a_checkpoint_without_attempts_had_none_skipped(tmp_path, exact_folder):
-    fit(tmp_path, exact_folder, SkipSome([]), epochs=1)
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    del saved["attempts"]
-    torch.save(saved, tmp_path / "older.ckpt")
-    watch, agent, _ = fit(tmp_path, exact_folder, SkipSome([]), epochs=2, ckpt_path=tmp_path / "older.ckpt")
-    assert agent.policy_version == 4
-    assert watch.versions == [{2}]
-
-
-@pytest.mark.slow
 def test_a_guard_can_end_the_run(tmp_path, exact_folder):
     with pytest.raises(RuntimeError, match="step 3: attempt 2 is on the list"):
         fit(tmp_path, exact_folder, SkipSome([2], verdict=Verdict.STOP))

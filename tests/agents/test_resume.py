@@ -147,18 +147,11 @@ def test_a_refused_run_is_continued_once_its_changes_are_named(
     assert trainer.global_step == 2 + 4
     for part in ("data.init_args.num_envs was 4 and is 8", "model.init_args.temperature was 1.0 and is 0.5"):
         assert part in "\n".join(log)
-    saved = torch.load(path, weights_only=True)
-    for key in ("settings", "weights", "versions"):  # as an earlier version saved it
-        del saved["agent"][key]
-    torch.save(saved, tmp_path / "older.ckpt")
-    make_trainer(tmp_path, 2).fit(
-        make_agent(tiny_folder), make_data(num_envs=8), ckpt_path=str(tmp_path / "older.ckpt")
-    )
 
 
 @pytest.mark.slow
 def test_a_run_keeps_its_id_where_it_goes_on_and_another_fit_is_another_run(tmp_path: Path, tiny_folder: Path) -> None:
-    """Also with the same agent. A checkpoint of an earlier version has no id; what goes on from it gets one."""
+    """Also with the same agent."""
     agent, path = make_agent(tiny_folder), tmp_path / "checkpoints" / "iteration-00001.ckpt"
 
     def fit(epochs: int, ckpt_path: Path | None = None) -> str:
@@ -170,7 +163,4 @@ def test_a_run_keeps_its_id_where_it_goes_on_and_another_fit_is_another_run(tmp_
 
     first, second = fit(1), fit(1)
     assert fit(2, path) == second
-    checkpoint = torch.load(path, weights_only=True)
-    assert checkpoint.pop("run_id") == second
-    torch.save(checkpoint, path)
-    assert len({"", first, second, fit(2, path)}) == 4
+    assert len({"", first, second, fit(1)}) == 4

@@ -1,15 +1,17 @@
-"""Run: a checkpoint holds it under the names that earlier versions used."""
+"""Run: a checkpoint holds all of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from lightning_agentrl.errors import CheckpointError
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 
-def test_a_run_is_read_from_the_entries_that_earlier_versions_wrote(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_run_goes_on_from_the_entries_of_a_checkpoint(tmp_path: Path, tiny_folder: Path) -> None:
     trainer = make_trainer(tmp_path, 1)
     trainer.fit(make_agent(tiny_folder), make_data())
     trainer.save_checkpoint(tmp_path / "first.ckpt")
@@ -32,3 +34,8 @@ def test_a_run_is_read_from_the_entries_that_earlier_versions_wrote(tmp_path: Pa
     again = torch.load(tmp_path / "second.ckpt", weights_only=True)
     assert {name: again[name] for name in written} == written
     assert agent.policy_version == written["attempts"]
+
+
+def test_a_checkpoint_of_another_program_is_refused(tiny_folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="it was not saved by agentrl fit"):
+        make_agent(tiny_folder).on_load_checkpoint({"state_dict": {}, "global_step": 3})

@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -354,17 +353,18 @@ def test_random_iterations_replay_to_the_bit(config: Config, tmp_path: Path, kin
         assert f"to {iteration}" in agentrl("replay", "run", "--iteration", str(iteration))
 
 
-def saved(path: Path, iterations: int) -> Path:
-    """Write a checkpoint with so many iterations behind it, and no more than that."""
+def saved(path: Path, iterations: int, run_id: str = "a") -> Path:
+    """Write a checkpoint of a run with so many iterations behind it, and no more than that."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"loops": {"fit_loop": {"epoch_progress": {"current": {"ready": iterations}}}}}, path)
+    loops = {"fit_loop": {"epoch_progress": {"current": {"ready": iterations}}}}
+    torch.save({"loops": loops, "run_id": run_id}, path)
     return path
 
 
 def continued(run: Path, named: Path | str) -> Path:
     """Make a run that went on from a checkpoint."""
     run.mkdir(parents=True)
-    (run / "run.json").write_text(json.dumps({"continues": str(named)}))
+    (run / "run.json").write_text(json.dumps({"run_id": "a", "continues": str(named), "began": None}))
     return run
 
 
@@ -391,15 +391,12 @@ def test_checkpoints_and_beginnings_of_runs_below_are_not_those_of_a_run(tmp_pat
 
 
 def test_checkpoints_of_a_run_that_was_in_the_folder_before_are_not_those_of_a_new_one(tmp_path: Path) -> None:
-    before, own = saved(tmp_path / "iteration-00005.ckpt", 5), saved(tmp_path / "iteration-00002.ckpt", 2)
-    facts = {"started": "2026-01-02T03:04:05+00:00", "continues": None}
-    started = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()
-    os.utime(before, (started - 60, started - 60))
-    os.utime(own, (started + 60, started + 60))
+    before, own = saved(tmp_path / "iteration-00005.ckpt", 5, "a"), saved(tmp_path / "iteration-00002.ckpt", 2, "b")
+    facts = {"run_id": "b", "began": "2026-01-02T03:04:05+00:00", "continues": None}
     (tmp_path / "run.json").write_text(json.dumps(facts))
-    (tmp_path / "config.yaml").touch()
     assert checkpoint_before(tmp_path, None) == (own, 2)
-    (tmp_path / "run.json").write_text(json.dumps(facts | {"continues": str(before)}))
+    facts = {"run_id": "a", "began": None, "continues": str(before)}  # as where the first one goes on after it
+    (tmp_path / "run.json").write_text(json.dumps(facts))
     assert checkpoint_before(tmp_path, None) == (before, 5)
 
 

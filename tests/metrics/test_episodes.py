@@ -142,19 +142,6 @@ def test_window_is_continued_from_a_checkpoint():
         assert first.update(played(lengths, 4, begin)) == second.update(played(lengths, 4, begin)) != {}
 
 
-@pytest.mark.parametrize(
-    "older",
-    [
-        [True, False, True],
-        {"rollouts": 1, "running": {}, "ended": [((0, 0), True), ((0, 1), False), ((0, 2), True)]},
-    ],
-)
-def test_window_of_an_older_checkpoint_is_continued(older):
-    recent = RecentEpisodes(size=3, enough=1)
-    recent.load_state_dict(older)
-    assert recent.update(ended(True)) == {WINDOW: (0 + 1 + 1) / 3}
-
-
 def test_held_out_numbers_by_hand():
     assert held_out(RESULTS) == pytest.approx(VAL_EXPECTED, rel=0, abs=1e-7)
 

@@ -199,6 +199,7 @@ def write_run(run: Path, turns: Sequence[Turn], iterations: int | None = None) -
     (version / "config.yaml").write_text("seed_everything: 0\nmodel:\n  class_path: PPOAgent\n")
     facts = {
         "started": "2026-01-02T03:04:05+00:00",
+        "began": "2026-01-02T03:04:02+00:00",
         "model": "demo",
         "seed": 0,
         "versions": {"torch": "2.9.0", "lightning": "2.6.6"},

@@ -236,23 +236,22 @@ def test_nothing_of_a_run_that_was_in_the_folder_before_is_shown(tmp_path):
     (run / "metrics.csv").write_text("step,a\n1,0.5\n")
     (events,) = run.glob("events*")
     old = (log, held_out, events, run / "metrics.csv", run / "summary.json")
-    started = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()  # by its run.json
-    os.utime(run / "config.yaml", (started - 3, started - 3))
+    began = datetime.fromisoformat("2026-01-02T03:04:02+00:00").timestamp()  # by its run.json
     new = log.with_name("rank0-000001.jsonl")
     new.write_text(json.dumps(make_turn()) + "\n")
     assert find_run(run).logs == (log, new)  # a copy, say, whose files are all as new as that
     for path in old:
-        os.utime(path, (started - 60, started - 60))
+        os.utime(path, (began - 60, began - 60))
     found = find_run(run)
     assert (found.logs, found.held_out, found.events, found.tables, found.summary) == ((new,), (), (), (), None)
     assert all(path.name in found.notes[0] for path in old)
     assert "1 iteration, no summary" in list_runs(run)
     facts = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(facts | {"continues": "last.ckpt"}))
+    (run / "run.json").write_text(json.dumps(facts | {"continues": "last.ckpt", "began": None}))
     found = find_run(run)
     assert found.logs == (log, new)
     assert found.notes == ()
-    os.utime(new, (started - 2, started - 2))  # held-out episodes before training are played before run.json is written
+    os.utime(new, (began + 1, began + 1))  # held-out episodes before training are played before run.json is written
     (run / "run.json").write_text(json.dumps(facts))
     assert find_run(run).logs == (new,)
 
