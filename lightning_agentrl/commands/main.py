@@ -251,9 +251,8 @@ def serve_env(
         sessions: most environments at a time.
     """
     from lightning_agentrl.commands.serve_env import serve_env
-    from lightning_agentrl.episodes.sources import EnvConfig
 
-    serve_env(EnvConfig(id, kwargs or {}, retries=0), host, port, sessions)
+    serve_env(id, kwargs or {}, host, port, sessions)
 
 
 def new(folder: str) -> None:

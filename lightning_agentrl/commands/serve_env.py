@@ -22,7 +22,9 @@ from aiohttp import WSMsgType, web
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Answer, png
-from lightning_agentrl.episodes.sources import EnvConfig
+from lightning_agentrl.episodes.hosting import make_worker
+from lightning_agentrl.episodes.recipe import ENV, Recipe
+from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.errors import ConfigError, EnvError
 
 _NOT_TOLD = ("render_mode", "worker", "deterministic")  # of the contract: about where an environment runs
@@ -156,11 +158,11 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     return kind, data
 
 
-def environment_app(source: EnvConfig, sessions: int) -> web.Application:
+def environment_app(recipe: Recipe, sessions: int) -> web.Application:
     """Return a server that gives each web socket an environment of its own.
 
     Args:
-        source: of the environments.
+        recipe: of the environments.
         sessions: most sockets at a time.
     """
     sockets: set[web.WebSocketResponse] = set()
@@ -178,7 +180,7 @@ def environment_app(source: EnvConfig, sessions: int) -> web.Application:
         sockets.add(connected)
         pool = ThreadPoolExecutor(1)  # of its own, so that nothing is called beside a call that does not come back
         try:
-            await _play(connected, source, pool)
+            await _play(connected, recipe, pool)
         finally:
             pool.shutdown(wait=False)
             sockets.discard(connected)
@@ -197,19 +199,19 @@ def environment_app(source: EnvConfig, sessions: int) -> web.Application:
     app = web.Application()
     app.router.add_get("/health", giving({"status": "healthy"}))
     app.router.add_get("/schema", giving(_SCHEMA))
-    app.router.add_get("/metadata", giving({"name": source.id, "description": "a text environment", "version": None}))
+    app.router.add_get("/metadata", giving({"name": recipe.id, "description": "a text environment", "version": None}))
     app.router.add_get("/ws", play)
     app.on_shutdown.append(end)
     return app
 
 
-async def _play(connected: web.WebSocketResponse, source: EnvConfig, pool: ThreadPoolExecutor) -> None:
+async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPoolExecutor) -> None:
     """Answer the messages of a socket one after the other, and its pings meanwhile.
 
     When the client has gone, a call that is under way is ended if it can be, and the environment is closed after it.
     """
     try:
-        worker = await asyncio.get_running_loop().run_in_executor(pool, source.make_worker, pool)
+        worker = await asyncio.get_running_loop().run_in_executor(pool, make_worker, recipe, pool)
     except (EnvError, ValueError) as error:
         await connected.send_json({"type": "error", "data": {"message": str(error), "code": "FACTORY_ERROR"}})
         return
@@ -237,7 +239,7 @@ async def _play(connected: web.WebSocketResponse, source: EnvConfig, pool: Threa
         await worker.aclose()
 
 
-def serve_env(source: EnvConfig, host: str, port: int, sessions: int) -> None:
+def serve_env(id: str, kwargs: Mapping[str, Any], host: str, port: int, sessions: int) -> None:
     """Serve until the process is told to end.
 
     Raises:
@@ -248,7 +250,9 @@ def serve_env(source: EnvConfig, host: str, port: int, sessions: int) -> None:
     if sessions < 1:
         raise ValueError(f"--sessions is {sessions}, but must be at least 1")
     try:
-        worker = source.make_worker()
+        check_secrets(kwargs)
+        recipe = Recipe(id, kwargs, ENV)
+        worker = make_worker(recipe)
         worker.reset_now(Start(0, 0, 0))
         worker.close()
     except ConfigError as error:
@@ -262,8 +266,8 @@ def serve_env(source: EnvConfig, host: str, port: int, sessions: int) -> None:
             f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port or --host"
         ) from error
     address = f"[{host}]" if ":" in host else host
-    print(f"{source.id} at http://{address}:{listening.getsockname()[1]}", flush=True)
-    web.run_app(environment_app(source, sessions), sock=listening, print=None, shutdown_timeout=1.0)
+    print(f"{id} at http://{address}:{listening.getsockname()[1]}", flush=True)
+    web.run_app(environment_app(recipe, sessions), sock=listening, print=None, shutdown_timeout=1.0)
     timer = threading.Timer(_ENDING_SECONDS, os._exit, [0])  # the end of the process waits for its threads
     timer.daemon = True
     timer.start()

@@ -20,6 +20,8 @@ from lightning_agentrl.episodes.make_errors import environment_problem, import_p
 from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.problem import ConfigError
 
+ENV = "data.init_args.env"  # the key of a config for one environment
+
 
 @dataclass(frozen=True)
 class Recipe:

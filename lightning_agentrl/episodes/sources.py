@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import gymnasium
 import torch
 
-from lightning_agentrl.episodes.contract import checked_worker
-from lightning_agentrl.episodes.env_process import ProcessEnvironment
 from lightning_agentrl.episodes.env_worker import EnvWorker
-from lightning_agentrl.episodes.environment import Environment, Hosted
+from lightning_agentrl.episodes.hosting import make_worker, no_limit
 from lightning_agentrl.episodes.judge import Judge
-from lightning_agentrl.episodes.recipe import Recipe
+from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording
-from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.types.plain_config import from_plain
 
-ENV, ENVS = "data.init_args.env", "data.init_args.envs"  # the keys of one source, and of several
+ENVS = "data.init_args.envs"  # the key of several sources
 
 
 class Source(Protocol):
@@ -106,7 +102,7 @@ class EnvConfig:
             if not limit > 0:
                 raise ValueError(f"{self.key}.{name} must be above 0, got {limit}")
             if self.worker == "thread":
-                raise ValueError(_no_limit(name, limit, self.key))
+                raise ValueError(no_limit(name, limit, self.key))
         if self.memory_mb is not None and not Path("/proc/self/statm").exists():
             raise ValueError(f"{self.key}.memory_mb is read in /proc, which this machine does not have; remove the key")
 
@@ -150,53 +146,11 @@ class EnvConfig:
         Raises:
             ValueError: the environment cannot be made, or cannot run there; with the key to change.
         """
-        place = self._place()
-        if place == "process":
-            make = partial(ProcessEnvironment, self._recipe, self.timeout_seconds, self.memory_mb)
-            return self._worker(make, executor)
-        for name, limit in self._limits.items():
-            raise ConfigError(_no_limit(name, limit, self.key))
-        return self._worker(self._made_here, executor if place == "thread" else None)
-
-    def _worker(self, make: Callable[[], Hosted], executor: Executor | None) -> EnvWorker:
-        return EnvWorker(make, executor, self.retries, self.wording, f"{self.key}.wording")
-
-    def _place(self) -> str:
-        """Return thread, process or inline: what the key says, else what the environment declares.
-
-        Raises:
-            ConfigError: the key says thread, and the environment needs a process.
-        """
-        if self.worker == "process":
-            return self.worker
-        declared = checked_worker(getattr(self._recipe.load(), "worker", None))
-        if declared == "process" and self.worker == "thread":
-            raise ConfigError(
-                f"the environment '{self.id}' needs a process of its own (its attribute `worker`); remove the key "
-                f"{self.key}.worker or set it to process"
-            )
-        return self.worker or declared or "thread"
-
-    def _made_here(self) -> Environment:
-        environment = Environment(self.make)
-        if environment.contract.worker == "process":
-            environment.close()
-            raise ConfigError(
-                f"the environment '{self.id}' needs a process of its own, but says so (attribute `worker`) only once "
-                f"it is made; declare it on the class that is registered, or set {self.key}.worker to process"
-            )
-        return environment
+        return make_worker(self._recipe, executor, self.worker, self._limits, self.retries, self.wording)
 
     @property
     def _recipe(self) -> Recipe:
         return Recipe(self.id, self.kwargs, self.key, advised=self._is_advised)
-
-
-def _no_limit(name: str, limit: float, key: str) -> str:
-    return (
-        f"{key}.{name} {limit:g} needs a process, since a thread cannot be ended; set {key}.worker to process, or "
-        f"remove {name}"
-    )
 
 
 def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | None) -> list[Source]:

@@ -24,8 +24,15 @@ def test_packages_that_few_runs_need_are_not_imported_with_the_command() -> None
 
 
 @pytest.mark.slow
-def test_a_server_begins_without_what_trains() -> None:
-    """It is the process that vLLM then takes the place of."""
-    program = "import sys, lightning_agentrl.commands.serve; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        ("serve", {*SLOW, "lightning", "transformers"}),  # the process that vLLM then takes the place of
+        ("serve_env", {*SLOW - {"aiohttp"}, "lightning", "transformers", "torch"}),
+    ],
+)
+def test_a_server_begins_without_what_trains(command: str, unneeded: set[str]) -> None:
+    program = f"import sys, lightning_agentrl.commands.{command}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not {*SLOW, "lightning", "transformers"} & set(done.stdout.split())
+    assert not unneeded & set(done.stdout.split())
+    assert f"lightning_agentrl.commands.{command}" in done.stdout.split()

@@ -16,7 +16,7 @@ import pytest
 
 from agentrl_envs.openenv.connection import EnvironmentAtServerError, LostSocketError
 from lightning_agentrl.commands.serve_env import environment_app
-from lightning_agentrl.rollout import EnvConfig
+from lightning_agentrl.episodes.recipe import Recipe
 from tests.envs.servers import serving
 
 PYTHON = os.environ.get("OPENENV_PYTHON", "")
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(not PYTHON, reason="make test
     ("env_id", "kwargs"), [("GuessNumber-v0", {"highest": 6}), ("BabyAIText-GoToObjS4-v0", {"max_turns": 20})]
 )
 def test_their_client_plays_our_server_as_we_play_in_process(env_id, kwargs):
-    source, episodes = EnvConfig(f"agentrl_envs:{env_id}", kwargs), 30
+    source, episodes = Recipe(f"agentrl_envs:{env_id}", kwargs, "env"), 30
     with serving(environment_app(source, 1)) as url:
         command = [PYTHON, str(HERE / "openenv_client.py"), url, str(episodes)]
         played = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

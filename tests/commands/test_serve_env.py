@@ -25,8 +25,9 @@ import torch
 from aiohttp import ClientSession, ClientWebSocketResponse, web
 
 from lightning_agentrl.commands.serve_env import _Played, environment_app
+from lightning_agentrl.episodes.hosting import make_worker
+from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.types import StopReason
@@ -194,11 +195,11 @@ gymnasium.register("Twice-v0", Twice)
 
 
 def test_an_end_that_is_also_a_cut_is_the_end_that_it_is_in_process() -> None:
-    source = EnvConfig("tests.commands.test_serve_env:Twice-v0", retries=0)
+    recipe = Recipe("tests.commands.test_serve_env:Twice-v0", {}, "env")
 
     async def last() -> dict[str, Any] | None:
         with ThreadPoolExecutor(1) as pool:
-            played = _Played(source.make_worker(pool))
+            played = _Played(make_worker(recipe, pool))
             await played.reply('{"type": "reset", "data": {"seed": 1}}')
             return await played.reply('{"type": "step", "data": {"text": "a"}}')
 
@@ -263,7 +264,7 @@ STEP = {"type": "step", "data": {"text": "wait"}}
 @asynccontextmanager
 async def places(name: str, sessions: int) -> AsyncIterator[Connect]:
     """A server of this environment in this process; gives what opens a socket."""
-    runner = web.AppRunner(environment_app(EnvConfig(name, retries=0), sessions), shutdown_timeout=1.0)
+    runner = web.AppRunner(environment_app(Recipe(name, {}, "env"), sessions), shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -341,11 +342,11 @@ def test_what_a_client_has_asked_for_is_answered_in_order_before_its_close() -> 
 
 
 def test_numbers_that_json_does_not_have_are_not_sent() -> None:
-    source = EnvConfig("tests.commands.test_serve_env:Unmeasured-v0", retries=0)
+    recipe = Recipe("tests.commands.test_serve_env:Unmeasured-v0", {}, "env")
 
     async def first() -> dict[str, Any] | None:
         with ThreadPoolExecutor(1) as pool:
-            worker = source.make_worker(pool)
+            worker = make_worker(recipe, pool)
             try:
                 return await _Played(worker).reply('{"type": "reset", "data": {"seed": 1}}')
             finally:

@@ -29,7 +29,7 @@ from agentrl_envs.openenv.fields import choose_fields
 from agentrl_envs.openenv.images import read_images
 from lightning_agentrl.commands.serve_env import environment_app
 from lightning_agentrl.episodes.environment import Environment, png
-from lightning_agentrl.rollout import EnvConfig
+from lightning_agentrl.episodes.recipe import Recipe
 from tests.envs.servers import SCHEMA, STATE, answering, error, giving, observation, serving
 
 TEXT = {"type": "string"}
@@ -51,7 +51,7 @@ def make(url: str, **kwargs: Any) -> gymnasium.Env:
 )
 def test_episodes_behind_a_url_are_those_in_process(env_id, kwargs, episodes):
     """Texts, rewards, ends, what `info` reports, and what the environment offers; also with two of them in turn."""
-    source = EnvConfig(f"agentrl_envs:{env_id}", kwargs)
+    source = Recipe(f"agentrl_envs:{env_id}", kwargs, "env")
     here, draw = source.make(), random.Random(0)
     with serving(environment_app(source, 2)) as url:
         there, other = make(url), make(f"{url.replace('http', 'ws')}/ws/")
@@ -84,7 +84,7 @@ def test_episodes_behind_a_url_are_those_in_process(env_id, kwargs, episodes):
     "env_id", ["agentrl_envs:GridWorldImage-v0", "tests.seen_game:Corner-v0", "tests.talking_game:Talk-v0"]
 )
 def test_pictures_and_messages_behind_a_url_are_those_in_process(env_id):
-    source = EnvConfig(env_id)
+    source = Recipe(env_id, {}, "env")
     here, actions = Environment(source.make), list(source.make().unwrapped.actions)
     draw = random.Random(0)
     with serving(environment_app(source, 1)) as url:
@@ -159,7 +159,7 @@ def test_what_are_no_pictures_ends_the_episode_in_a_sentence(given):
 
 
 def test_a_server_without_place_says_so_and_places_become_free():
-    with serving(environment_app(EnvConfig("agentrl_envs:Bandit-v0"), 1)) as url:
+    with serving(environment_app(Recipe("agentrl_envs:Bandit-v0", {}, "env"), 1)) as url:
         first = make(url)
         with pytest.raises(ValueError, match=r"max_concurrent_envs.*SUPPORTS_CONCURRENT_SESSIONS"):
             make(url)
@@ -174,7 +174,7 @@ def test_a_server_without_place_says_so_and_places_become_free():
 
 
 def test_our_server_answers_wrong_messages_with_codes_and_keeps_the_session():
-    app = environment_app(EnvConfig("agentrl_envs:Bandit-v0"), 1)
+    app = environment_app(Recipe("agentrl_envs:Bandit-v0", {}, "env"), 1)
     asked = {
         "{": "INVALID_JSON",
         "[1]": "UNKNOWN_TYPE",

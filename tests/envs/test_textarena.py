@@ -256,11 +256,11 @@ def test_a_policy_plays_both_seats_in_a_process(tiny_folder):
 @pytest.mark.slow
 def test_a_game_may_be_served_from_its_process():
     from lightning_agentrl.commands.serve_env import environment_app
-    from lightning_agentrl.rollout import EnvConfig
+    from lightning_agentrl.episodes.recipe import Recipe
     from tests.envs.servers import serving
 
     local, episodes = make("2048"), []
-    with serving(environment_app(EnvConfig("agentrl_envs:TextArena-v0", {"game": "2048"}), 1)) as url:
+    with serving(environment_app(Recipe("agentrl_envs:TextArena-v0", {"game": "2048"}, "env"), 1)) as url:
         there = gymnasium.make("agentrl_envs:OpenEnv-v0", url=url, disable_env_checker=True)
         for env in (local, there):
             observation, _ = env.reset(seed=4)
