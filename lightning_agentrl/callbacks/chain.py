@@ -8,7 +8,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -27,7 +27,7 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.types import LATE, Rollout, Sample, Scores
+from lightning_agentrl.types import LATE, Rollout, Scores, input_of
 
 Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/level/name", in the order of their making
 
@@ -223,13 +223,15 @@ def rollout_fields(rollout: Rollout) -> Link:
     Of a turn, what it was shown comes first, then its reply, then what followed: the order in which a fault spreads.
     """
     turns = rollout.turns
-    actions = [segment for sample in rollout.samples for segment in sample.actions]
+    placed = [one for sample in rollout.samples for one in sample.placed_turns()]
     read: dict[str, Sequence[Any]] = {
         "env": [turn.env for turn in turns],
         "episode": [turn.episode for turn in turns],
         "index": [turn.index for turn in turns],
         "observation": [_digest("\n".join(turn.state)) for turn in turns],
-        "prompt": [_digest(repr(ids)) for sample in rollout.samples for ids in _read_before_replies(sample)],
+        "prompt": [
+            _digest(repr(input_of(one.read).ids)) for sample in rollout.samples for one in sample.placed_turns()
+        ],
         "policy_version": [turn.policy_version for turn in turns],
     }
     followed: dict[str, Sequence[Any]] = {
@@ -241,8 +243,8 @@ def rollout_fields(rollout: Rollout) -> Link:
         "timeouts": [turn.env_errors.count("timeout") + turn.env_errors.count(LATE) for turn in turns],
     }
     link = {f"rollout/turn/{name}": np.array(values) for name, values in read.items()}
-    link["rollout/token/turn"] = np.repeat(np.arange(len(turns)), [len(segment) for segment in actions])
-    link["rollout/token/ids"] = np.array([i for segment in actions for i in segment.ids])
+    link["rollout/token/turn"] = np.repeat(np.arange(len(turns)), [len(one.action) for one in placed])
+    link["rollout/token/ids"] = np.array([i for one in placed for i in one.action.ids])
     link["rollout/token/logps"] = rollout.rollout_logps[rollout.action_mask].numpy(force=True)
     link |= {f"rollout/turn/{name}": np.array(values) for name, values in followed.items()}
     made = {f.name: getattr(rollout.scores, f.name) for f in fields(Scores)}
@@ -288,17 +290,6 @@ def _sums(weight: Tensor) -> tuple[int, float, float]:
         total, squares = total + float(doubles.sum()), squares + float(doubles.square().sum())
         start += len(block)
     return checksum, total, squares
-
-
-def _read_before_replies(sample: Sample) -> Iterator[tuple[int, ...]]:
-    """Yield, for each turn, the ids between the reply before it and its own."""
-    ids: tuple[int, ...] = ()
-    for segment in sample.segments:
-        if segment.is_action:
-            yield ids
-            ids = ()
-        else:
-            ids += tuple(segment.ids)
 
 
 def _digest(text: str) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.prompts.shown import shown
-from lightning_agentrl.types import Rollout, Scores, Segment, Turn, input_of
+from lightning_agentrl.types import ModelInput, Rollout, Scores, Segment, Turn, input_of
 
 DIGITS = 7  # significant ones of every number
 
@@ -25,23 +25,16 @@ def turn_records(
     """
     texts = {} if texts is None else texts
     for row, sample in enumerate(rollout.samples):
-        column, prompt = 0, []
-        turns = iter(sample.turns)
-        for segment in sample.segments:
-            if not segment.is_action:
-                prompt.append(segment)
-                continue
-            turn, here = next(turns), slice(column, column + len(segment))
+        for turn, read, action, _, here in sample.placed_turns():
             yield {
                 **_what_happened(turn),
-                "continues": column > 0,
-                **_tokens(prompt, segment, tokenizer, texts),
+                "continues": here.start > 0,
+                **_tokens(input_of(read), action, tokenizer, texts),
                 "rollout_logps": _numbers(rollout.rollout_logps, row, here),
                 **_scores(rollout.scores, row, here),
                 "advantages": _numbers(rollout.advantages, row, here),
                 "returns": _numbers(rollout.returns, row, here),
             }
-            column, prompt = here.stop, []
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: dict[int, str]) -> list[str]:
@@ -87,12 +80,12 @@ def _what_happened(turn: Turn) -> dict[str, Any]:
 
 
 def _tokens(
-    prompt: Sequence[Segment], action: Segment, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str]
+    prompt: ModelInput, action: Segment, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str]
 ) -> dict[str, Any]:
-    read, reply_ids = input_of(prompt), list(action.ids)
+    reply_ids = list(action.ids)
     return {
-        "prompt_ids": list(read.ids),
-        "prompt": shown(tokenizer, read),
+        "prompt_ids": list(prompt.ids),
+        "prompt": shown(tokenizer, prompt),
         "reply_ids": reply_ids,
         "reply": tokenizer.decode(reply_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         "tokens": token_texts(tokenizer, reply_ids, texts),

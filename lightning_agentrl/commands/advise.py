@@ -28,7 +28,7 @@ from lightning_agentrl.metrics.facts import Facts, Measured, MeasuredEpisode, me
 from lightning_agentrl.metrics.quick_critic import explained_variance
 from lightning_agentrl.rollout import GroupRollout, RolloutDataModule
 from lightning_agentrl.rollout.starts import StartedEpisode
-from lightning_agentrl.types import Rollout, Row, Sample
+from lightning_agentrl.types import Rollout, Row
 
 EPISODES = 50
 REPLAYS = 8  # episodes that are played again
@@ -94,9 +94,9 @@ def read_states(agent: Agent, played: Sequence[StartedEpisode], untrained: bool)
         place = 0
         for sample in one.samples:
             positions = []
-            for position in first_positions(sample):
+            for turn in sample.placed_turns():
                 if number % every == 0:
-                    positions.append(position)
+                    positions.append(turn.start - 1)  # whose hidden state carries the value of the state
                     followed.append(found[place])
                     starts.append(one.group)
                 number, place = number + 1, place + 1
@@ -120,16 +120,6 @@ def returns_of(played: StartedEpisode) -> list[float]:
         for turn, value in zip(one.turns, one.returns_to_go(DISCOUNT), strict=True)
     }
     return [to_go[turn.episode, turn.index] for sample in played.samples for turn in sample.turns]
-
-
-def first_positions(sample: Sample) -> list[int]:
-    """Return the last position before each reply of a sample, whose hidden state carries the value of the state."""
-    found, length = [], 0
-    for segment in sample.segments:
-        if segment.is_action:
-            found.append(length - 1)
-        length += len(segment)
-    return found
 
 
 def advise_agent(

@@ -241,12 +241,10 @@ def worst_turns(rollout: Rollout) -> list[tuple[Turn, float, float]]:
     """Return the turns whose values are furthest from what their branches returned: turn, value, measured value."""
     found: list[tuple[Turn, float, float]] = []
     for row, sample in enumerate(rollout.samples):
-        column = 0
-        for turn, action in zip(sample.turns, sample.actions, strict=True):
-            if turn.branch_returns and len(action) and rollout.scores.values is not None:
-                value = float(rollout.scores.values[row, column])
+        for turn, *_, here in sample.placed_turns():
+            if turn.branch_returns and rollout.scores.values is not None:
+                value = float(rollout.scores.values[row, here.start])
                 found.append((turn, value, statistics.fmean(turn.branch_returns)))
-            column += len(action)
     return sorted(found, key=lambda one: -abs(one[1] - one[2]))[:WORST]
 
 

@@ -100,12 +100,11 @@ def _seen(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> list[See
 
 def _turns(episode: WholeEpisode, names: Collection[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[SeenTurn]:
     for sample in episode.samples:
-        turns, before = iter(sample.turns), list[Segment]()
-        for segment in sample.segments:
-            if segment.is_action:
-                turn, prompt = next(turns), input_of(before)
-                yield SeenTurn(turn, shown(tokenizer, prompt), said(turn.reply, names), len(prompt), len(segment))
-            before.append(segment)
+        before: list[Segment] = []
+        for turn, read, action, start, _ in sample.placed_turns():
+            before += read
+            yield SeenTurn(turn, shown(tokenizer, input_of(before)), said(turn.reply, names), start, len(action))
+            before.append(action)
 
 
 def run(args: ArgsType) -> None:

@@ -43,7 +43,7 @@ def action_weights(rollout: Rollout, action_share: float, drop_invalid: bool = F
     """
     weights = torch.zeros(rollout.action_mask.shape)
     for row, sample in enumerate(rollout.samples):
-        replies = zip(sample.actions, sample.turns, strict=True)
-        parts = [reply_weights(len(a), t.thought_tokens, t.valid or not drop_invalid, action_share) for a, t in replies]
-        weights[row, : sum(map(len, parts))] = torch.cat(parts)
+        for turn, _, action, _, here in sample.placed_turns():
+            named = turn.valid or not drop_invalid
+            weights[row, here] = reply_weights(len(action), turn.thought_tokens, named, action_share)
     return weights

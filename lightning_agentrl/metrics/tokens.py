@@ -30,8 +30,7 @@ def thought_mask(rollout: Rollout) -> Tensor:
     """Return [B, A] bool: action tokens that are part of a thought, not of the part that names the action."""
     thought = torch.zeros_like(rollout.action_mask)
     for row, sample in enumerate(rollout.samples):
-        start = 0
-        for segment, turn in zip(sample.actions, sample.turns, strict=True):
-            thought[row, start : start + turn.thought_tokens] = True
-            start += len(segment)
+        for one in sample.placed_turns():
+            first = one.columns.start
+            thought[row, first : first + one.turn.thought_tokens] = True
     return thought

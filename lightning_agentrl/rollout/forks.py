@@ -211,18 +211,16 @@ def valued(rollout: Rollout, branches: Mapping[Key, Sequence[ForkBranch]], gamma
     samples = []
     state_values, end_values = torch.full(rollout.action_mask.shape, math.nan), torch.zeros(len(rollout))
     for row, sample in enumerate(rollout.samples):
-        turns, column = [], 0
-        for turn, action in zip(sample.turns, sample.actions, strict=True):
+        turns = []
+        for turn, *_, here in sample.placed_turns():
             key, after = (turn.env, turn.episode, turn.index), (turn.env, turn.episode, turn.index + 1)
             count = played.get(key, 0)
-            if len(action):
-                state_values[row, column] = values.get(key, math.nan)
+            state_values[row, here.start] = values.get(key, math.nan)
             if not turn.done and after not in recorded:
                 end_values[row] = values.get(after, math.nan)
                 count += played.get(after, 0)
             if turn.stop is StopReason.ENV_FAULT:  # the episode would have gone on, and nobody knows how
                 end_values[row] = math.nan
             turns.append(replace(turn, branch_returns=tuple(returns.get(key, ())), forked_turns=count))
-            column += len(action)
         samples.append(replace(sample, turns=tuple(turns)))
     return replace(rollout, samples=tuple(samples)).union(state_values=state_values, forked_end_values=end_values)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.row import Row
@@ -85,6 +86,16 @@ class Turn:
         return (self.observation, *self.seen)
 
 
+class PlacedTurn(NamedTuple):
+    """A turn of a sample, what was read before its reply, and where that is."""
+
+    turn: Turn
+    read: tuple[Segment, ...]  # since the reply before
+    action: Segment  # the reply
+    start: int  # of the reply, in the sample's ids
+    columns: slice  # of the reply, among the action tokens of the sample
+
+
 @dataclass(frozen=True)
 class Sample:
     """One training row: the segments the model reads, and the turns whose replies are trained on.
@@ -132,6 +143,17 @@ class Sample:
     def row(self) -> Row:
         """The same, read before each of these tokens."""
         return Row(self.input, tuple([position - 1 for position in self.action_positions]))
+
+    def placed_turns(self) -> Iterator[PlacedTurn]:
+        """Yield the turns with their places."""
+        turns, read, start, column = iter(self.turns), list[Segment](), 0, 0
+        for segment in self.segments:
+            if segment.is_action:
+                yield PlacedTurn(next(turns), tuple(read), segment, start, slice(column, column + len(segment)))
+                read, column = [], column + len(segment)
+            else:
+                read.append(segment)
+            start += len(segment)
 
     @property
     def actions(self) -> list[Segment]:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import gymnasium
 import pytest
+import torch
 import yaml
 from gymnasium.spaces import Text
 
 from lightning_agentrl import PPOAgent, RolloutDataModule
-from lightning_agentrl.commands.advise import advise_agent, first_positions
+from lightning_agentrl.commands import advise
+from lightning_agentrl.commands.advise import advise_agent
 from lightning_agentrl.commands.advise_config import setting_config
 from lightning_agentrl.metrics.advice import Setting
 from lightning_agentrl.models.critic import SharedCritic
@@ -28,6 +33,8 @@ from lightning_agentrl.rollout import (
     TaskSet,
     TurnInteraction,
 )
+from lightning_agentrl.rollout.starts import StartedEpisode
+from lightning_agentrl.types import Row
 from tests.cli import Command, Config, changed, sentence
 from tests.episodes.test_sides import Rounds
 from tests.episodes.test_tasks import SUMS, Letters, file_of
@@ -177,8 +184,18 @@ def test_wrong_input_is_told_in_a_sentence(config: Config, agentrl: Command, tmp
     assert "all 4 episodes were lost to faults of the environment" in message
 
 
-def test_the_quick_critic_reads_the_last_token_before_each_reply() -> None:
-    assert [first_positions(sample) for sample in growing()] == [[1, 6, 8], [0]]
+def test_the_quick_critic_reads_the_last_token_before_each_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Row] = []
+
+    def row_states(actor: Any, rows: Sequence[Row], reader: Any) -> torch.Tensor:
+        read.extend(rows)
+        return torch.zeros(4, 2)
+
+    monkeypatch.setattr(advise, "row_states", row_states)
+    agent = SimpleNamespace(models=SimpleNamespace(actor=None), reader=lambda: None, evaluation_mode=nullcontext)
+    advise.read_states(cast(Any, agent), [StartedEpisode(0, growing(), "", None)], untrained=False)
+    assert [row.logit_positions for row in read] == [(1, 6, 8), (0,)]
+    assert [row.input for row in read] == [sample.input for sample in growing()]
 
 
 def test_sizes_keep_the_turns_of_an_iteration() -> None:

@@ -61,6 +61,10 @@ def test_sample_knows_its_actions():
     assert sample.ids == (1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert sample.action_positions == (3, 4, 8)
     assert sample.actions == [first, second]
+    assert [*sample.placed_turns()] == [
+        (sample.turns[0], (prompt(1, 2, 3),), first, 3, slice(0, 2)),
+        (sample.turns[1], (glue(6), observation(7, 8)), second, 8, slice(2, 3)),
+    ]
     assert (sample.row.ids, sample.row.logit_positions) == (sample.ids, (2, 3, 7))  # before each of them
 
 
