@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages.base import AdvantageEstimator, check_fractions
 from lightning_agentrl.advantages.gae import gae_inputs, values_after
-from lightning_agentrl.advantages.layout import compress
+from lightning_agentrl.advantages.layout import compress, result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
@@ -60,7 +60,7 @@ def bilevel_gae(
         ValueError: shapes do not fit, or an episode's turns have no clear order (see ``compress``).
     """
     layout = compress(mask_BT, turn_ids_BT, episode_B)
-    dtype = torch.promote_types(torch.promote_types(rewards_BT.dtype, values_BT.dtype), torch.float32)
+    dtype = result_dtype(rewards_BT, values_BT)
     rewards, values = layout.gather(rewards_BT.to(dtype)), layout.gather(values_BT.to(dtype))
     turns = layout.turns(turn_ids_BT)
 

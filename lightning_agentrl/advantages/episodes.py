@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
 from lightning_agentrl.advantages.groups import Groups
-from lightning_agentrl.advantages.layout import Layout, compress
+from lightning_agentrl.advantages.layout import Layout, compress, result_dtype
 from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout, Turn
 from lightning_agentrl.types.rounding import HALF_STEP
@@ -79,11 +79,6 @@ def turns_of(rollout: Rollout, layout: Layout) -> list[list[Turn]]:
     return [
         [by_index[rows[n][j]][ids[n][j]] for j in range(count)] for n, count in enumerate(turns.mask_NJ.sum(1).tolist())
     ]
-
-
-def result_dtype(rewards: Tensor) -> torch.dtype:
-    """Return the dtype of advantages that are made of rewards only: float32 or better."""
-    return torch.promote_types(rewards.dtype, torch.float32)
 
 
 class GroupEstimator(AdvantageEstimator):

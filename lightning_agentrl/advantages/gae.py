@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import AdvantageEstimator, check_fractions, token_rewards
-from lightning_agentrl.advantages.layout import Layout, compress
+from lightning_agentrl.advantages.layout import Layout, compress, result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
@@ -60,7 +60,7 @@ def dual_discount_gae(
         ValueError: shapes do not fit, or an episode's turns have no clear order (see ``compress``).
     """
     layout = compress(mask_BT, turn_ids_BT, episode_B)
-    dtype = torch.promote_types(torch.promote_types(rewards_BT.dtype, values_BT.dtype), torch.float32)
+    dtype = result_dtype(rewards_BT, values_BT)
     rewards, values = layout.gather(rewards_BT.to(dtype)), layout.gather(values_BT.to(dtype))
     turns, after_cut_N = layout.gather(turn_ids_BT), values_after(layout, terminated_B, bootstrap_values_B.to(dtype))
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import check_fractions, check_positive, token_rewards
-from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, result_dtype, turns_of
+from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, turns_of
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import centred, standardised
+from lightning_agentrl.advantages.layout import result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout

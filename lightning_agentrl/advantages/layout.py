@@ -8,6 +8,7 @@ episodes were laid out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -146,3 +147,8 @@ def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
     token_NL = torch.where(mask_NL, (ends_N - counts_N)[:, None] + place_L, 0)
     source_M = row_M * mask.shape[1] + column_M
     return Layout(mask, torch.where(mask_NL, source_M[token_NL], 0), mask_NL, row_M[ends_N - 1])
+
+
+def result_dtype(*given: Tensor) -> torch.dtype:
+    """Return the dtype of what is made of these tensors: float32 or better."""
+    return reduce(torch.promote_types, (x.dtype for x in given), torch.float32)

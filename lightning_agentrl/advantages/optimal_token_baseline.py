@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lightning_agentrl.advantages.base import token_rewards
 from lightning_agentrl.advantages.energy import token_energy
-from lightning_agentrl.advantages.episodes import GroupEstimator, result_dtype
+from lightning_agentrl.advantages.episodes import GroupEstimator
 from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.layout import result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import AdvantageEstimator, check_fractions, token_rewards
-from lightning_agentrl.advantages.episodes import GroupOfOne, result_dtype
+from lightning_agentrl.advantages.episodes import GroupOfOne
 from lightning_agentrl.advantages.grpo import DrGRPO
-from lightning_agentrl.advantages.layout import compress
+from lightning_agentrl.advantages.layout import compress, result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
-from lightning_agentrl.advantages.episodes import result_dtype
-from lightning_agentrl.advantages.layout import compress
+from lightning_agentrl.advantages.layout import compress, result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_agentrl.advantages.layout import result_dtype
+
 
 def kl_in_reward(rewards_BT: Tensor, kl_BT: Tensor, mask_BT: Tensor, beta: float) -> Tensor:
     """Return ``r - beta * kl`` on action tokens.
@@ -18,5 +20,5 @@ def kl_in_reward(rewards_BT: Tensor, kl_BT: Tensor, mask_BT: Tensor, beta: float
     Returns:
         [B, T] in float32 or better, 0 off the mask, without gradient.
     """
-    dtype = torch.promote_types(torch.promote_types(rewards_BT.dtype, kl_BT.dtype), torch.float32)
+    dtype = result_dtype(rewards_BT, kl_BT)
     return torch.where(mask_BT.bool(), rewards_BT.detach().to(dtype) - beta * kl_BT.detach().to(dtype), 0)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import check_fractions, token_rewards
-from lightning_agentrl.advantages.episodes import GroupEstimator, GroupOfOne, result_dtype
+from lightning_agentrl.advantages.episodes import GroupEstimator, GroupOfOne
 from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.layout import result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.rloo import minus_others
 from lightning_agentrl.advantages.whitening import Reduce

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lightning_agentrl.advantages.layout import result_dtype
+
 Reduce = Callable[[Tensor], Tensor]  # sums a small float64 tensor over ranks
 
 
@@ -24,7 +26,7 @@ def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> Tenso
         [B, T] in float32 or better, 0 off the mask. With fewer than two tokens in total the numbers stay as they are.
     """
     mask = mask_BT.bool()
-    dtype = torch.promote_types(x_BT.dtype, torch.float32)
+    dtype = result_dtype(x_BT)
     out_BT = torch.zeros_like(x_BT, dtype=dtype)
     x_M = x_BT[mask].double()
     count, mean, squares = global_moments(x_M[:, None], reduce)
