@@ -52,6 +52,7 @@ from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import from_plain, items_from_plain
 
+MOST_PROMPTS = 16  # that are looked at before a run
 T = TypeVar("T")
 Prove = Literal["stop", "warn", "off"]
 LARGEST_SEED = 2**32 - 1  # as of Lightning's seed_everything
@@ -456,11 +457,11 @@ class RolloutDataModule(L.LightningDataModule):
         """What makes the prompts; there once an agent is connected."""
         return self._connected.make.renderer
 
-    def first_prompts(self, most: int = 16) -> list[ModelInput]:
+    def first_prompts(self) -> list[ModelInput]:
         """Return the first prompts of some training environments, to be looked at before a run."""
         prompts = []
         step = 1 if self.groups is None else self.groups.size  # all of a group begin alike
-        for index in self.own_envs[: most * step : step]:
+        for index in self.own_envs[: MOST_PROMPTS * step : step]:
             with self.first_session(index) as session:
                 prompts.append(session.prompt().input)
         return prompts

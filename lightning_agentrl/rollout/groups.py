@@ -32,9 +32,9 @@ SIDES_APART = 2**32  # between the labels of two sides of a group: more than a r
 class Member:
     """One episode of a group; it has a session while it is running."""
 
-    def __init__(self, recorder: EpisodeRecorder, session: Session | None = None) -> None:
+    def __init__(self, recorder: EpisodeRecorder) -> None:
         self.recorder = recorder
-        self.session = session
+        self.session: Session | None = None
         self.lost: list[str] = []  # kinds of the faults that ended a try
         self.turns_taken = 0  # in the tries that were lost
 
@@ -88,8 +88,8 @@ class WholeGroups:
         rank: int,
         world: int,
         at_a_time: int,
-        greedy: bool = False,
-        collected: int = 0,
+        greedy: bool,
+        collected: int,
     ) -> None:
         self.settings = settings
         self.make = make
