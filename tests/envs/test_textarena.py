@@ -16,8 +16,6 @@ from agentrl_envs.textarena.games import BROKEN, ONE_PLAYER, TWO_PLAYERS
 from lightning_agentrl.episodes.environment import Environment
 from tests.envs.hostile import REPLIES
 
-OTHER_RANDOM = random.Random(7)
-
 
 def make(game: str, **kwargs: Any) -> gymnasium.Env:
     return gymnasium.make("agentrl_envs:TextArena-v0", game=game, disable_env_checker=True, **kwargs)
