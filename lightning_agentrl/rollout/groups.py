@@ -246,7 +246,6 @@ class WholeGroups:
     def close(self) -> None:
         """Close the environments of running episodes."""
         close_all([session.worker for session in self.sessions])
-        self._members = {}
 
 
 def sides_apart(rows: Sequence[tuple[int, int]]) -> list[int]:

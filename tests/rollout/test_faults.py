@@ -490,8 +490,11 @@ def test_lost_members_are_the_same_whoever_plays_beside_them_and_in_a_resumed_ru
 class Swelling(Scripted):
     """Says more at every step."""
 
+    made = 0
+
     def __init__(self) -> None:
         super().__init__(5)
+        Swelling.made += 1
 
     def _text(self) -> str:
         return super()._text() + " and so on" * 6 * self.count
@@ -507,11 +510,18 @@ def test_an_episode_that_a_resumed_run_with_shorter_prompts_cannot_read_is_playe
         data.collect()
         shortest = min(len(session.prompt().input) for session in data.sessions)
         state = data.state_dict()
-    shorter = PromptFormat(think=False, max_prompt_tokens=shortest - 1)
+    shorter, Swelling.made = PromptFormat(think=False, max_prompt_tokens=shortest - 1), 0
     with group_data(tiny_folder, sizes, env=env, memory=WindowMemory(0), prompt=shorter) as data:
         data.load_state_dict(state)
+        with data.episodes.keeping_the_beginning(data._connected, 1):
+            at_once = data.state_dict()  # as a run saves it that is asked to end before it has collected
         rollout = data.collect()
+        assert Swelling.made == 4  # those of the episodes that cannot go on are used again
     assert lost(rollout) == {"too_long": 4.0}
+    with group_data(tiny_folder, sizes, env=env, memory=WindowMemory(0), prompt=shorter) as data:
+        data.load_state_dict(at_once)
+        again = data.collect()
+    assert (story(again), lost(again)) == (story(rollout), lost(rollout))
     assert [turn.index for turn in rollout.turns] == [0, 1, 2] * 4
     assert {turn.stop for turn in rollout.turns if turn.done} == {StopReason.CONTEXT_LENGTH}
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
 from lightning_agentrl.rollout import (
     EnvConfig,
+    FaultLimits,
     FullMemory,
     GroupRollout,
     PromptFormat,
@@ -22,8 +25,9 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
-from lightning_agentrl.types import Rollout, StopReason, input_of
-from tests.rollout.scripted import Learner, Scripted, story
+from lightning_agentrl.rollout.groups import WholeGroups
+from lightning_agentrl.types import ForkPlan, Rollout, StopReason, input_of
+from tests.rollout.scripted import Learner, Scripted, Varied, story
 
 gymnasium.register("Endless-v0", lambda: Scripted(50))
 SIZES = GroupRollout(size=3, per_rollout=2, mini_batches=2)
@@ -85,6 +89,7 @@ def episodes(rollout: Rollout) -> list[list]:
 def test_every_rollout_has_its_groups_as_whole_episodes(tiny_folder, memory, groups):
     with data_module(tiny_folder, groups, memory=memory) as data:
         rollouts = collect(data, 4)
+        assert sorted(data.state_dict()["sessions"]) == [*range(8, 8 + groups.ahead)]  # those that are still to come
     for number, rollout in enumerate(rollouts):
         played = episodes(rollout)
         assert [turns[0].group for turns in played] == [2 * number] * 3 + [2 * number + 1] * 3
@@ -218,7 +223,8 @@ def test_other_groups_than_those_of_the_checkpoint_are_refused(tiny_folder):
             data.collect()
 
 
-def test_environments_are_used_again(tiny_folder):
+@pytest.mark.parametrize("greedy", [False, True])
+def test_environments_are_used_again(tiny_folder, greedy):
     made: list[gymnasium.Env] = []
 
     class Counted(Scripted):
@@ -226,25 +232,123 @@ def test_environments_are_used_again(tiny_folder):
             super().__init__(2)
             made.append(self)
 
-    gymnasium.register("Counted-v0", Counted)
-    with data_module(tiny_folder, env=EnvConfig("Counted-v0"), num_envs=2) as data:
+    gymnasium.register(name := f"Counted{greedy:d}-v0", Counted)
+    learner = (Greedy if greedy else Learner)(tiny_folder)
+    with data_module(tiny_folder, learner=learner, env=EnvConfig(name), num_envs=2) as data:
         collect(data, 3)
         assert len(made) == 2
-        assert sum(len(env.seeds) for env in made) == 18  # one reset for each episode
+        assert sum(len(env.seeds) for env in made) == 3 * 2 * (3 + greedy)  # one reset for each episode
+
+
+def test_environments_of_running_episodes_are_closed_at_the_end(tiny_folder):
+    closed: list[gymnasium.Env] = []
+
+    class Closed(Scripted):
+        def close(self) -> None:
+            closed.append(self)
+
+    gymnasium.register("Closed-v0", Closed)
+    with data_module(tiny_folder, AHEAD, env=EnvConfig("Closed-v0")) as data:
+        collect(data, 1)
+        assert len(data.sessions) == 12  # of all groups that were begun ahead
+    assert len({*closed}) == 12
+
+
+def test_turns_of_groups_are_drawn_where_there_is_something_to_see(tiny_folder):
+    class Drawn(Scripted):
+        render_mode = "rgb_array"
+
+        def render(self) -> np.ndarray:
+            return np.zeros((4, 4, 3), np.uint8)
+
+    gymnasium.register("Drawn-v0", Drawn)
+    with data_module(tiny_folder, AHEAD, env=EnvConfig("Drawn-v0")) as data:
+        assert all(turn.image for rollout in collect(data, 2) for turn in rollout.turns)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "own"),
+    [(0, 2, {-1: ["OSError"]}), (1, 2, {-2: ["died", "died"]}), (0, 1, {-1: ["OSError", "died", "died"]}), (2, 3, {})],
+)
+def test_faults_that_are_in_no_turn_yet_are_those_of_a_rank_in_a_checkpoint_too(rank, world, own):
+    """Those of a rank that there is no more are another's."""
+    groups = WholeGroups(SIZES, cast(Any, None), rank, world, 1, False, 0)
+    groups.load_state_dict({-1: ["OSError"], -2: ["died", "died"]})
+    assert groups.state_dict() == own
+
+
+class Greedy(Learner):
+    needs_greedy_baseline = True
+
+
+def test_a_greedy_episode_that_is_lost_is_played_once_more(tiny_folder):
+    class LostSecond(Scripted):
+        episodes = 0
+
+        def step(self, action: str) -> Any:
+            LostSecond.episodes += self.count == 0
+            if LostSecond.episodes == 2:
+                raise OSError("gone")
+            return super().step(action)
+
+    gymnasium.register("LostSecond-v0", LostSecond)
+    env = EnvConfig("LostSecond-v0", retries=0)
+    one, learner = GroupRollout(1, 1, 1), Greedy(tiny_folder)
+    with data_module(tiny_folder, one, learner=learner, env=env, num_envs=1, faults=FaultLimits(share=1.0)) as data:
+        rollout = data.collect()
+    assert rollout.greedy_scores.tolist() == [1.0 + 2.0 + 3.0] * len(rollout)
+    assert [kind for turn in rollout.turns for kind in turn.lost] == ["OSError"]
+
+
+class Spelled(Varied):
+    """Another reward for every reply."""
+
+    def step(self, action: str) -> Any:
+        text, _, *others = super().step(action)
+        return text, float(zlib.crc32(action.encode()) % 1000), *others
+
+
+gymnasium.register("Spelled-v0", Spelled)
 
 
 def test_the_greedy_score_is_that_of_the_most_likely_replies(tiny_folder):
-    class Greedy(Learner):
-        needs_greedy_baseline = True
-
-    with data_module(tiny_folder, AHEAD, learner=Greedy(tiny_folder)) as data:
+    env = EnvConfig("Spelled-v0")
+    with data_module(tiny_folder, AHEAD, learner=Greedy(tiny_folder), env=env) as data:
+        seen: list[tuple[int, int]] = []
+        data._connected.learner.clock.listeners.append(lambda stage, done, total: seen.append((done, total)))
         rollouts = collect(data, 2)
+        assert seen == [(done, 8) for done in range(9)] * 2  # those of two groups, each with its greedy one
     learner = Learner(tiny_folder)
     learner.temperature = 0.0
-    with data_module(tiny_folder, GroupRollout(1, 2, 1), learner=learner) as data:
+    with data_module(tiny_folder, GroupRollout(1, 2, 1), learner=learner, env=env) as data:
         for rollout, greedy in zip(rollouts, collect(data, 2), strict=True):
             scores = {turns[0].group: sum(turn.reward for turn in turns) for turns in episodes(greedy)}
             assert rollout.greedy_scores.tolist() == [scores[group] for group in rollout.groups.tolist()]
+
+
+class Chained(Scripted):
+    """Shows and rewards all actions so far."""
+
+    def step(self, action: str) -> Any:
+        _, _, *others = super().step(action)
+        return self._text(), float(zlib.crc32(self._text().encode()) % 1000), *others
+
+    def _text(self) -> str:
+        return f"{super()._text()} after {zlib.crc32(' '.join(self.steps[-self.count :] * (self.count > 0)).encode())}"
+
+
+gymnasium.register("Chained-v0", Chained)
+
+
+def test_what_a_greedy_episode_has_seen_is_not_taken_for_what_its_group_has(tiny_folder):
+    """Where states are forked; it is played after its group here, and from the same start."""
+
+    def forked(learner: Learner) -> list[tuple[float, ...]]:
+        learner.needs_forks = ForkPlan(branches=2, every=1, gamma=1.0)
+        with data_module(tiny_folder, SIZES, learner=learner, env=EnvConfig("Chained-v0"), num_envs=1) as data:
+            return [turn.branch_returns for turn in data.collect().turns]
+
+    assert forked(Greedy(tiny_folder)) == forked(Learner(tiny_folder))
 
 
 @pytest.mark.parametrize(
