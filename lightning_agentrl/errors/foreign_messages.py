@@ -12,7 +12,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from lightning_agentrl.errors.names import closest, dataclasses_in, hints_of, import_class, keys_of
+from lightning_agentrl.errors.names import (
+    closest,
+    dataclasses_in,
+    hints_of,
+    import_class,
+    import_fault,
+    keys_of,
+    module_of,
+)
 from lightning_agentrl.errors.problem import Problem, one_line
 from lightning_agentrl.errors.unknown import (
     ROOTS,
@@ -69,11 +77,14 @@ def explain(
         return unknown_argument(match[1], options, usage)
     if match := re.match(r"argument --?(\S+): expected one argument", message):
         return no_value(match[1])
-    faults = [message.strip(), *(str(cause).strip() for cause in causes(error))]
-    return _read([fault for fault, _ in itertools.groupby(faults)], options)  # an inner parser's appears twice
+    raised = list(causes(error))
+    faults = [fault for fault, _ in itertools.groupby([message.strip(), *(str(cause).strip() for cause in raised)])]
+    return _read(faults, options, importing=module_of(raised[-1]) if raised else "")  # an inner parser's appears twice
 
 
-def _read(faults: Sequence[str], options: Sequence[str], key: str = "", owner: type | None = None) -> Problem:
+def _read(
+    faults: Sequence[str], options: Sequence[str], key: str = "", owner: type | None = None, importing: str = ""
+) -> Problem:
     """Return one problem of several messages, the outermost first.
 
     Args:
@@ -81,6 +92,7 @@ def _read(faults: Sequence[str], options: Sequence[str], key: str = "", owner: t
         options: what the command takes.
         key: that the first message is about, empty for all keys.
         owner: the class whose key that is.
+        importing: the module that raised the innermost error as it was imported; empty if none did.
     """
     union, fault = "", ""
     for fault in faults:
@@ -112,6 +124,8 @@ def _read(faults: Sequence[str], options: Sequence[str], key: str = "", owner: t
         return Problem(f"{key} takes keys of its own, got '{match[2]}'", key=key)
     if match := re.match(r"Expected an? (.+?)\. Got value: ?(.*)", fault, re.DOTALL):
         return _wrong_type(key, union or match[1], match[2])
+    if importing and (imported := import_fault(importing)):
+        return Problem(imported, key=f"{key}.class_path")
     return Problem(f"{key}: {one_line(fault)}" if key else fault.splitlines()[0], key=key)
 
 

@@ -57,6 +57,12 @@ def import_fault(module: str) -> str:
     return ""
 
 
+def module_of(error: BaseException) -> str:
+    """Return the module that was being imported when an error was raised; empty if none was."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
+    return str(frames[0].f_globals.get("__name__", "")) if frames else ""
+
+
 def _line_in(error: Exception) -> str:
     """Return the file and line in which an import failed, in brackets; empty if that is not known."""
     if isinstance(error, SyntaxError):

@@ -97,11 +97,13 @@ def unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
     kind = next((base.__name__ for base in bases), "class")
     module, _, short = name.rpartition(".")
     fault = import_fault(module)
+    meant = closest(short, class_names(bases, everywhere=True), cutoff=0.75 if module else 0.6)
+    there = meant and meant not in class_names(bases) and import_class(f"{module}.{meant}")
     return Problem(
         f"there is no {kind} '{name}'" + (f": {fault}" if fault else ""),
         key=f"{key}.class_path",
         value=name,
-        suggestion=closest(short, class_names(bases, everywhere=True), cutoff=0.75 if module else 0.6),
+        suggestion=f"{module}.{meant}" if there else meant,
         fix="a class of your own must be importable from where agentrl runs" if module else "",
         known=tuple(class_names(bases)),
     )

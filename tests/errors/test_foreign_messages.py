@@ -147,6 +147,36 @@ def test_an_unknown_class(name: str, parts: list[str], refused: Callable[..., Pr
         assert part in str(found)
 
 
+def test_a_misspelt_class_of_ones_own(
+    refused: Callable[..., Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from lightning_agentrl.prompts import WindowMemory\n\nclass MyMemory(WindowMemory): ..."
+    (tmp_path / "my_own_code.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = refused(data=data(memory={"class_path": "my_own_code.MyMemry"}))
+    assert found.suggestion == "my_own_code.MyMemory"  # its short name is not known before it is imported
+    assert refused(data=data(memory={"class_path": "my_own_code.WindowMemry"})).suggestion == "WindowMemory"
+
+
+@pytest.mark.parametrize(
+    ("code", "parts"),
+    [
+        ("import os\n\nclass Mine(Memory): ...", ["NameError: name 'Memory' is not defined", "line 3)"]),
+        ("1 / 0", ["ZeroDivisionError: division by zero", "line 1)"]),
+        ("import os.nothing", ["needs the module 'os.nothing'", "line 1)"]),
+    ],
+)
+def test_a_module_that_cannot_be_imported(
+    code: str, parts: list[str], refused: Callable[..., Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_broken_code.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = refused(data=data(memory={"class_path": "my_broken_code.Mine"}))
+    assert found.key == "data.init_args.memory.class_path"
+    for part in ["importing my_broken_code", "my_broken_code.py", *parts]:
+        assert part in str(found)
+
+
 @pytest.mark.parametrize(
     ("arguments", "changes", "key"),
     [
