@@ -54,9 +54,15 @@ def counting(**kwargs: Any) -> Discrete:
     return Discrete(f"{__name__}:Counting", **given)
 
 
+def game_of(guide: Path, name: str) -> dict[str, Any]:
+    config = yaml.safe_load((guide / f"{name}.yaml").read_text())
+    game: dict[str, Any] = config["data"]["init_args"]["env"]
+    return game
+
+
 @pytest.mark.parametrize("name", ["frozen_lake", "cart_pole", "taxi"])
 def test_the_guides_games_are_those_of_gymnasium(guide: Path, name: str) -> None:
-    given = yaml.safe_load((guide / f"{name}.yaml").read_text())["env"]
+    given = game_of(guide, name)
     kwargs = {**given["kwargs"], "render_mode": None}
     env: Any = gymnasium.make(given["id"], **kwargs).unwrapped
     plain = gymnasium.make(kwargs["game"], **kwargs.get("game_kwargs", {}))
@@ -82,7 +88,7 @@ def test_the_guides_games_are_those_of_gymnasium(guide: Path, name: str) -> None
 
 
 def test_the_own_limit_of_the_game_truncates(guide: Path) -> None:
-    given = yaml.safe_load((guide / "taxi.yaml").read_text())["env"]["kwargs"] | {"render_mode": None}
+    given = game_of(guide, "taxi")["kwargs"] | {"render_mode": None}
     env = Discrete(**given)
     assert env.max_turns == 200
     env = Discrete(**given | {"max_turns": 1000})
@@ -93,7 +99,7 @@ def test_the_own_limit_of_the_game_truncates(guide: Path) -> None:
 
 def test_pictures_pass_through(guide: Path) -> None:
     pytest.importorskip("pygame")
-    env = Discrete(**yaml.safe_load((guide / "taxi.yaml").read_text())["env"]["kwargs"])
+    env = Discrete(**game_of(guide, "taxi")["kwargs"])
     env.reset(seed=0)
     picture = env.render()
     assert picture.dtype == np.uint8
