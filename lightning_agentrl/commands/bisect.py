@@ -83,8 +83,8 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
 
 
 def time_limit_struck(link: Link) -> bool:
-    """Return whether an environment was over a time limit in this iteration."""
-    return bool(link["rollout/turn/timeouts"].any())
+    """Return whether an environment was over a time limit in this iteration; one of a warm-up may collect nothing."""
+    return bool(link.get("rollout/turn/timeouts", np.zeros(0)).any())
 
 
 def told_struck(iteration: int) -> str:

@@ -119,11 +119,11 @@ class LeastSquaresCritic(Critic):
     shares_trunk = True
     fitted = True
 
-    def __init__(self, forget: float = 0.5, ridge: float = 1.0) -> None:
+    def __init__(self, forget: float = 0.8, ridge: float = 1.0) -> None:
         super().__init__()
         key = "model.init_args.critic.init_args"
         if not 0 <= forget <= 1:
-            raise ValueError(f"{key}.forget must be from 0 to 1, got {forget}; for example 0.5")
+            raise ValueError(f"{key}.forget must be from 0 to 1, got {forget}; for example 0.8")
         if not 0 < ridge < math.inf:
             raise ValueError(f"{key}.ridge must be above 0, got {ridge}; for example 1.0")
         self.forget = forget
