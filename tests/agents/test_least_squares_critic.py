@@ -57,13 +57,14 @@ def parameters(agent) -> torch.Tensor:
 def test_a_warm_up_fits_the_critic_and_leaves_the_actor(tmp_path, tiny_folder):
     """There is nothing in it for an optimizer to do; then the policy is trained, and its trunk by nothing else."""
     warmup = CriticWarmup(rollouts=2, rounds=2, fraction=0.5, min_explained_variance=None)
-    agent = make_agent(tiny_folder, LeastSquaresCritic())
+    agent = make_agent(tiny_folder, LeastSquaresCritic(forget=1.0))
     trainer = make_trainer(tmp_path, 2, [warmup])
     trainer.fit(agent, make_data())
     start = make_agent(tiny_folder, LeastSquaresCritic())
     make_trainer(tmp_path, 0).fit(start, make_data())
     assert torch.equal(parameters(agent), parameters(start))
     assert agent.critic.regression.weights.any()
+    assert agent.critic.regression.moments[-2, -2] == 2 * 16  # turns: nothing is forgotten while the policy is the same
     assert trainer.global_step == 4
     assert "actor" in [group["name"] for group in trainer.optimizers[0].param_groups]
     trainer.fit_loop.max_epochs = 3
