@@ -9,8 +9,11 @@ GUIDES = Path(__file__).parents[1] / "docs" / "guides"
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Each block of code into the file that is named last before it."""
+    """Each block of code into the file that is named last before it, behind the block before; none without a name."""
     text = (GUIDES / page).read_text()
+    files: dict[str, str] = {}
     for match in re.finditer(r"^```(?:python|yaml)\n(.*?)^```", text, re.M | re.S):
-        *_, name = re.findall(r"`(\w+\.(?:py|yaml))`", text[: match.start()])
-        (folder / name).write_text(match[1])
+        if names := re.findall(r"`(\w+\.(?:py|yaml))`", text[: match.start()]):
+            files[names[-1]] = files.get(names[-1], "") + match[1]
+    for name, code in files.items():
+        (folder / name).write_text(code)

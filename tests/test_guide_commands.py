@@ -1,0 +1,54 @@
+"""The runs that a guide asks its reader to start, with the files that it asks to write, as far as `--dry-run` goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli import Command
+from tests.guides import GUIDES, write_files
+from tests.test_docs import agentrl_lines, filled
+
+CONFIGS = GUIDES.parents[1] / "configs"
+ELSEWHERE = {  # pages whose configs are made by a command of theirs, or need a server or many GPUs
+    "advise.md",
+    "cluster.md",
+    "environment_by_url.md",  # played in tests/commands/test_environment_by_url_guide.py
+}
+
+
+def runs_of(page: str) -> list[list[str]]:
+    """Arguments of the page's `agentrl fit` commands that name a config."""
+    lines = agentrl_lines(filled(GUIDES / page))
+    runs = [line[1:] for line in lines if line[:1] == ["fit"] and "--config" in line]
+    return [[part for part in run if part != "--dry-run"] for run in runs]
+
+
+PAGES = sorted(page.name for page in GUIDES.glob("*.md") if page.name not in ELSEWHERE and runs_of(page.name))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The reader's, beside the shipped configs."""
+    (tmp_path / "configs").symlink_to(CONFIGS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for file in tmp_path.glob("*.py"):
+        sys.modules.pop(file.stem, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_its_runs_could_start(page: str, folder: Path, tiny_folder: Path, agentrl: Command) -> None:
+    write_files(page, folder)
+    small = ("--model.init_args.model", str(tiny_folder), "--data.init_args.prompt.max_prompt_tokens", "2000")
+    for arguments in runs_of(page):
+        code, said = agentrl(*arguments, *small, "--dry-run")
+        assert code == 0, said
+
+
+def test_most_guides_have_a_run() -> None:
+    assert {"new_agent.md", "new_environment.md", "new_estimator.md", "new_loss.md", "new_parser.md"} <= set(PAGES)
