@@ -54,7 +54,7 @@ class StageProgress(ProgressBar):
         self._run_bar = self._stage_bar = 0
         self._last_line = time.monotonic()
         self._iteration_started: float | None = None
-        self._durations: deque[float] = deque(maxlen=5)
+        self._durations: deque[float] = deque(maxlen=5)  # of iterations that trained, in seconds
 
     def enable(self) -> None:
         self._enabled = True
@@ -84,8 +84,10 @@ class StageProgress(ProgressBar):
         if self._iteration_started is None or not self._enabled:  # a resumed run ends its last iteration once more
             return
         agent = cast(Agent, pl_module)
-        self._durations.append(time.monotonic() - self._iteration_started)
-        text = f"{self._head(trainer, agent)} | {self._numbers(trainer)} | took {_minutes(self._durations[-1])}"
+        took = time.monotonic() - self._iteration_started
+        if agent.phase == "train":  # those of a warm-up say nothing about the others, of which most are
+            self._durations.append(took)
+        text = f"{self._head(trainer, agent)} | {self._numbers(trainer)} | took {_minutes(took)}"
         text += self._time_left(trainer, agent, trainer.current_epoch + 1)
         self._line(text)
         if self._bars is not None:
@@ -171,7 +173,7 @@ class StageProgress(ProgressBar):
         return " ".join(f"{short} {texts[name]}" for name, short in SHOWN.items() if name in texts)
 
     def _time_left(self, trainer: L.Trainer, agent: Agent, done: int) -> str:
-        """Estimate the time left by the median of the last iterations; empty before the first and without an end."""
+        """Estimate the time left by the median of the last iterations that trained; empty without one or an end."""
         epochs = _total(trainer, agent)
         if not self._durations or not epochs or self._iteration_started is None:
             return ""

@@ -55,6 +55,7 @@ def test_one_line_for_each_iteration_where_there_is_no_terminal(tiny_folder: Pat
     for line in lines:
         assert re.search(r"success (-|\d\.\d{3}) reward/turn -?\d\.\d{3} valid \d\.\d{3} kl ", line)
     assert re.search(r"held-out success \d\.\d{3} \| took \d+:\d\d", lines[2])
+    assert re.search(r"\| took \d+:\d\d$", lines[0])  # how long a warm-up takes says nothing of what is left
     assert re.search(r"\| took \d+:\d\d, \d+:\d\d left$", lines[1])
     assert lines[2].endswith(", 0:00 left")
     success = trainer.callback_metrics.get("rollout/success_window")
