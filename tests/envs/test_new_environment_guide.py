@@ -17,10 +17,9 @@ from lightning_agentrl.models.words import word_model
 from tests.cli import changed, fit, run_command
 from tests.guides import write_files
 
-WORDS = ("Something", "shines", "to", "the", "left", "right", ".", "Observation", ":", "up")
+WORDS = ("Something", "shines", "to", "the", "west", "east", ".", "Observation", ":", "up")
 SMALL = {
-    "model.init_args.critic": {"class_path": "SharedCritic"},
-    "model.init_args.optim": {"lr_actor": 5e-3, "lr_critic": 1e-2},
+    "model.init_args.optim": {"lr_actor": 5e-3},
     "data.init_args.interaction.init_args.max_reply_tokens": 1,
     "data.init_args.prompt": {
         "think": False,
@@ -63,7 +62,7 @@ def test_the_game_can_be_won(folder: Path) -> None:
     observation, info = env.reset(seed=0)
     ended, reward = False, 0.0
     while not ended:
-        observation, reward, terminated, truncated, info = env.step("right" if "right" in observation else "left")
+        observation, reward, terminated, truncated, info = env.step("east" if "east" in observation else "west")
         ended = terminated or truncated
     assert info["success"]
     assert reward == 1.0
@@ -77,7 +76,7 @@ def test_the_steps_of_the_page(
     (folder / "corridor.yaml").write_text(yaml.safe_dump(config))
     assert run_command(monkeypatch, "check-env", "corridor:Corridor-v0", "--seconds", "4") == 0
     assert " 0 errors" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", io.StringIO("left\nup\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("west\nup\n"))
     assert run_command(monkeypatch, "play", "corridor:Corridor-v0", "--config", "corridor.yaml") == 0
     assert "Something shines to the" in capsys.readouterr().out
     assert run_command(monkeypatch, "inspect", "--config", "corridor.yaml", "--episodes", "16") == 0
