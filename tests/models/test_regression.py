@@ -49,7 +49,7 @@ def by_definition(states, numbers, counts, ridge):
 
 
 def assert_same(regression, weights, constant):
-    torch.testing.assert_close(regression.weights, weights, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(regression.weights, weights, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(regression.constant, constant, rtol=1e-6, atol=1e-6)
 
 
