@@ -51,7 +51,7 @@ The largest tensor of logits is that of {reads} read-outs, whatever the prompts 
 
 Peaks of whole processes: program, models, sampling and update. A plan takes micro-batches that fill their budget and
 replies of full length; where the turns of a step have fewer tokens than that, a run needs less: a step of the
-quickstart has some 1,900, so that it never fills 4,096. Where a step has several micro-batches, a plan for a CPU adds
+quickstart has some 1,100, so that it never fills 4,096. Where a step has several micro-batches, a plan for a CPU adds
 half of the activations as holes: freed memory between the gradients of one micro-batch that the next one does not fit
 into. A quarter to three quarters were measured.
 """
