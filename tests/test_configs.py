@@ -307,3 +307,15 @@ def test_a_config_runs(
     assert len(logged) == 3
     assert all(math.isfinite(point.value) for point in logged)
     assert "iteration 3/3 train" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quickstart", "bandit", "guess_number", "guess_number_grpo"])
+def test_the_demo_model_names_actions_before_it_has_learned_anything(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A policy whose replies name no action earns nothing that it could learn from."""
+    few = ("--data.init_args.validation.episodes", "16", "--trainer.default_root_dir", str(tmp_path))
+    agentrl(monkeypatch, "validate", "--config", str(FOLDER / f"{name}.yaml"), *few)
+    (share,) = re.findall(r"val/valid_action_ratio\W+([\d.]+)", capsys.readouterr().out)
+    assert float(share) > 0.4
