@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import gymnasium
 
 GUIDES = Path(__file__).parents[1] / "docs" / "guides"
 
@@ -17,3 +23,29 @@ def write_files(page: str, folder: Path) -> None:
             files[names[-1]] = files.get(names[-1], "") + match[1]
     for name, code in files.items():
         (folder / name).write_text(code)
+
+
+@contextmanager
+def new_to_python(*pages: str, folder: Path) -> Iterator[Path]:
+    """Write the files of pages to a folder from which they can be imported, as in a process that has not read them yet.
+
+    Other tests' modules and environments may have the same names; they are back afterwards.
+    """
+    for page in pages:
+        write_files(page, folder)
+    names = {file.stem for file in folder.glob("*.py")}
+    ids = set(re.findall(r"id=\"([\w-]+)\"", "".join(file.read_text() for file in folder.glob("*.py"))))
+    modules = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
+    specs = {name: gymnasium.registry.pop(name) for name in ids & gymnasium.registry.keys()}
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield folder
+    finally:
+        sys.path.remove(str(folder))
+        for name in names:
+            sys.modules.pop(name, None)
+        for name in ids:
+            gymnasium.registry.pop(name, None)
+        sys.modules.update(modules)
+        gymnasium.registry.update(specs)

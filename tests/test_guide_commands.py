@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli import Command
-from tests.guides import GUIDES, write_files
+from tests.guides import GUIDES, new_to_python
 from tests.test_docs import agentrl_lines, filled
 
 CONFIGS = GUIDES.parents[1] / "configs"
@@ -30,24 +28,15 @@ def runs_of(page: str) -> list[list[str]]:
 PAGES = sorted(page.name for page in GUIDES.glob("*.md") if page.name not in ELSEWHERE and runs_of(page.name))
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The reader's, beside the shipped configs."""
-    (tmp_path / "configs").symlink_to(CONFIGS)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for file in tmp_path.glob("*.py"):
-        sys.modules.pop(file.stem, None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_its_runs_could_start(page: str, folder: Path, tiny_folder: Path, agentrl: Command) -> None:
-    write_files(page, folder)
+def test_its_runs_could_start(page: str, tmp_path: Path, tiny_folder: Path, agentrl: Command) -> None:
+    (tmp_path / "configs").symlink_to(CONFIGS)
     small = ("--model.init_args.model", str(tiny_folder), "--data.init_args.prompt.max_prompt_tokens", "2000")
-    for arguments in runs_of(page):
-        code, said = agentrl(*arguments, *small, "--dry-run")
-        assert code == 0, said
+    with new_to_python(page, folder=tmp_path):
+        for arguments in runs_of(page):
+            code, said = agentrl(*arguments, *small, "--dry-run")
+            assert code == 0, said
 
 
 def test_most_guides_have_a_run() -> None:

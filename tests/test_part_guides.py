@@ -20,21 +20,17 @@ from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.types import Rollout, Sample
 from tests.agents.processes import metrics
 from tests.cli import Command, Config, changed
-from tests.guides import write_files
+from tests.guides import new_to_python, write_files
 from tests.types.samples import action, prompt, turn
 
 PARTS = ("memory", "parser", "engine", "callback")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Iterator[Path]:
     """The reader's, with the files of all four pages."""
-    for part in PARTS:
-        write_files(f"new_{part}.md", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for part in PARTS:
-        sys.modules.pop(f"my_{part}", None)
+    with new_to_python(*(f"new_{part}.md" for part in PARTS), folder=tmp_path):
+        yield tmp_path
 
 
 def part(name: str) -> Any:

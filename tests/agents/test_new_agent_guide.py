@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from math import sqrt
@@ -22,18 +21,15 @@ from lightning_agentrl.types import Rollout, Sample
 from tests.agents.harness import KeepRollouts, make_data, make_trainer
 from tests.agents.processes import metrics
 from tests.cli import Command, changed, sentence
-from tests.guides import write_files
+from tests.guides import new_to_python
 from tests.types.samples import action, glue, prompt, turn
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Iterator[Path]:
     """The reader's, with both files of the page."""
-    write_files("new_agent.md", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_agent", raising=False)
-    yield tmp_path
-    sys.modules.pop("my_agent", None)
+    with new_to_python("new_agent.md", folder=tmp_path):
+        yield tmp_path
 
 
 def test_a_bonus_lies_on_the_last_token_of_its_turn_and_shrinks_with_the_count(folder: Path) -> None:

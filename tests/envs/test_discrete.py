@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from gymnasium import spaces
 
 from agentrl_envs.discrete.env import Discrete
-from tests.guides import write_files
+from tests.guides import new_to_python
 
 LEFT_RIGHT = ["left", "right"]
 
@@ -42,11 +43,9 @@ class Counting(gymnasium.Env):
 
 
 @pytest.fixture
-def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_files("discrete_actions.md", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_words", raising=False)
-    return tmp_path
+def guide(tmp_path: Path) -> Iterator[Path]:
+    with new_to_python("discrete_actions.md", folder=tmp_path):
+        yield tmp_path
 
 
 def counting(**kwargs: Any) -> Discrete:

@@ -15,7 +15,7 @@ import yaml
 
 from lightning_agentrl.models.words import word_model
 from tests.cli import changed, fit, run_command
-from tests.guides import write_files
+from tests.guides import new_to_python
 
 WORDS = ("Something", "shines", "to", "the", "west", "east", ".", "Observation", ":", "up")
 SMALL = {
@@ -39,14 +39,9 @@ SMALL = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The reader's, with both files of the page."""
-    write_files("new_environment.md", tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for registry, name in ((sys.modules, "corridor"), (gymnasium.registry, "Corridor-v0")):
-        monkeypatch.delitem(registry, name, raising=False)
-    yield tmp_path
-    sys.modules.pop("corridor", None)
-    gymnasium.registry.pop("Corridor-v0", None)
+    with new_to_python("new_environment.md", folder=tmp_path):
+        yield tmp_path
 
 
 def small(folder: Path) -> dict[str, Any]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 import yaml
 
 from lightning_agentrl.models.words import word_model
 from tests.cli import Command, changed, fit, sentence
-from tests.guides import write_files
+from tests.guides import new_to_python
 
 WORDS = ("Player", ",", "stones", ":", "0", "1", "2", "3", "4", "5", "6", "7")
 SMALL = {
@@ -32,16 +30,11 @@ SMALL = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Iterator[Path]:
     """The reader's, with both files of the page and a model whose words are those of the game."""
-    write_files("new_interaction.md", tmp_path)
     word_model(WORDS, tmp_path / "model")
-    monkeypatch.syspath_prepend(tmp_path)
-    for registry, name in ((sys.modules, "my_game"), (gymnasium.registry, "Nim-v0")):
-        monkeypatch.delitem(registry, name, raising=False)
-    yield tmp_path
-    sys.modules.pop("my_game", None)
-    gymnasium.registry.pop("Nim-v0", None)
+    with new_to_python("new_interaction.md", folder=tmp_path):
+        yield tmp_path
 
 
 def small(folder: Path) -> dict[str, Any]:
