@@ -26,13 +26,11 @@ def write_files(page: str, folder: Path) -> None:
 
 
 @contextmanager
-def new_to_python(*pages: str, folder: Path) -> Iterator[Path]:
-    """Write the files of pages to a folder from which they can be imported, as in a process that has not read them yet.
+def importable(folder: Path) -> Iterator[Path]:
+    """Let the modules of a reader's folder be imported, as in a process that has read none of them yet.
 
     Other tests' modules and environments may have the same names; they are back afterwards.
     """
-    for page in pages:
-        write_files(page, folder)
     names = {file.stem for file in folder.glob("*.py")}
     ids = set(re.findall(r"id=\"([\w-]+)\"", "".join(file.read_text() for file in folder.glob("*.py"))))
     modules = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}

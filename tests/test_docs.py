@@ -37,6 +37,7 @@ from lightning_agentrl.commands import main as commands
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.rollout import ChatRenderer, PromptFormat
 from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
+from tests.guides import importable
 from tests.inputs import text
 from tests.parsing import fit_parser
 from tests.tiny import tiny_tokenizer
@@ -324,26 +325,23 @@ def test_blocks_that_name_different_keys_are_read_together() -> None:
 
 
 @pytest.mark.parametrize("path", READ, ids=named)
-def test_yaml_blocks_are_understood(path: Path, parser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_blocks_are_understood(path: Path, parser: Any, tmp_path: Path) -> None:
     text = filled(path)
     modules = {match[1] for match in re.finditer(r"\b(my_\w+)\.[A-Z]", text)}  # the classes of the page itself
     for module in modules:
         (tmp_path / f"{module}.py").write_text(
             "\n".join(code for language, code in fences(text) if language == "python" and "class " in code)
         )
-    if modules:
-        monkeypatch.syspath_prepend(tmp_path)
     configs = []
     for language, code in fences(text):
         if language == "yaml":
             config = as_config(yaml.safe_load(code))
             assert config is not None, f"not a part of a config:\n{code}"
             configs.append(config)
-    for config in together(configs):
-        (tmp_path / "blocks.yaml").write_text(yaml.safe_dump(config))
-        parser.parse_args(["fit", *NEEDED, "--config", str(tmp_path / "blocks.yaml")])
-    for module in modules:
-        sys.modules.pop(module, None)
+    with importable(tmp_path):
+        for config in together(configs):
+            (tmp_path / "blocks.yaml").write_text(yaml.safe_dump(config))
+            parser.parse_args(["fit", *NEEDED, "--config", str(tmp_path / "blocks.yaml")])
 
 
 @cache

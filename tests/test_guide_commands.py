@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import Command
-from tests.guides import GUIDES, new_to_python
+from tests.guides import GUIDES, importable, write_files
 from tests.test_docs import agentrl_lines, filled
 
 CONFIGS = GUIDES.parents[1] / "configs"
@@ -33,7 +33,8 @@ PAGES = sorted(page.name for page in GUIDES.glob("*.md") if page.name not in ELS
 def test_its_runs_could_start(page: str, tmp_path: Path, tiny_folder: Path, agentrl: Command) -> None:
     (tmp_path / "configs").symlink_to(CONFIGS)
     small = ("--model.init_args.model", str(tiny_folder), "--data.init_args.prompt.max_prompt_tokens", "2000")
-    with new_to_python(page, folder=tmp_path):
+    write_files(page, tmp_path)
+    with importable(tmp_path):
         for arguments in runs_of(page):
             code, said = agentrl(*arguments, *small, "--dry-run")
             assert code == 0, said

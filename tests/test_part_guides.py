@@ -20,7 +20,7 @@ from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.types import Rollout, Sample
 from tests.agents.processes import metrics
 from tests.cli import Command, Config, changed
-from tests.guides import new_to_python, write_files
+from tests.guides import importable, write_files
 from tests.types.samples import action, prompt, turn
 
 PARTS = ("memory", "parser", "engine", "callback")
@@ -29,7 +29,9 @@ PARTS = ("memory", "parser", "engine", "callback")
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """The reader's, with the files of all four pages."""
-    with new_to_python(*(f"new_{part}.md" for part in PARTS), folder=tmp_path):
+    for part in PARTS:
+        write_files(f"new_{part}.md", tmp_path)
+    with importable(tmp_path):
         yield tmp_path
 
 

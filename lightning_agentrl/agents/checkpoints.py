@@ -17,6 +17,7 @@ from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedErr
 from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
 KEY = "agent"
+FORMAT = 1  # raised with any change of what a checkpoint holds; tests/agents/test_checkpoint_format.py has its entries
 
 
 def prepare_checkpoint(
@@ -38,7 +39,12 @@ def prepare_checkpoint(
         made_of: what the run is made of.
     """
     checkpoint["state_dict"] = masters.in_place_of(checkpoint["state_dict"])
-    checkpoint[KEY] = {"model": durable_name(model), "lora": lora.settings if lora else None, **made_of}
+    checkpoint[KEY] = {
+        "format": FORMAT,
+        "model": durable_name(model),
+        "lora": lora.settings if lora else None,
+        **made_of,
+    }
     if lora is not None:
         frozen = frozen_weights(module)
         checkpoint["state_dict"] = {k: weight for k, weight in checkpoint["state_dict"].items() if k not in frozen}
@@ -55,11 +61,17 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
 
     Raises:
         ValueError: the checkpoint and this run do not both have the same LoRA, or both none.
-        CheckpointError: it is of another program, or its weights are of another model.
+        CheckpointError: it is of another program, or of another version of this one, or its weights are of another
+            model.
     """
     if KEY not in checkpoint:
         raise CheckpointError(NOT_OURS)
     saved = checkpoint[KEY]
+    if (form := saved.get("format", FORMAT)) != FORMAT:
+        raise CheckpointError(
+            f"was written by another version of lightning_agentrl: its format is {form}, this version reads {FORMAT}",
+            "go on with the version that wrote it, or begin anew from its weights (agentrl export)",
+        )
     settings = lora.settings if lora else None
     if saved["lora"] != settings:
         raise ValueError(

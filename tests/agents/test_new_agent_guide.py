@@ -21,14 +21,15 @@ from lightning_agentrl.types import Rollout, Sample
 from tests.agents.harness import KeepRollouts, make_data, make_trainer
 from tests.agents.processes import metrics
 from tests.cli import Command, changed, sentence
-from tests.guides import new_to_python
+from tests.guides import importable, write_files
 from tests.types.samples import action, glue, prompt, turn
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """The reader's, with both files of the page."""
-    with new_to_python("new_agent.md", folder=tmp_path):
+    write_files("new_agent.md", tmp_path)
+    with importable(tmp_path):
         yield tmp_path
 
 

@@ -13,6 +13,7 @@ from lightning_agentrl.commands.new import make_project
 from lightning_agentrl.commands.shipped import shipped_configs, with_shipped_configs
 from tests.cli import Command, run_command, sentence
 from tests.disks import mounted
+from tests.guides import importable
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -76,6 +77,7 @@ def test_a_new_project_passes_its_own_test_and_trains(
     config["data"]["init_args"]["validation"] |= {"episodes": 2}
     (folder / "short.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
-    assert run_command(monkeypatch, "fit", "--config", "short.yaml", "--model.init_args.model", str(tiny_folder)) == 0
+    with importable(folder):
+        small = ("--config", "short.yaml", "--model.init_args.model", str(tiny_folder))
+        assert run_command(monkeypatch, "fit", *small) == 0
     assert (folder / "runs").is_dir()

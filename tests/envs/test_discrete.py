@@ -14,7 +14,7 @@ import yaml
 from gymnasium import spaces
 
 from agentrl_envs.discrete.env import Discrete
-from tests.guides import new_to_python
+from tests.guides import importable, write_files
 
 LEFT_RIGHT = ["left", "right"]
 
@@ -44,7 +44,8 @@ class Counting(gymnasium.Env):
 
 @pytest.fixture
 def guide(tmp_path: Path) -> Iterator[Path]:
-    with new_to_python("discrete_actions.md", folder=tmp_path):
+    write_files("discrete_actions.md", tmp_path)
+    with importable(tmp_path):
         yield tmp_path
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from lightning_agentrl.models.words import word_model
 from tests.cli import changed, fit, run_command
-from tests.guides import new_to_python
+from tests.guides import importable, write_files
 
 WORDS = ("Something", "shines", "to", "the", "west", "east", ".", "Observation", ":", "up")
 SMALL = {
@@ -40,7 +40,8 @@ SMALL = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The reader's, with both files of the page."""
     monkeypatch.chdir(tmp_path)
-    with new_to_python("new_environment.md", folder=tmp_path):
+    write_files("new_environment.md", tmp_path)
+    with importable(tmp_path):
         yield tmp_path
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from lightning_agentrl.models.words import word_model
 from tests.cli import Command, changed, fit, sentence
-from tests.guides import new_to_python
+from tests.guides import importable, write_files
 
 WORDS = ("Player", ",", "stones", ":", "0", "1", "2", "3", "4", "5", "6", "7")
 SMALL = {
@@ -33,7 +33,8 @@ SMALL = {
 def folder(tmp_path: Path) -> Iterator[Path]:
     """The reader's, with both files of the page and a model whose words are those of the game."""
     word_model(WORDS, tmp_path / "model")
-    with new_to_python("new_interaction.md", folder=tmp_path):
+    write_files("new_interaction.md", tmp_path)
+    with importable(tmp_path):
         yield tmp_path
 
 

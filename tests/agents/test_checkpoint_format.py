@@ -1,0 +1,62 @@
+"""A checkpoint has a format, a number that rises when what it holds changes; another one is refused in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_agentrl.agents.checkpoints import FORMAT, KEY
+from lightning_agentrl.callbacks import CriticWarmup, RunSummary
+from lightning_agentrl.errors import CheckpointError
+from tests.agents.harness import make_agent, make_data, make_trainer
+
+# What this package writes. Whoever changes it raises FORMAT, since no other version can go on from such a checkpoint.
+WRITTEN = {
+    "": "RolloutDataModule agent attempts kl_coefficient missed_steps not_finite_in_a_row rates recent_episodes run_id",
+    "RolloutDataModule": "ahead collected iteration lost origin sessions",
+    "RolloutDataModule.sessions.0": "closed context env_actions env_errors episode episode_return images lost "
+    "observation past reply_tokens running turns_taken unread",
+    "agent": "format lora model settings undescribed versions weights",
+    "callbacks.CriticWarmup": "buffer done_epochs prepared",
+    "callbacks.RunSummary": "before minutes",
+    "kl_coefficient": "value",
+    "rates": "scheduled schedulers taken",
+    "recent_episodes": "ended rollouts running",
+}
+LIGHTNING = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks"}
+LIGHTNING |= {"optimizer_states", "lr_schedulers", "hyper_parameters"}
+
+
+@pytest.fixture
+def checkpoint(tiny_folder: Path, tmp_path: Path) -> Path:
+    callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0), RunSummary()]
+    trainer = make_trainer(tmp_path, 2, callbacks, limit_val_batches=1)
+    trainer.fit(make_agent(tiny_folder), datamodule=make_data())
+    trainer.save_checkpoint(path := tmp_path / "saved.ckpt")
+    return path
+
+
+def test_its_entries_are_those_of_its_format(checkpoint: Path) -> None:
+    saved = torch.load(checkpoint, weights_only=True)
+    assert saved[KEY]["format"] == FORMAT == 1
+    for way, entries in WRITTEN.items():
+        held: Any = saved
+        for part in filter(None, way.split(".")):
+            held = held[int(part) if part.isdigit() else part]
+        assert held.keys() - (LIGHTNING if not way else set()) == set(entries.split()), way
+
+
+@pytest.mark.parametrize("form", [0, 2])
+def test_another_format_is_refused(checkpoint: Path, tiny_folder: Path, tmp_path: Path, form: int) -> None:
+    saved = torch.load(checkpoint, weights_only=True)
+    saved[KEY]["format"] = form
+    del saved["rates"]  # as another version may lack
+    torch.save(saved, other := tmp_path / "other.ckpt")
+    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 1; go on with"
+    with pytest.raises(CheckpointError, match=expected):
+        make_trainer(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
+    with pytest.raises(CheckpointError, match=expected):
+        type(make_agent(tiny_folder)).load_from_checkpoint(other)
