@@ -325,7 +325,9 @@ def trainer_problem(error: BaseException, settings: Mapping[str, Any]) -> Proble
     given = [(name, value) for name, value in given if name in known]
     if not given:  # a word such as `model` may be meant otherwise, so a name is in backticks or of several words
         words = [quoted or word for quoted, word in re.findall(r"`(\w+)`|(\w+_\w+)", text)]
-        shown = [key for key, value in settings.items() if value and isinstance(value, str) and repr(value) in text]
+        texts = [(key, value) for key, value in settings.items() if value and isinstance(value, str)]
+        shown = [key for key, value in texts if repr(value) in text]
+        shown += [key for key, value in texts if re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", text)]
         given = [(name, None) for name in (*words, *shown) if name in known]
     return Problem(text, key=f"trainer.{given[0][0]}", value=given[0][1]) if given else Problem(text)
 

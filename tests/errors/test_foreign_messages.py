@@ -431,6 +431,12 @@ def test_what_the_trainer_refuses_has_its_key_however_it_says_so(settings: dict[
     assert trainer_problem(caught.value, settings).key == f"trainer.{next(iter(settings))}"
 
 
+def test_what_the_trainer_refuses_has_its_key_where_the_value_is_a_bare_word() -> None:
+    told = MisconfigurationException("No supported gpu backend found!")  # Lightning's, for a machine without one
+    assert trainer_problem(told, {"strategy": "auto", "accelerator": "gpu"}).key == "trainer.accelerator"
+    assert trainer_problem(told, {"strategy": "g", "accelerator": "auto"}).key == ""
+
+
 def test_a_package_that_is_not_installed() -> None:
     with pytest.raises(ModuleNotFoundError) as caught:
         MLFlowLogger()
