@@ -7,10 +7,8 @@ import html
 import inspect
 import logging
 import re
-import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +16,6 @@ from html.parser import HTMLParser
 from io import StringIO
 from itertools import zip_longest
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
@@ -39,6 +36,7 @@ from lightning_agentrl.rollout import ChatRenderer, PromptFormat
 from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
 from tests.guides import importable
 from tests.inputs import text
+from tests.markdown import agentrl_lines, code_lines, fences, inline
 from tests.parsing import fit_parser
 from tests.tiny import tiny_tokenizer
 
@@ -55,31 +53,9 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-# Reading Markdown
-
-
 @cache
 def filled(path: Path) -> str:
     return reference.filled(path.read_text())
-
-
-def fences(text: str) -> list[tuple[str, str]]:
-    """Language and content of the fenced blocks."""
-    return [(m[2], dedent(m[3])) for m in re.finditer(r"^( *)```(\w*)\n(.*?)^ *```", text, re.M | re.S)]
-
-
-def inline(text: str) -> list[str]:
-    """Code within sentences and tables."""
-    rest = re.sub(r"^( *)```.*?^ *```", "", text, flags=re.M | re.S)
-    return [code.replace("\\|", "|") for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", rest)]
-
-
-def code_lines(text: str) -> Iterator[str]:
-    """Lines of commands, joined where they go on, and code within sentences."""
-    for language, block in fences(text):
-        if language in ("", "bash"):
-            yield from re.sub(r"\\\n\s*", "", block).splitlines()
-    yield from inline(text)
 
 
 # The site
@@ -360,13 +336,6 @@ def options(command: str) -> set[str]:
     """Options that a command tells in its help, with underscores in their names; the general help tells some too."""
     known = re.findall(r"(?<![\w-])--?[a-zA-Z][\w.-]*", answer("--help") + answer(command, "--help"))
     return {option.replace("-", "_") for option in known}
-
-
-def agentrl_lines(text: str) -> Iterator[list[str]]:
-    """Arguments of each `agentrl` command."""
-    for line in code_lines(text):
-        if match := re.match(r"(?:\w+=\S+ )*(?:\.venv/bin/)?agentrl(?= |$)(.*)", line.strip()):
-            yield shlex.split(match[1], comments=True)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli import Command
 from tests.guides import GUIDES, importable, write_files
-from tests.test_docs import agentrl_lines, filled
+from tests.markdown import agentrl_lines
 
 CONFIGS = GUIDES.parents[1] / "configs"
 ELSEWHERE = {  # pages whose configs are made by a command of theirs, or need a server or many GPUs
@@ -20,7 +20,7 @@ ELSEWHERE = {  # pages whose configs are made by a command of theirs, or need a 
 
 def runs_of(page: str) -> list[list[str]]:
     """Arguments of the page's `agentrl fit` commands that name a config."""
-    lines = agentrl_lines(filled(GUIDES / page))
+    lines = agentrl_lines((GUIDES / page).read_text())
     runs = [line[1:] for line in lines if line[:1] == ["fit"] and "--config" in line]
     return [[part for part in run if part != "--dry-run"] for run in runs]
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.intervals import T_QUANTILES
+from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
@@ -99,7 +100,7 @@ def episode(recompute: bool) -> None:
     """Compute the gradient of one growing sample; say what it took beyond the model."""
     model = policy(False, hidden_size=128, layers=3, head_dim=32, tower_size=64, tower_layers=1)
     if recompute:
-        model.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(model.lm)
     draw = np.random.default_rng(0)
     whole, reads = ModelInput(), list[int]()
     for _ in range(EPISODE):

@@ -310,10 +310,8 @@ class Agent(L.LightningModule, ABC):
             lost_B: rows (bool) that nothing can be learnt from, since an environment failed.
         """
         # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
-        collected, drop_B = (
-            rollout,
-            out_B | (lost_B if self.phase == "train" or not self.advantage.needs_values else False),
-        )
+        collected = rollout
+        drop_B = out_B | lost_B if self.phase == "train" or not self.advantage.needs_values else out_B
         if drop_B.any():
             rollout = rollout.select(~drop_B)
         if self.group_filter is None or self.phase != "train":

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.autocast import round_linear_layers
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.families import why_unshared
@@ -109,7 +110,7 @@ def build_models(
             part.requires_grad_(False)
         use_kernels(lm, compute.kernels)
         if compute.gradient_checkpointing:
-            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint_activations(lm)
         return lm.train()
 
     def share_out(module: nn.Module) -> None:

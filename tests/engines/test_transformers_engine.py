@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, MistralConfig
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.engines.transformers.prefill import LEAST_PREFIX
 from lightning_agentrl.engines.waiting import Waiting
+from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
@@ -399,7 +400,7 @@ def test_sync_takes_new_weights(engine, policy):
 
 def test_modes_and_checkpointing_are_left_as_they_were(engine, policy):
     expected = serve(engine, MIXED)
-    policy.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_activations(policy.lm)
     assert_same(serve(engine, MIXED), expected)
     assert policy.training
     policy.eval()

@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 
 from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.families import SHARING, why_unshared
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, read_context_length
@@ -116,7 +117,7 @@ def test_a_shared_prefix_changes_nothing(family, plain, policy):
     for checkpointing in (False, True):
         policy.train()
         if checkpointing and policy.lm.supports_gradient_checkpointing:
-            policy.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint_activations(policy.lm)
         found = policy.hidden(packed)
         assert error(found, expected) < 1e-5
         assert error(gradient(policy.lm, found), expected_gradient) < 1e-5

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.autocast import round_linear_layers
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
@@ -124,7 +125,7 @@ def test_bfloat16_autocast_gives_gradients(tiny_folder, checkpointing):
     lm = LoRA(rank=2).adapt(load_causal_lm(str(tiny_folder)), "actor").train()
     shake(lm)
     if checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(lm)
     with torch.autocast("cpu", torch.bfloat16):
         loss = lm(IDS, labels=IDS).loss
     loss.backward()

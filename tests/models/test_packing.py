@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3NextConfig
 
 from lightning_agentrl.models import language_model
+from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
@@ -103,7 +104,7 @@ def test_packed_equals_alone(policy, critic, case, checkpointing):
     expected_gradients = gradients(policy, expected, rows)
     if checkpointing:
         policy.train()  # transformers checkpoints in training mode only
-        policy.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(policy.lm)
     try:
         found = packed(policy, critic, rows)
         found_gradients = gradients(policy, found, rows)
@@ -128,7 +129,7 @@ def test_checkpointing_recomputes(policy):
     layer = policy.lm.base_model.layers[0]
     handle = layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     policy.train()
-    policy.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_activations(policy.lm)
     try:
         policy.hidden(pack(CASES["shared prefix"])).sum().backward()
     finally:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.names import DEMO
@@ -53,7 +54,7 @@ def test_shared_equals_unshared(family, checkpointing):
     rows = turns(200, 60, 6, 5000)
     apart = gradient(lm, [[row] for row in rows])
     if checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(lm)
     together = gradient(lm, [rows])
     error = float((together - apart).norm() / apart.norm())
     print(f"\n{family}, checkpointing {checkpointing}: relative error {error:.1e}")
@@ -69,6 +70,6 @@ def test_shared_equals_unshared_on_a_gpu(family, checkpointing):
     rows = turns(200, 60, 6, 5000)
     apart = gradient(lm, [[row] for row in rows])
     if checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(lm)
     together = gradient(lm, [rows])
     assert float((together - apart).norm() / apart.norm()) < 1e-4
