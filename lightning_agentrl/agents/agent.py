@@ -67,7 +67,7 @@ from lightning_agentrl.agents.resume import made_of
 from lightning_agentrl.agents.run import Run
 from lightning_agentrl.agents.schedule import check_schedules
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
-from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows
+from lightning_agentrl.agents.selection import corrected, kept_rows, lost_rows, without_rows
 from lightning_agentrl.agents.steps import planned_steps, stop_run
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.trainer_keys import check_callbacks
@@ -259,15 +259,18 @@ class Agent(L.LightningModule, ABC):
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
         advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
         rollout = left_out.of(rollout.union(advantages=advantages, returns=returns))
+        chosen_B = self._chosen(rollout, left_out.rows(rollout), lost_B)
         if self.advantage.whiten:
-            trained = without_rows(rollout, lost_B).trained_mask
+            trained = without_rows(rollout, lost_B | ~chosen_B).trained_mask
             rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
         with self.clock.stage("log"):
             metrics = self._describe(rollout, left_out, lost_B, collected_now)
         metrics |= follow_returns(self.critic, metrics)
         self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
-        rollout, numbers = self._select(rollout, left_out.rows(rollout), lost_B)
-        return Prepared(rollout, metrics | numbers)
+        chosen = rollout if chosen_B.all() else rollout.select(chosen_B)
+        if self._filters:
+            metrics |= over_ranks(kept_groups(rollout, chosen), self.device)
+        return Prepared(chosen, metrics)
 
     def _scored(self, rollout: Rollout) -> Rollout:
         rows = rows_to_score(self.models, rollout, self._needs_now)
@@ -301,8 +304,8 @@ class Agent(L.LightningModule, ABC):
                 callback.on_rollout(self.trainer, self, rollout)
         return metrics
 
-    def _select(self, rollout: Rollout, out_B: Tensor, lost_B: Tensor) -> tuple[Rollout, dict[str, float]]:
-        """Return the rows to train on, and which share of the groups they are where there is a filter.
+    def _chosen(self, rollout: Rollout, out_B: Tensor, lost_B: Tensor) -> Tensor:
+        """Return the rows [B] (bool) to train on.
 
         Args:
             rollout: with advantages and returns.
@@ -310,14 +313,17 @@ class Agent(L.LightningModule, ABC):
             lost_B: rows (bool) that nothing can be learnt from, since an environment failed.
         """
         # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
-        collected = rollout
         drop_B = out_B | lost_B if self.phase == "train" or not self.advantage.needs_values else out_B
-        if drop_B.any():
-            rollout = rollout.select(~drop_B)
-        if self.group_filter is None or self.phase != "train":
-            return rollout, {}
-        rollout = filtered(rollout, self.group_filter, self.ranks.gather)
-        return rollout, over_ranks(kept_groups(collected, rollout), self.device)
+        chosen_B = ~drop_B
+        if self._filters:
+            kept_B = kept_rows(rollout.select(chosen_B), cast(GroupFilter, self.group_filter), self.ranks.gather)
+            chosen_B[chosen_B.clone()] = kept_B
+        return chosen_B
+
+    @property
+    def _filters(self) -> bool:
+        """Whether some groups of a rollout may not be trained on; the critic's warm-up takes them all."""
+        return self.group_filter is not None and self.phase == "train"
 
     @property
     def _corrects(self) -> bool:

@@ -28,8 +28,8 @@ def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: 
     return replace(rollout, weights=weights, loss_mask=keep)
 
 
-def filtered(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> Rollout:
-    """Return the groups that the filter keeps, by the rewards of the environment.
+def kept_rows(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> Tensor:
+    """Return the rows [B] (bool) of the groups that the filter keeps, by the rewards of the environment.
 
     Args:
         rollout: of groups.
@@ -39,8 +39,7 @@ def filtered(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> Rol
     assert rollout.groups is not None
     groups, scores_B = Groups(rollout.groups, rollout.outcome_rounding), rollout.outcomes
     scores_B = torch.where(groups.equal(scores_B), groups.max(scores_B), scores_B)  # as estimators see them
-    keep_B = group_filter(rollout.groups, scores_B, rollout.episode, gather)
-    return rollout.select(keep_B)
+    return group_filter(rollout.groups, scores_B, rollout.episode, gather)
 
 
 def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Tensor:

@@ -136,16 +136,17 @@ class AdaptiveKL(KLCoefficient):
         self.target, self.horizon, self.clip = target, horizon, clip
 
     def update(self, kl: float, turns: int) -> None:
-        """Multiply by ``1 + clip(kl / target - 1, -clip, clip) * turns / horizon``.
+        """Multiply by ``1 + clip(kl / target - 1, -clip, clip) * turns / horizon``, by 0.5 at least and 1.5 at most.
+
+        The bounds are ours: groups of long episodes may have many turns, with which the factor could fall below 0.
 
         Raises:
-            ValueError: the KL is NaN, or one update has so many turns that the coefficient could become negative.
+            ValueError: the KL is NaN.
         """
         if math.isnan(kl):
             raise ValueError("AdaptiveKL got a KL of NaN; the log-probs of the rollout are broken")
-        self.check_turns(turns)
         error = min(max(kl / self.target - 1.0, -self.clip), self.clip)
-        self.value *= 1.0 + error * turns / self.horizon
+        self.value *= 1.0 + min(max(error * turns / self.horizon, -0.5), 0.5)
 
     def check_turns(self, turns: int) -> None:
         if not 0 <= self.clip * turns < self.horizon:

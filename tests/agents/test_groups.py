@@ -11,7 +11,15 @@ import pytest
 import torch
 
 import lightning_agentrl.advantages
-from lightning_agentrl.advantages import GRPO, AdvantageEstimator, DualDiscountGAE, MaxRL, PassAtK, ReMax
+from lightning_agentrl.advantages import (
+    GRPO,
+    AdvantageEstimator,
+    DualDiscountGAE,
+    MaxRL,
+    PassAtK,
+    ReinforcePlusPlusBaseline,
+    ReMax,
+)
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.run_record import facts
@@ -164,6 +172,28 @@ def test_filtered_groups_are_left_out_of_the_update(tmp_path, tiny_folder):
     assert not apart
     fresh = load_causal_lm(str(tiny_folder)).double()
     assert all(torch.equal(a, b) for a, b in zip(agent.actor.lm.parameters(), fresh.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_what_is_whitened_are_the_advantages_that_are_trained_on(tmp_path, tiny_folder):
+    """Groups that a filter leaves out would make the others' larger, the more of them there are."""
+
+    class Trained(L.Callback):
+        def __init__(self) -> None:
+            self.advantages: list[torch.Tensor] = []
+
+        def on_train_batch_start(self, trainer, agent, batch, batch_idx):
+            self.advantages.append(batch.rollout.advantages[batch.rollout.trained_mask])
+
+    keep, trained = KeepRollouts(), Trained()
+    agent = agent_of(tiny_folder, ReinforcePlusPlusBaseline(), group_filter=DropEqualScores())
+    data = group_data(GroupRollout(3, 6, 2), interaction=TurnInteraction(4, ByLength()))
+    trainer = make_trainer(tmp_path, 1, [keep, trained])
+    trainer.fit(agent, data)
+    assert 0 < float(trainer.callback_metrics["rollout/kept_groups"]) < 1
+    variance, mean = torch.var_mean(torch.cat(trained.advantages))
+    assert abs(float(mean)) < 1e-6
+    assert float(variance) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.laboratory.every_estimator import estimators
 from lightning_agentrl.advantages import Forked
 from lightning_agentrl.agents import KL, Needs, Optim, PPOAgent
-from lightning_agentrl.agents.selection import corrected, filtered, token_noise
+from lightning_agentrl.agents.selection import corrected, kept_rows, token_noise
 from lightning_agentrl.losses import (
     AggregationMode,
     DropEqualScores,
@@ -87,7 +87,7 @@ class Everything(PPOAgent):
             weights = torch.ones_like(misread) if changed.weights is None else changed.weights
             self.tell(f"correction {named(correction)}", rollout, weights, changed.trained_mask)
         for name, group_filter in FILTERS.items():
-            kept = filtered(rollout, group_filter, self.ranks.gather)
+            kept = rollout.select(kept_rows(rollout, group_filter, self.ranks.gather))
             self.tell(f"filter {name}", kept, kept.rewards)
             self.report.numbers[f"filter {name}"] = over_ranks(kept_groups(rollout, kept), self.device)
         for name, cls in ESTIMATORS.items():

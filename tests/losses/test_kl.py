@@ -153,13 +153,15 @@ def test_adaptive_coefficient_finds_the_target():
     assert coefficient.value == pytest.approx(0.03, rel=1e-6)
 
 
-@pytest.mark.parametrize("error", [0.0, 9.0])
-def test_the_coefficient_stays_positive(error):
-    coefficient = AdaptiveKL(horizon=100)
-    coefficient.update(error, 499)
-    assert coefficient.value > 0
+@pytest.mark.parametrize(("kl", "factor"), [(0.0, 0.5), (9.0, 1.5)])
+def test_one_update_changes_the_coefficient_by_half_at_most(kl, factor):
+    """With so many turns as groups of long episodes may have, it would be negative."""
+    for turns in (250, 499, 500, 10**9):
+        coefficient = AdaptiveKL(value=0.5, horizon=100)
+        coefficient.update(kl, turns)
+        assert coefficient.value == 0.5 * factor
     with pytest.raises(ValueError, match=r"500 turns per update need a horizon above 100, got 100"):
-        coefficient.update(error, 500)
+        AdaptiveKL(horizon=100).check_turns(500)  # of every iteration, where their number is fixed
 
 
 def test_a_kl_of_nan_is_refused_and_leaves_the_coefficient():

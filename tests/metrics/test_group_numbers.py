@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_agentrl.advantages import Groups
-from lightning_agentrl.agents.selection import filtered
+from lightning_agentrl.agents.selection import kept_rows
 from lightning_agentrl.losses import DropEqualScores
 from lightning_agentrl.metrics.groups import group_numbers, kept_groups
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -39,6 +39,10 @@ def rollout() -> Rollout:
     )
 
 
+def filtered(rollout: Rollout) -> Rollout:
+    return rollout.select(kept_rows(rollout, DropEqualScores(), lambda x: [x]))
+
+
 def test_numbers_by_hand() -> None:
     assert over_ranks(group_numbers(rollout()), torch.device("cpu")) == pytest.approx(EXPECTED)
     backwards = rollout().select([5, 4, 3, 2, 1, 0])
@@ -51,14 +55,14 @@ def test_without_groups_there_is_nothing_to_say() -> None:
 
 
 def test_what_a_filter_keeps() -> None:
-    kept = filtered(rollout(), DropEqualScores(), lambda x: [x])
+    kept = filtered(rollout())
     assert kept.samples == rollout().samples[:3]
     assert over_ranks(kept_groups(rollout(), kept), torch.device("cpu")) == OF_FILTER
 
 
 def test_a_group_that_is_lost_is_not_kept() -> None:
     left = rollout().select([0, 1, 2])
-    for filtered_too in (left, filtered(left, DropEqualScores(), lambda x: [x])):
+    for filtered_too in (left, filtered(left)):
         assert over_ranks(kept_groups(rollout(), filtered_too), torch.device("cpu")) == OF_FILTER
 
 
@@ -72,7 +76,7 @@ def test_rewards_that_cancel_may_leave_their_rounding_in_a_score() -> None:
     ]
     played = Rollout.from_samples(samples)
     assert float(played.outcomes[:6].abs().max()) > 1e-7
-    kept = filtered(played, DropEqualScores(), lambda x: [x])
+    kept = filtered(played)
     assert kept.groups is not None
     assert set(kept.groups.tolist()) == {6}
     assert over_ranks(kept_groups(played, kept), torch.device("cpu")) == {"rollout/kept_groups": 1 / 2}
