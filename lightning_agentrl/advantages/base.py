@@ -28,7 +28,8 @@ class AdvantageEstimator(ABC):
     needs_sum_pi_squared: ClassVar[bool] = False  # sum over the vocabulary of squared probabilities at each token
     needs_greedy_baseline: ClassVar[bool] = False  # a greedy episode per start state
     needs_forks: ForkPlan | None = None  # continuations from the states of the rollout; None: none
-    turn_discount: float = 1.0  # from turn to turn, in the returns that a critic learns
+    turn_discount: float = 1.0  # from the last token of a turn to the next turn, in the returns that a critic learns
+    token_discount: float = 1.0  # from token to token of a turn, in the same returns
     divide_by_std: bool = False  # divides scores by their spread in the group, so small differences count as much
     needs_nonnegative_scores: ClassVar[bool] = False  # no episode whose rewards sum to less than 0
 

@@ -101,7 +101,7 @@ class BiLevelGAE(AdvantageEstimator):
         super().__init__(whiten)
         check_fractions(self, gamma_turn=gamma_turn, lam_turn=lam_turn, gamma_token=gamma_token, lam_token=lam_token)
         self.gamma_turn, self.lam_turn = gamma_turn, lam_turn
-        self.turn_discount = gamma_turn
+        self.turn_discount, self.token_discount = gamma_turn, gamma_token
         self.gamma_token, self.lam_token = gamma_token, lam_token
 
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:

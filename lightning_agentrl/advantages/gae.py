@@ -117,7 +117,7 @@ class DualDiscountGAE(AdvantageEstimator):
         super().__init__(whiten)
         check_fractions(self, gamma_step=gamma_step, lam_step=lam_step, gamma_token=gamma_token, lam_token=lam_token)
         self.gamma_step, self.lam_step = gamma_step, lam_step
-        self.turn_discount = gamma_step
+        self.turn_discount, self.token_discount = gamma_step, gamma_token
         self.gamma_token, self.lam_token = gamma_token, lam_token
 
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:

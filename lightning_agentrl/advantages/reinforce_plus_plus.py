@@ -46,7 +46,7 @@ class ReinforcePlusPlus(AdvantageEstimator):
     def __init__(self, gamma: float = 1.0, whiten: bool = True) -> None:
         super().__init__(whiten)
         check_fractions(self, gamma=gamma)
-        self.gamma = self.turn_discount = gamma
+        self.gamma = self.turn_discount = self.token_discount = gamma
 
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
         rewards = token_rewards(rollout)

@@ -367,8 +367,8 @@ class Agent(L.LightningModule, ABC):
                     self._watch.finite if self._watch else lambda: gradients_are_finite(optimizer),
                 )
             self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
-            sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward)
             before, held = self.trainer.global_step, () if training else ("actor",)
+            sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward, held)
             norms = step_by_group(
                 optimizer,
                 self.optim.limits,

@@ -86,6 +86,7 @@ class CloneAgent(Agent):
             episodes = self.demonstrations.load(data, self.tokenizer)
         with raise_once():
             kept = chosen(episodes, float("-inf") if self.min_return is None else self.min_return)
+        with raise_once():
             source = ClonedTurns(kept, data, self.action_share)
         assert data.stream is not None
         data.stream.source = source

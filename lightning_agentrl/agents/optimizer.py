@@ -105,13 +105,18 @@ def without_sync(model: nn.Module) -> AbstractContextManager:
 
 
 def sync_gradients(
-    model: nn.Module, optimizer: Any, masters: MasterWeights, world_size: int, backward: Callable[[Tensor], None]
+    model: nn.Module,
+    optimizer: Any,
+    masters: MasterWeights,
+    world_size: int,
+    backward: Callable[[Tensor], None],
+    held: Collection[str] = (),
 ) -> None:
     """Average the gradients of a step over ranks under DDP; other strategies have done so already.
 
     One more backward pass of a zero loss that touches every parameter does it: whatever the micro-batches of this rank
     left out (a frozen actor, no rows at all), all ranks take part. DDP does not see gradients that are added up in
-    master weights; they are averaged here.
+    master weights; they are averaged here, but for those of groups that are held.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -119,7 +124,8 @@ def sync_gradients(
         zero = torch.zeros((), device=next(model.parameters()).device)
         backward(sum((0.0 * p.sum() for p in model.parameters() if p.requires_grad), zero))
         return
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+    moved = [group["params"] for group in optimizer.param_groups if group["name"] not in held]
+    for parameter in (p for parameters in moved for p in parameters):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         torch.distributed.all_reduce(parameter.grad)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
@@ -282,22 +282,34 @@ def _in_processes(
     """Return what differs, by hash seed."""
     found: dict[str, dict[str, Any]] = {}
     for batch in [hash_seeds] if together else [(seed,) for seed in hash_seeds]:
-        processes = {seed: _Process(order, seed) for seed in batch}
-        end = time.monotonic() + cap + _IMPORT_SECONDS
-        for seed, process in processes.items():
-            try:
-                said: dict[str, Any] | None = {}
-                while said is not None and "replayed" not in said:
-                    said = process.hear(end)
-                if said is None:
-                    found[seed] = {"seed": None, "actions": [], "said": f"the process ended: {process.errors[-1:]}"}
-                elif said["replayed"] is not None:
-                    found[seed] = said["replayed"]
-            except Empty:
-                certificate.cut["fresh processes"] = "they did not end in time"
-            finally:
-                process.end()
+        with ExitStack() as begun:  # whatever comes between, none of them stays
+            processes = {}
+            for seed in batch:
+                processes[seed] = process = _Process(order, seed)
+                begun.callback(process.end)
+            end = time.monotonic() + cap + _IMPORT_SECONDS
+            for seed, process in processes.items():
+                try:
+                    if (difference := _replayed(process, end)) is not None:
+                        found[seed] = difference
+                except Empty:
+                    certificate.cut["fresh processes"] = "they did not end in time"
     return found
+
+
+def _replayed(process: _Process, end: float) -> dict[str, Any] | None:
+    """Return where the replay in a process differs; None if it does not.
+
+    Raises:
+        Empty: it has not said so at that time of the monotonic clock.
+    """
+    said: dict[str, Any] | None = {}
+    while said is not None and "replayed" not in said:
+        said = process.hear(end)
+    if said is None:
+        return {"seed": None, "actions": [], "said": f"the process ended: {process.errors[-1:]}"}
+    difference: dict[str, Any] | None = said["replayed"]
+    return difference
 
 
 def _add(certificate: Certificate, check: str, said: str, seed: int | None, actions: Sequence[str]) -> None:

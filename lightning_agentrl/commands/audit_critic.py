@@ -49,6 +49,7 @@ class Audit:
         explainable: share of the variance of returns that exact values would explain.
         credit: advantages of estimators against those of forks, by the estimator's name.
         rollout: with its scores and forks.
+        token_discount: of the run's estimator, from token to token of a reply; forks have none.
     """
 
     forked: Tensor
@@ -57,6 +58,7 @@ class Audit:
     explainable: float
     credit: dict[str, Agreement]
     rollout: Rollout
+    token_discount: float = 1.0
 
 
 class AuditCritic(RolloutCallback):
@@ -124,7 +126,7 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
     returns = [turn.branch_returns for turn in rollout.turns]
     starts = [turn.env if turn.group is None else turn.group for turn in rollout.turns]
     explainable = explained_by_exact_values(returns, starts)
-    return Audit(truth_BA, values, noise_of_means(returns), explainable, credit, rollout)
+    return Audit(truth_BA, values, noise_of_means(returns), explainable, credit, rollout, own.token_discount)
 
 
 def up_to_next_value(advantages_BA: Tensor, rollout: Rollout, gamma: float) -> Tensor:
@@ -269,6 +271,12 @@ def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Rep
         Entry("squared error of the measured values", _noise(found.noise), brief=True),
         Entry("returns explained by exact values", f"{_known(found.explainable, '.2f')} of their variance", brief=True),
     ]
+    if found.token_discount < 1:
+        warning = (
+            "branches are discounted from turn to turn alone, so what the critic has learnt of a discount within "
+            "replies counts as its error below, and as that of the run's estimator"
+        )
+        how.append(Entry("discount from token to token", f"{found.token_discount:g}", warning=warning, brief=True))
     tables = [Table("Forks", how)]
     if found.values is not None:
         tables.append(Table("Values of the critic", _values(found.values, found.noise)))

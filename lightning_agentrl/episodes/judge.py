@@ -52,6 +52,9 @@ class Judge(ABC):
     def start(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to load
         """Prepare for judging; called before the first turn, with the device of the policy."""
 
+    def stop(self) -> None:  # noqa: B027
+        """Give back what :meth:`start` has loaded; called when a run has ended. Another one may start it again."""
+
 
 async def verdict_on(turn: JudgedTurn, judge: Judge) -> float:
     """Ask a judge about a turn, and refuse what no reward can take.
@@ -185,6 +188,12 @@ class ModelJudge(Judge):
         engine.start(PolicyHandle(policy, self._chat.stop_token_ids, nullcontext))
         engine.sync(0)
         self._engine = engine
+
+    def stop(self) -> None:
+        """Leave the model."""
+        if self._engine is not None:
+            self._engine.stop()
+        self._engine = self._chat = None
 
     async def judge(self, turn: JudgedTurn) -> float:
         """Return the number of the model's answer, scaled."""

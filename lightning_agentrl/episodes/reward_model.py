@@ -101,6 +101,10 @@ class RewardModel(Scorer):
         self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
         self._classifier = classifier.to(device).eval().requires_grad_(False)
 
+    def stop(self) -> None:
+        """Leave the model."""
+        self._begin_anew()
+
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
         """Return the model's output. The first thread to come scores the pairs of all that wait, in batches.
 

@@ -26,6 +26,7 @@ from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
 from lightning_agentrl.types.plain import (
     PixelTable,
+    SavedPixels,
     inputs_from_plain,
     inputs_to_plain,
     segments_from_plain,
@@ -355,7 +356,7 @@ class Session:
             self.reply_closed = action.ids[-1] == self.renderer.template.turn_close_id
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episode as plain types and tensors; the environment itself as its seed and actions."""
+        """Return the episode as plain types and pixels; the environment itself as its seed and actions."""
         images: PixelTable = {}
         return {
             "episode": self.episode,
@@ -430,6 +431,6 @@ def past_to_plain(turn: PastTurn, images: PixelTable) -> dict[str, Any]:
     return {**vars(turn), "images": inputs_to_plain(turn.images, images)}
 
 
-def past_from_plain(plain: Mapping[str, Any], images: PixelTable) -> PastTurn:
+def past_from_plain(plain: Mapping[str, Any], images: SavedPixels) -> PastTurn:
     """Undo :func:`past_to_plain`."""
     return PastTurn(**{**plain, "images": inputs_from_plain(plain["images"], images)})

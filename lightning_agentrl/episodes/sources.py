@@ -49,6 +49,9 @@ class Source(Protocol):
     def start(self, device: torch.device) -> None:
         """Prepare for playing; called once the policy is on this device."""
 
+    def stop(self) -> None:
+        """Give back what was prepared; called when a run has ended."""
+
 
 @dataclass
 class EnvConfig:
@@ -125,6 +128,11 @@ class EnvConfig:
         if self.judge is not None:
             self.judge.key = f"{self.key}.judge"
             self.judge.start(device)
+
+    def stop(self) -> None:
+        """Stop the judge, if there is one."""
+        if self.judge is not None:
+            self.judge.stop()
 
     def advised(self) -> EnvConfig:
         """Return the source of the same environments in which the scripted player speaks, and no judge."""

@@ -43,6 +43,9 @@ class Scorer(ABC):
     def start(self, device: torch.device) -> None:  # noqa: B027 - most scorers have nothing to load
         """Prepare for scoring; called before the first reply, with the device of the policy."""
 
+    def stop(self) -> None:  # noqa: B027
+        """Give back what :meth:`start` has loaded; called when a run has ended. Another one may start it again."""
+
 
 class ExactMatch(Scorer):
     """1 for the answer and 0 for anything else; white space around and between words does not matter.
@@ -145,6 +148,9 @@ class TaskSet:
     def start(self, device: torch.device) -> None:
         self._scorer.key = f"{self.key}.scorer"
         self._scorer.start(device)
+
+    def stop(self) -> None:
+        self._scorer.stop()
 
     @cached_property
     def _scorer(self) -> Scorer:

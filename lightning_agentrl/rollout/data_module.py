@@ -335,6 +335,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.episodes.rest(self._iteration)
         with self._awaiting("teardown", "environments to close"):
             self.episodes.close()
+        for source in self.pool.sources:
+            source.stop()
         self._loop, self._connection, self._failed = None, None, False
 
     def _awaiting(self, stage: str, what: str) -> AbstractContextManager[None]:

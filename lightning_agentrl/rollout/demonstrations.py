@@ -96,7 +96,8 @@ def what_is_cloned(kept: Sequence[Demonstration], episodes: int, iterations: flo
 class ClonedTurns(RolloutSource):
     """Iterations of demonstrated turns, as many as a rollout has, in a new random order in each pass over them.
 
-    What an iteration holds follows from its number, so a resumed run goes on exactly.
+    What an iteration holds follows from its number, so a resumed run goes on exactly. A rank with more of the turns
+    takes more of them, so that all ranks come to the end of a pass together. Every rank must make one.
 
     Args:
         episodes: of this rank.
@@ -109,10 +110,12 @@ class ClonedTurns(RolloutSource):
         self.action_share = action_share
         self.seed = data.seed
         self.places = data.own_envs  # rows are spread over mini-batches as those of environments are
-        turns = sum(len(sample.turns) for sample in self.samples)
-        per_place = turns / len(episodes) if data.groups is not None else data.sizes.turns_per_env
-        wanted = len(self.places) * per_place * len(self.samples) / turns
+        own = (sum(len(sample.turns) for sample in self.samples), len(episodes), len(self.places))
+        turns, played, places = (sum(each) for each in zip(*all_gather(own), strict=True))
+        per_place = turns / played if data.groups is not None else data.sizes.turns_per_env
+        wanted = places * per_place * len(self.samples) / turns
         self.count = max(round(wanted), data.sizes.mini_batches)
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, int))  # of the pass that was looked into last
 
     def next_rollout(self, stream: RolloutStream) -> Prepared:
         """Return the samples of the next iteration with the weights of their tokens."""
@@ -127,8 +130,10 @@ class ClonedTurns(RolloutSource):
 
     def _sample(self, place: int) -> Sample:
         number, at = divmod(place, len(self.samples))
-        order = np.random.default_rng(derive_seed(self.seed, number)).permutation(len(self.samples))
-        return self.samples[order[at]]
+        if self._order[0] != number:
+            generator = np.random.default_rng(derive_seed(self.seed, number))
+            self._order = (number, generator.permutation(len(self.samples)))
+        return self.samples[self._order[1][at]]
 
 
 def _placed(sample: Sample, env: int) -> Sample:

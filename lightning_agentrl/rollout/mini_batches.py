@@ -21,9 +21,9 @@ def spread(envs: Sequence[int], num_envs: int, seed: int) -> np.ndarray:
     """
     shift = np.random.default_rng([seed, num_envs]).permutation(num_envs)
     places = np.empty(len(envs))
-    owner = np.asarray(envs)
-    for env in set(envs):
-        rows = np.flatnonzero(owner == env)
+    by_env = np.argsort(envs, kind="stable")
+    owners, firsts = np.unique(np.asarray(envs)[by_env], return_index=True)
+    for env, rows in zip(owners.tolist(), np.split(by_env, firsts[1:]), strict=False):  # without rows, one empty part
         order = np.random.default_rng([seed, num_envs, env]).permutation(len(rows))
         places[rows] = (order + (shift[env] + 0.5) / num_envs) / len(rows)
     return places

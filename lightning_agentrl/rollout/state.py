@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plain
+from lightning_agentrl.types.plain import with_tensors
 
 
 @dataclass
@@ -30,7 +31,7 @@ class RolloutState:
     def to_plain(self) -> dict[str, Any]:
         """Return the state of all ranks as plain types and tensors; every rank must call it."""
         return {
-            "sessions": {index: state for part in all_gather(self.sessions) for index, state in part.items()},
+            "sessions": {i: state for part in all_gather(with_tensors(self.sessions)) for i, state in part.items()},
             "iteration": self.iteration,
             "collected": self.collected,
             "origin": self.origin,

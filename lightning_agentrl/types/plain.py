@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,8 @@ from lightning_agentrl.types.turn import Sample, StopReason, Turn
 
 PlainImage = tuple[str, int, int]  # digest, placeholder, tokens
 PlainItem = int | PlainImage  # text is its ids
-PixelTable = dict[str, Tensor]  # digest -> pixels; a checkpoint holds each image once
+PixelTable = dict[str, np.ndarray]  # digest -> pixels, those of the chunk, which never change: none is copied
+SavedPixels = Mapping[str, np.ndarray | Tensor]  # a checkpoint holds each image once, as a tensor
 PlainSegment = tuple[str, list[PlainItem], list[float]]  # kind, what was read, log-probs
 
 
@@ -26,7 +28,7 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
     images: PixelTable = {}
     return {
         "samples": samples_to_plain(rollout.samples, images),
-        "images": images,
+        "images": with_tensors(images),
         "tensors": {f.name: x for f in fields(Rollout) if isinstance(x := getattr(rollout, f.name), Tensor)},
         "scores": {f.name: x for f in fields(Scores) if (x := getattr(rollout.scores, f.name)) is not None},
     }
@@ -36,6 +38,15 @@ def rollout_from_plain(plain: dict[str, Any]) -> Rollout:
     """Undo :func:`rollout_to_plain`."""
     samples = samples_from_plain(plain["samples"], plain["images"])
     return Rollout(samples=samples, scores=Scores(**plain["scores"]), **plain["tensors"])
+
+
+def with_tensors(plain: Any) -> Any:
+    """Return nested dictionaries, and lists of them, with a tensor for each array, which checkpoints may hold."""
+    if isinstance(plain, dict):
+        return {key: with_tensors(value) for key, value in plain.items()}
+    if isinstance(plain, list) and plain and isinstance(plain[0], dict):
+        return [with_tensors(item) for item in plain]
+    return torch.tensor(plain) if isinstance(plain, np.ndarray) else plain
 
 
 def samples_to_plain(samples: Sequence[Sample], images: PixelTable) -> list[dict[str, Any]]:
@@ -49,7 +60,7 @@ def samples_to_plain(samples: Sequence[Sample], images: PixelTable) -> list[dict
     ]
 
 
-def samples_from_plain(plain: Sequence[dict[str, Any]], images: PixelTable) -> tuple[Sample, ...]:
+def samples_from_plain(plain: Sequence[dict[str, Any]], images: SavedPixels) -> tuple[Sample, ...]:
     """Undo :func:`samples_to_plain`."""
     return tuple(
         Sample(
@@ -65,7 +76,7 @@ def segments_to_plain(segments: Sequence[Segment], images: PixelTable) -> list[P
     return [(segment.kind.value, _input_to_plain(segment.input, images), list(segment.logps)) for segment in segments]
 
 
-def segments_from_plain(plain: Sequence[PlainSegment], images: PixelTable) -> tuple[Segment, ...]:
+def segments_from_plain(plain: Sequence[PlainSegment], images: SavedPixels) -> tuple[Segment, ...]:
     """Undo :func:`segments_to_plain`."""
     return tuple(
         Segment(SegmentKind(kind), _input_from_plain(items, images), tuple(logps)) for kind, items, logps in plain
@@ -77,7 +88,7 @@ def inputs_to_plain(inputs: Sequence[ModelInput], images: PixelTable) -> list[li
     return [_input_to_plain(one, images) for one in inputs]
 
 
-def inputs_from_plain(plain: Sequence[Sequence[PlainItem]], images: PixelTable) -> tuple[ModelInput, ...]:
+def inputs_from_plain(plain: Sequence[Sequence[PlainItem]], images: SavedPixels) -> tuple[ModelInput, ...]:
     """Undo :func:`inputs_to_plain`."""
     return tuple(_input_from_plain(items, images) for items in plain)
 
@@ -88,18 +99,18 @@ def _input_to_plain(model_input: ModelInput, images: PixelTable) -> list[PlainIt
         if isinstance(chunk, ImageChunk):
             plain.append((chunk.digest, chunk.placeholder, chunk.tokens))
             if chunk.pixels is not None and chunk.digest not in images:
-                images[chunk.digest] = torch.tensor(chunk.pixels)
+                images[chunk.digest] = chunk.pixels
         else:
             plain += chunk.ids
     return plain
 
 
-def _input_from_plain(plain: Sequence[PlainItem], images: PixelTable) -> ModelInput:
+def _input_from_plain(plain: Sequence[PlainItem], images: SavedPixels) -> ModelInput:
     chunks: list[Chunk] = []
     for is_image, run in groupby(plain, lambda item: isinstance(item, tuple)):
         if is_image:
             for digest, placeholder, tokens in cast(Iterator[PlainImage], run):
-                pixels = images[digest].numpy() if digest in images else None
+                pixels = np.asarray(images[digest]) if digest in images else None
                 chunks.append(ImageChunk(digest, placeholder, tokens, pixels))
         else:
             chunks.append(TextChunk(tuple(cast(Iterator[int], run))))
@@ -116,7 +127,7 @@ def _turn_to_plain(turn: Turn, images: PixelTable) -> dict[str, Any]:
     return plain
 
 
-def _turn_from_plain(plain: dict[str, Any], images: PixelTable) -> Turn:
+def _turn_from_plain(plain: dict[str, Any], images: SavedPixels) -> Turn:
     stop, bootstrap = plain["stop"], plain["bootstrap"]
     return Turn(
         **{

@@ -114,15 +114,18 @@ def test_discounts_and_epsilons_out_of_range_are_refused_by_their_names(cls: typ
 
 
 @of_every_class
-def test_it_tells_the_discount_of_its_returns_from_turn_to_turn(cls: type[AdvantageEstimator]):
-    """By it an audit discounts the measured returns. Turns of one token; the value behind the first is the true one."""
-    turns = Visit(0, (Token(),), metrics={"format": 1.0}), Visit(1, (Token(1.0, 1.0),), metrics={"format": 1.0})
-    built = build([Episode(0, turns), Episode(0, turns)])
+def test_it_tells_the_discounts_of_its_returns(cls: type[AdvantageEstimator]):
+    """By them an audit judges. Two tokens, in two turns or in one; the value behind the first is the true one."""
+    first, last, metrics = Token(), Token(1.0, 1.0), {"format": 1.0}
+    two = Visit(0, (first,), metrics=metrics), Visit(1, (last,), metrics=metrics)
+    one = (Visit(0, (first, last), metrics=metrics),)
     for arguments in ({}, *VARIANTS.get(cls, [])):
         if "weights" not in arguments:  # whose returns have a unit of their own
             estimator = cls(**arguments)
-            first, last = built.read(estimator.estimate(built.rollout)[1])[0]
-            assert (first, last) == pytest.approx((estimator.turn_discount, 1.0))
+            for turns, discount in ((two, estimator.turn_discount), (one, estimator.token_discount)):
+                built = build([Episode(0, turns), Episode(0, turns)])
+                returns = built.read(estimator.estimate(built.rollout)[1])[0]
+                assert returns == pytest.approx([discount, 1.0])
 
 
 # What must not matter

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning import LightningModule
 
-from lightning_agentrl.advantages import GAE, DualDiscountGAE, Forked
+from lightning_agentrl.advantages import GAE, AdvantageEstimator, BiLevelGAE, DualDiscountGAE, Forked
 from lightning_agentrl.agents import KL, Needs, PPOAgent
 from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.commands.audit_critic import LONGER, AuditCritic, audit, audit_report, audit_run, worst_turns
@@ -139,6 +139,16 @@ def test_what_single_branches_do_not_tell_is_told_as_unknown():
     assert "no state was valued" in told
     assert "nan" not in told
     assert "are equal" not in told
+
+
+@pytest.mark.parametrize("own", [GAE(gamma=0.9), DualDiscountGAE(gamma_token=0.9), BiLevelGAE(gamma_token=0.9)])
+def test_a_discount_within_replies_is_told_since_forks_have_none(own: AdvantageEstimator):
+    built = build([replace(one, terminated=True) for one in draw_episodes(3, dense=True)], one_row=False)
+    told = audit_report(audit(built.rollout, Forked(), own), "an audit", 4).text()
+    assert "discount from token to token" in told
+    assert "0.9" in told
+    without = audit_report(audit(built.rollout, Forked(), DualDiscountGAE(gamma_step=0.9)), "an audit", 4).text()
+    assert "discount from token to token" not in without
 
 
 def test_what_is_made_of_forks_is_not_compared_with_them():

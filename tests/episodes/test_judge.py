@@ -7,7 +7,9 @@ import copy
 import json
 import math
 import pickle
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import read_images
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.types import input_of
+from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.models.seen import picture
 from tests.rollout.scripted import Scripted, workplace
 from tests.tiny import tiny_model_folder, tiny_vision_folder
@@ -167,6 +170,30 @@ def test_what_is_too_long_for_the_judge_is_cut(tmp_path):
     judge.question = "How good? " * 3000
     with pytest.raises(ConfigError, match=r"the question of the judge is longer.* \(key judge\.init_args\.question\)"):
         asyncio.run(judge.judge(TURN))
+
+
+def test_a_judge_keeps_nothing_once_it_is_stopped_and_can_start_again(tmp_path):
+    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8, missing=4.0)
+    verdicts, before = [], set(threading.enumerate())
+    for _ in range(2):
+        judge.start(torch.device("cpu"))
+        verdicts.append(asyncio.run(judge.judge(TURN)))
+        judge.stop()
+        assert set(threading.enumerate()) <= before
+        assert not {"LanguageModel", "TransformersEngine"} & {type(x).__name__ for x in vars(judge).values()}
+    assert verdicts[0] == verdicts[1]
+    judge.stop()
+
+
+@pytest.mark.slow
+def test_a_run_stops_its_judge(tmp_path):
+    folder = str(tiny_model_folder(tmp_path))
+    judge = ModelJudge(folder, "How good?", max_reply_tokens=2)
+    data, before = make_data(env=EnvConfig("agentrl_envs:Bandit-v0", judge=judge)), set(threading.enumerate())
+    for _ in range(2):
+        make_trainer(tmp_path, 1).fit(make_agent(Path(folder)), data)
+        begun = set(threading.enumerate()) - before
+        assert "transformers-engine" not in {thread.name for thread in begun}
 
 
 def test_a_judge_belongs_to_a_source(tmp_path):

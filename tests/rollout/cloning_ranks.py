@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.rollout.demonstrations import Demonstration, chosen, what_is_cloned
+from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.rollout.demonstrations import ClonedTurns, Demonstration, chosen, what_is_cloned
 from lightning_agentrl.types import Sample, StopReason
 from tests.types.samples import action, prompt, turn
 
@@ -39,5 +42,8 @@ def run(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     own = [[episode(3.0, 2), episode(1.0), episode(-1.0)], [episode(2.0, 4), episode(0.0)]][rank]
     sentences = [told(own, 1.0), told(own, 9.0), told([] if rank else own, 0.0), told([], 0.0)]
-    Path(folder, f"{rank}.json").write_text(json.dumps(sentences))
+    own_envs, sizes = range(4 * rank, 4 * rank + 4), SimpleNamespace(turns_per_env=8, mini_batches=2)
+    data = cast(RolloutDataModule, SimpleNamespace(own_envs=own_envs, seed=3, groups=None, sizes=sizes))
+    cloned = ClonedTurns([episode(1.0)] * (10, 90)[rank], data, 0.5)
+    Path(folder, f"{rank}.json").write_text(json.dumps([*sentences, cloned.count]))
     dist.destroy_process_group()
