@@ -77,7 +77,7 @@ class Side:
 
     def close(self) -> None:
         for session in self.sessions:
-            session.close()
+            session.worker.close()
         self.loop.stop()
         self.executor.shutdown()
 

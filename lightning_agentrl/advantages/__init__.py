@@ -24,7 +24,8 @@ from lightning_agentrl.advantages.rewards import kl_in_reward
 from lightning_agentrl.advantages.rloo import RLOO, minus_others
 from lightning_agentrl.advantages.turn_level import TurnLeaveOneOut, others_at_turn
 from lightning_agentrl.advantages.variance_proxy import VarianceProxies, variance_proxies
-from lightning_agentrl.advantages.whitening import Reduce, whiten
+from lightning_agentrl.advantages.whitening import whiten
+from lightning_agentrl.types.ranks import Reduce
 
 __all__ = [
     "GAE",

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import ForkPlan, Rollout
+from lightning_agentrl.types.ranks import Reduce
 from lightning_agentrl.types.returned import in_words, is_tensor_of
 
 

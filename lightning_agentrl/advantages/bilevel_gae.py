@@ -11,8 +11,8 @@ from lightning_agentrl.advantages.base import AdvantageEstimator, check_fraction
 from lightning_agentrl.advantages.gae import gae_inputs, values_after
 from lightning_agentrl.advantages.layout import compress, result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
-from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
+from lightning_agentrl.types.ranks import Reduce
 
 
 @torch.no_grad()

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages.whitening import Reduce, global_moments
+from lightning_agentrl.advantages.whitening import global_moments
+from lightning_agentrl.types.ranks import Reduce
 
-ROUNDING = 1e-5  # of float32 returns in sums over thousands of tokens, relative to values and returns
+FLAT = 1e-5  # of float32 returns in sums over thousands of tokens, relative to values and returns
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def value_statistics(
         return ValueStatistics(*[math.nan] * 6)
     value_std, return_std, error_std = (squares / count).sqrt().tolist()
     # Returns are advantage plus value: equal ones differ by the rounding of the values, which may be far larger.
-    flat = return_std <= ROUNDING * math.hypot(float(mean[0]), value_std, float(mean[1]))
+    flat = return_std <= FLAT * math.hypot(float(mean[0]), value_std, float(mean[1]))
     return ValueStatistics(
         value_mean=float(mean[0]),
         value_std=value_std,

@@ -13,8 +13,8 @@ from torch import Tensor
 from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.layout import Layout, compress, result_dtype
-from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout, Turn
+from lightning_agentrl.types.ranks import Reduce
 from lightning_agentrl.types.rounding import HALF_STEP
 
 GroupOfOne = Literal["zero", "raw"]

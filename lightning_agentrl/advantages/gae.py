@@ -10,8 +10,8 @@ from torch import Tensor
 from lightning_agentrl.advantages.base import AdvantageEstimator, check_fractions, token_rewards
 from lightning_agentrl.advantages.layout import Layout, compress, result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
-from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
+from lightning_agentrl.types.ranks import Reduce
 
 
 @torch.no_grad()

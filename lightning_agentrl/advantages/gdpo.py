@@ -13,8 +13,8 @@ from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, Grou
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import standardised
 from lightning_agentrl.advantages.layout import result_dtype
-from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
+from lightning_agentrl.types.ranks import Reduce
 
 REWARD = "reward"
 KEY = "model.init_args.advantage.init_args.weights"

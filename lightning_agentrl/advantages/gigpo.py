@@ -15,8 +15,8 @@ from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import centred, standardised
 from lightning_agentrl.advantages.layout import result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
-from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
+from lightning_agentrl.types.ranks import Reduce
 
 
 def anchor_states(texts: Sequence[str], similarity: float = 1.0) -> list[int]:

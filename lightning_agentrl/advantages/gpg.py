@@ -7,7 +7,7 @@ from torch import Tensor
 from lightning_agentrl.advantages.episodes import Episodes, ScoreEstimator
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import centred
-from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types.ranks import Reduce
 
 
 def gpg_advantages(scores_N: Tensor, groups: Groups, reduce: Reduce | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from lightning_agentrl.advantages.base import check_positive
 from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import centred
-from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types.ranks import Reduce
 
 
 def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:

@@ -13,8 +13,8 @@ from lightning_agentrl.advantages.episodes import GroupEstimator
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.layout import result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
-from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
+from lightning_agentrl.types.ranks import Reduce
 
 EPS = 1e-8  # keeps the baseline defined where no token has energy
 

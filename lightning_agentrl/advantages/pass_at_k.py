@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_agentrl.advantages.base import check_positive
 from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
 from lightning_agentrl.advantages.groups import Groups
-from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types.ranks import Reduce
 
 
 def best_minus_second(scores_N: Tensor, groups: Groups) -> Tensor:

@@ -10,8 +10,8 @@ from lightning_agentrl.advantages.episodes import GroupOfOne
 from lightning_agentrl.advantages.grpo import DrGRPO
 from lightning_agentrl.advantages.layout import compress, result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
-from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
+from lightning_agentrl.types.ranks import Reduce
 
 
 @torch.no_grad()

@@ -11,8 +11,8 @@ from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.layout import result_dtype
 from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.rloo import minus_others
-from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
+from lightning_agentrl.types.ranks import Reduce
 
 
 def others_at_turn(

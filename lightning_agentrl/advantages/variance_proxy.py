@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types.ranks import Reduce
 
 
 @dataclass(frozen=True)

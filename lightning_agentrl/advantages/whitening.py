@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.layout import result_dtype
-
-Reduce = Callable[[Tensor], Tensor]  # sums a small float64 tensor over ranks
+from lightning_agentrl.types.ranks import Reduce
 
 
 @torch.no_grad()

@@ -270,14 +270,6 @@ class Session:
             return None
         return await self.worker.draw()
 
-    async def aclose(self) -> None:
-        """Close the environment."""
-        await self.worker.aclose()
-
-    def close(self) -> None:
-        """Close the environment outside of any event loop."""
-        self.worker.close()
-
     def prompt(self) -> Prompt:
         """Return the prompt for the current observation.
 

@@ -45,7 +45,6 @@ from lightning_agentrl.losses.kl import (
 )
 from lightning_agentrl.losses.policy import PolicyLoss
 from lightning_agentrl.losses.ppo import PPOClip, clip_fractions, ppo_clip_loss
-from lightning_agentrl.losses.ranks import Gather, alone
 from lightning_agentrl.losses.reinforce import Reinforce, reinforce_loss
 from lightning_agentrl.losses.rejection import (
     DivergenceRejection,
@@ -58,6 +57,7 @@ from lightning_agentrl.losses.rejection import (
 from lightning_agentrl.losses.sapo import SAPO, sapo_loss
 from lightning_agentrl.losses.sequence import GMPO, GSPO, gmpo_loss, gspo_loss
 from lightning_agentrl.losses.value import clipped_value_loss, first_token_weights, first_tokens, of_first_tokens
+from lightning_agentrl.types.ranks import Gather, alone
 
 __all__ = [
     "CISPO",

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.ranks import Gather, alone
+from lightning_agentrl.types.ranks import Gather, alone
 
 AggregationMode = Literal[
     "token-mean",

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.losses.precision import check_shapes, log_ratio, row_mean, row_sum, same_shape_float32
-from lightning_agentrl.losses.ranks import Reduce
 from lightning_agentrl.losses.rejection import RatioRejection, Rejection
 from lightning_agentrl.types.plain_config import items_from_plain
+from lightning_agentrl.types.ranks import Reduce
 
 WeightLevel = Literal["token", "sequence"]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from lightning_agentrl.losses.policy import PolicyLoss, counted
 from lightning_agentrl.losses.ppo import PPOClip
 from lightning_agentrl.losses.precision import log_ratio
-from lightning_agentrl.losses.ranks import Gather, alone
 from lightning_agentrl.losses.shares import check_share, count_of
+from lightning_agentrl.types.ranks import Gather, alone
 
 
 @torch.no_grad()

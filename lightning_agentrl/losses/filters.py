@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.losses.precision import check_shapes
-from lightning_agentrl.losses.ranks import Gather, alone
 from lightning_agentrl.losses.shares import check_share, count_of
+from lightning_agentrl.types.ranks import Gather, alone
 from lightning_agentrl.types.rounding import all_equal
 
 

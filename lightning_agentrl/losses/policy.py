@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_agentrl.losses.aggregation import AggregationMode, check_aggregation
 from lightning_agentrl.losses.precision import check_shapes, same_shape_float32
-from lightning_agentrl.losses.ranks import Gather, alone
+from lightning_agentrl.types.ranks import Gather, alone
 from lightning_agentrl.types.returned import per_token
 
 KEY = "model.init_args.policy_loss"

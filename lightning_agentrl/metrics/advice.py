@@ -151,7 +151,7 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
         yield critic(
             f"{facts.unended} of {facts.episodes} episodes did not end while they were watched, and groups are whole "
             "episodes",
-            Sure.WEAK,
+            WEAK,
         )
     if not _returns_differ(facts):
         yield critic("all episodes returned the same, so a group would have nothing to compare", Sure.GUESS)
@@ -159,7 +159,7 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
         yield critic(
             f"the start decides the return: in only {percent(facts.mixed)} of the starts did episodes return "
             "differently, so most groups would teach nothing; a critic compares across starts",
-            Sure.WEAK if facts.mixed.high < LEAST_MIXED else Sure.GUESS,
+            WEAK if facts.mixed.high < LEAST_MIXED else Sure.GUESS,
             SPREAD,
         )
     if GROUP * facts.mean_turns > facts.iteration_turns * 1.5:

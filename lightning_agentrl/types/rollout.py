@@ -152,10 +152,6 @@ class Rollout:
         width = int(self.action_mask[rows].sum(1).max()) if len(rows) else 0
         return self._map(lambda x: x[rows] if x.dim() == 1 else x[rows, :width], samples)
 
-    def chunk(self, count: int) -> list[Rollout]:
-        """Split into ``count`` pieces of neighbouring rows, whose sizes differ by at most one."""
-        return [self.select(piece) for piece in torch.arange(len(self)).tensor_split(count)]
-
     @staticmethod
     def concat(rollouts: Sequence[Rollout]) -> Rollout:
         """Join the rows of all rollouts; a field is kept only if every rollout has it."""

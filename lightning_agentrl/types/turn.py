@@ -43,9 +43,9 @@ class Turn:
     reply: str
     thought: str
     action: str  # the action that was executed
-    valid: bool  # False: the reply named no action and the default action ran
+    valid: bool  # False: the reply named no action and the default action ran, or the environment refused the action
     env_reward: float
-    reward: float  # environment reward with the penalty for an invalid reply
+    reward: float  # environment reward with the penalty for an invalid reply, and with a judge's verdict
     episode_return: float  # sum of environment rewards of the episode up to and including this turn
     terminated: bool
     truncated: bool

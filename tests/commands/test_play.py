@@ -79,7 +79,7 @@ def test_a_person_reads_what_a_model_reads_with_its_tokens(play: Play, tiny_fold
     engine, worker = Twos(renderer), EnvConfig(GUESS, {"highest": 9}).make_worker()
     session = Session(0, worker, lambda episode: 5, renderer, WindowMemory(2))
     asyncio.run(Player(TurnInteraction(4), engine, grows=False, temperature=1.0, seed=0).episode(session))
-    session.close()
+    session.worker.close()
     assert len(engine.read) > 1
     first = out[: out.index("=== episode 1")]
     assert [int(count) for count in re.findall(r"a prompt of (\d+) tokens", first)] == list(map(len, engine.read))

@@ -106,7 +106,7 @@ def played(
         player = Player(interaction, engine, memory.grows, temperature=1.0, seed=0)
         return asyncio.run(FixedTurns([session], turns).collect(player)), engine.asked
     finally:
-        session.close()
+        session.worker.close()
 
 
 @cache
@@ -157,7 +157,7 @@ def test_a_model_samples_twenty_turns_within_32_000_tokens(folder: Path) -> None
     try:
         rollout = asyncio.run(FixedTurns([session], 20).collect(player))
     finally:
-        session.close()
+        session.worker.close()
         engine.stop()
     (sample,) = rollout.samples
     assert len(sample.turns) == len(sample.input.images) == 20

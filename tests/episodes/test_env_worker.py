@@ -257,7 +257,7 @@ def test_a_run_goes_on_beside_a_process_that_hangs_and_one_that_ends(tiny_folder
         with pytest.warns(UserWarning, match="trying again"):
             rollout = place.collect(5)
         for session in place.sessions:
-            session.close()
+            session.worker.close()
     assert story(rollout) == expected
     numbers = {name: float(number.total) for name, number in rollout_numbers(rollout).items() if "env/" in name}
     assert numbers["env/errors/timeout"] >= 1.0

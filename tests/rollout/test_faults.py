@@ -64,7 +64,7 @@ def played(folder: Any, *configs: EnvConfig, **settings: Any) -> Iterator[Workpl
             yield place
         finally:
             for session in place.sessions:
-                session.close()
+                session.worker.close()
 
 
 def lost(rollout: Rollout) -> dict[str, float]:

@@ -111,12 +111,10 @@ def test_select_by_mask():
 
 
 @given(st.permutations(range(4)), st.integers(1, 6))
-def test_chunk_then_concat_is_nothing(order, count):
+def test_to_select_pieces_and_join_them_is_nothing(order, count):
     rollout = scored(Rollout.from_samples(windowed())).select(order)
-    chunks = rollout.chunk(count)
-    assert len(chunks) == count
-    assert max(map(len, chunks)) - min(map(len, chunks)) <= 1
-    assert_same(Rollout.concat(chunks), rollout)
+    pieces = [rollout.select(piece) for piece in torch.arange(len(rollout)).tensor_split(count)]
+    assert_same(Rollout.concat(pieces), rollout)
 
 
 def test_concat_of_other_widths_keeps_common_fields_only():

@@ -1,4 +1,4 @@
-"""Communication of losses with the other ranks of a run."""
+"""What estimators and losses are given to learn what the other ranks of a run hold."""
 
 from __future__ import annotations
 
