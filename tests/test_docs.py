@@ -338,6 +338,12 @@ def options(command: str) -> set[str]:
     return {option.replace("-", "_") for option in known}
 
 
+def test_every_command_is_on_the_page_of_commands() -> None:
+    listed = set(re.findall(r"^  ([a-z-]+) {2,}\w.* agentrl ", commands.HELP, re.M))
+    assert {"new", "fit", "serve-env"} < listed
+    assert listed == {line[0] for line in agentrl_lines(filled(DOCS / "commands.md")) if line[0] in listed}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
 def test_commands_are_known(path: Path, parser: Any) -> None:

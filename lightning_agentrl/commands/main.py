@@ -33,7 +33,7 @@ Multi-turn reinforcement learning of language agents.
 commands
   new            begin            agentrl new my_agent
   fit            train            agentrl fit --config quickstart
-  validate       judge            agentrl validate --config quickstart --ckpt_path last.ckpt
+  validate       judge            agentrl validate --config quickstart --ckpt_path last
   inspect        before training  agentrl inspect --config quickstart
   advise         choose settings  agentrl advise --config quickstart
   clone          learn by example agentrl clone --config quickstart --out cloned
