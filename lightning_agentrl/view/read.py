@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _REQUIRED: dict[str, type] = {
     "observation": str,
 }
 _NUMBERS = {float, int, type(None)}
+_END_BYTES = 2**20  # of a log, in which its last whole line is looked for
 PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "advantages", "returns")
 
 
@@ -43,7 +45,7 @@ def read_turns(
     """
     ranks: dict[int, list[LoggedTurn]] = {}
     notes: list[str] = []
-    for path in logs:
+    for path in logs if last is None else _of_the_last(logs, last):
         rank = log_order(path)[0]
         kept = ranks.setdefault(rank, [])
         for place, turn in enumerate(_read_file(path, notes, prompts)):
@@ -64,6 +66,36 @@ def read_turns(
     if last is not None:
         notes.append(f"Only the last {last} iterations of the log are shown.")
     return [turn for rank in sorted(ranks) for turn in ranks[rank]], notes
+
+
+def _of_the_last(logs: Iterable[Path], last: int) -> list[Path]:
+    """Return the files of each rank from the one on that holds the first of its last iterations.
+
+    The files before it, which may have gigabytes, are not read.
+    """
+    ranks: dict[int, list[Path]] = {}
+    for path in logs:
+        ranks.setdefault(log_order(path)[0], []).append(path)
+    kept: list[Path] = []
+    for paths in ranks.values():
+        newest = next((i for path in reversed(paths) if (i := _iteration(path, at_end=True)) is not None), math.inf)
+        firsts = [_iteration(path) for path in paths]
+        before = [place for place, first in enumerate(firsts) if first is not None and first <= newest - last]
+        kept += paths[before[-1] if before and newest < math.inf else 0 :]
+    return kept
+
+
+def _iteration(path: Path, at_end: bool = False) -> int | None:
+    """Return the iteration of a log's first or last turn; None if that line cannot be read."""
+    try:
+        with path.open("rb") as log:
+            if at_end:
+                log.seek(max(0, path.stat().st_size - _END_BYTES))
+            lines = [line for line in log if line.endswith(b"\n")] if at_end else [log.readline()]
+        found = json.loads(lines[-1])["iteration"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, int) else None
 
 
 def _is_in(turn: LoggedTurn, turns: Iterable[LoggedTurn]) -> bool:

@@ -40,6 +40,23 @@ def test_ten_files_are_read_in_the_order_of_their_numbers(tmp_path):
     assert [t["turn"] for t in read(tmp_path)[0]] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("last", [1, 2, 5, 40])
+@pytest.mark.parametrize("cut", [b"", b'{"iteration": 9'])
+def test_of_the_last_iterations_only_their_files_are_read(tmp_path, last, cut):
+    turns = [make_turn(iteration=1 + k // 4, env=k % 4, turn=k // 4) for k in range(40)]
+    for rank in (0, 1):
+        paths = write_log(tmp_path, turns, per_file=7, rank=rank)
+        paths[-1].write_bytes(paths[-1].read_bytes() + cut)
+    (tmp_path / "turns" / "rank1-000006.jsonl").write_bytes(b"")  # just begun
+    whole, _ = read(tmp_path)
+    if last < 5:
+        for rank in (0, 1):  # a file that is read would be refused
+            first = tmp_path / "turns" / f"rank{rank}-000000.jsonl"
+            first.write_text(first.read_text().replace('"reply_ids"', '"other"'))
+    kept, _ = read_turns(find_run(tmp_path).logs, last)
+    assert [key(t) for t in kept] == [key(t) for t in whole if t["iteration"] > 10 - last]
+
+
 @pytest.mark.parametrize("rest", [b'{"iteration": 1, "prompt": "wh', b'{"prompt": "\xe2\x82', b"{\n\n"])
 def test_a_cut_last_line_is_left_out_and_said(tmp_path, rest):
     (path,) = write_log(tmp_path, [make_turn(turn=0), make_turn(turn=1)])
