@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium
 import pytest
 
+from lightning_agentrl.check_env import certificate
 from lightning_agentrl.check_env.certificate import Certificate, certify
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.episodes.recipe import Recipe
@@ -112,3 +114,27 @@ def test_evidence_can_be_repeated() -> None:
 
 def test_a_time_that_is_cut_is_named() -> None:
     assert "what replies earn" in examined(f"{TOYS}:ToyCliff-v0", seconds=0.3).cut
+
+
+@pytest.mark.slow
+def test_a_check_that_is_stopped_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C while one of two replays is heard: the other has a group of its own, which no terminal ends."""
+    begun: list[int] = []
+
+    class Noted(certificate._Process):
+        def __init__(self, order: Mapping[str, Any], hash_seed: str) -> None:
+            super().__init__(order, hash_seed)
+            begun.append(self._process.pid)
+
+        def hear(self, end: float) -> dict[str, Any] | None:
+            if len(begun) == 3:  # that of the exam, and two that play again
+                raise KeyboardInterrupt
+            return super().hear(end)
+
+    monkeypatch.setattr(certificate, "_Process", Noted)
+    with pytest.raises(KeyboardInterrupt):
+        certify("agentrl_envs:Bandit-v0", {}, seconds=2.0)
+    assert len(begun) == 3
+    for pid in begun:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
