@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_agentrl.models.prefix_tree import common_prefix_length
 from lightning_agentrl.types import ImageChunk, ModelInput, Segment, SegmentKind, TextChunk
 from lightning_agentrl.types.model_input import Chunk
-from lightning_agentrl.types.plain import PixelTable, segments_from_plain, segments_to_plain
+from lightning_agentrl.types.plain import PixelTable, segments_from_plain, segments_to_plain, with_tensors
 from tests.inputs import PLACEHOLDER, image, text
 
 texts = st.lists(st.sampled_from((1, 2, PLACEHOLDER)), max_size=3).map(lambda ids: TextChunk(tuple(ids)))
@@ -124,17 +126,21 @@ def test_plain_types_hold_images_and_text_as_ever(one: ModelInput) -> None:
         assert segments_to_plain([segment], {}) == [("observation", list(one.ids), [])]
 
 
-def test_plain_types_hold_the_pixels_of_an_image_once() -> None:
+def test_plain_types_hold_the_pixels_of_an_image_once(tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     cat = ModelInput((ImageChunk("cat", PLACEHOLDER, 2, pixels),))
     segments = [Segment(SegmentKind.PROMPT, text(1) + cat + text(2) + cat), Segment(SegmentKind.GLUE, cat)]
     images: PixelTable = {}
     plain = segments_to_plain(segments, images)
     assert list(images) == ["cat"]
-    again = segments_from_plain(plain, images)
-    assert again == tuple(segments)
-    for chunk in (chunk for segment in again for chunk in segment.input.images):
-        assert np.array_equal(chunk.pixels, pixels)
+    assert images["cat"] is pixels  # a snapshot of all running episodes is made in each iteration
+    torch.save(with_tensors({"session": [{"images": images}]}), file := tmp_path / "saved")
+    saved = torch.load(file, weights_only=True)["session"][0]["images"]
+    for table in (images, saved):
+        again = segments_from_plain(plain, table)
+        assert again == tuple(segments)
+        for chunk in (chunk for segment in again for chunk in segment.input.images):
+            assert np.array_equal(chunk.pixels, pixels)
 
 
 @given(inputs, st.data())
