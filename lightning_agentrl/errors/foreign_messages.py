@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import itertools
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from lightning_agentrl.errors.unknown import (
     ROOTS,
     TOP_KEYS,
     Usage,
+    abstract_class,
     missing_arguments,
     missing_keys,
     no_class,
@@ -107,6 +109,8 @@ def _read(
             union = match[1]
             if problem := _of_several_forms(fault, _classes(union), key, options) or _no_keys(fault, union, key):
                 return problem
+            if inner := _of_an_item(fault):
+                return _read([fault[: match.end()], *inner], options, key)
     if match := re.match(r"Option '([^']+)' is not accepted$", fault):
         return unknown_key(match[1], key, owner)
     if match := re.match(r"(?:Subcommand '\w+'|Group '(\w+)') does not accept option '([^']+)'", fault):
@@ -117,6 +121,8 @@ def _read(
         return unknown_argument(match[1], options)
     if match := re.match(r"(?:Expected (?:a )?dot import path string:|Import path) (\S+)", fault):
         return unknown_class(match[1], key, _classes(union))
+    if match := re.match(r"Expected an instantiatable class, but (\S+) is abstract", fault):
+        return abstract_class(match[1], key, _classes(union))
     if re.match(r"Expected an instantiatable class|Not a valid subclass of", fault):
         return no_class(key, _classes(union))
     if match := re.match(r'Parser key "([\w.]+)": Unable to load config "([^"]*)"', fault):
@@ -154,20 +160,36 @@ def _of_several_forms(fault: str, forms: Sequence[type], key: str, options: Sequ
 
 def _no_keys(fault: str, union: str, key: str) -> Problem | None:
     """Describe a plain value where keys belong that are those of one dataclass; None of other values and unions."""
-    forms, given = _classes(union), re.search(r"Given value type: <class '(\w+)'>\s+Given value: (.*)", fault)
+    shown = re.finditer(r"Given value type: <class '([\w.]+)'>\s+Given value: (.*)", fault)
+    forms, values = _classes(union), list(shown)
+    given = values[-1] if values else None  # of the union itself, after those of the unions in it
     kinds = re.sub(r"<class 'NoneType'>", "", union).count("<class")
     if (
         kinds != 1
         or not forms
         or not dataclasses.is_dataclass(forms[0])
         or given is None
-        or given[1] in ("dict", "list")
+        or given[1] in ("dict", "list", "jsonargparse._util.NestedArg")
     ):
         return None
     first = dataclasses.fields(forms[0])[0]
     meant = f"{{{first.name}: {given[2]}}}" if first.type == given[1] else ""
     known = tuple(field.name for field in dataclasses.fields(forms[0]))
     return Problem(f"{key} takes keys of its own, got '{given[2]}'", key=key, suggestion=meant, known=known)
+
+
+def _of_an_item(fault: str) -> list[str]:
+    """Return the messages about an item, where a union that takes one object or a list of them refuses a list."""
+    if not fault.rpartition("Given value type: ")[2].startswith("<class 'list'>"):
+        return []
+    said = re.search(r"Errors:\n( *)- Not a valid subclass.*?\n\1- (.*?)\n\1- ", fault, re.DOTALL)
+    lines = said[2].splitlines() if said else []
+    heads = itertools.takewhile(re.compile(r" *(?:Problem with given class_path|Parser key) ").match, lines)
+    outer = [line.strip() for line in heads]
+    rest = textwrap.dedent("\n".join(lines[len(outer) :]))
+    if union := re.search(r"Errors:\n *- (Expected .*)", rest):  # of plain types; what was given stands below them
+        return [*outer, rest, f"{union[1]}. Got value: {rest.rpartition('Given value: ')[2]}"]
+    return [*outer, rest] if outer or re.match("Expected a dot import path|Import path", rest) else []
 
 
 def _classes(types: str) -> list[type]:

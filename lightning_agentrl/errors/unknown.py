@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_agentrl.errors.names import class_names, closest, import_class, import_fault, keys_inside, keys_of
+from lightning_agentrl.errors.names import (
+    OWN_PACKAGES,
+    class_names,
+    closest,
+    import_class,
+    import_fault,
+    keys_inside,
+    keys_of,
+)
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place, Problem
 
 TOP_KEYS = ("seed_everything", "trainer", "model", "data", "ckpt_path")
@@ -107,6 +115,15 @@ def unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
         fix="a class of your own must be importable from where agentrl runs" if module else "",
         known=tuple(class_names(bases)),
     )
+
+
+def abstract_class(name: str, key: str, bases: Sequence[type]) -> Problem:
+    """Describe a class that does not define all that the class above it asks for."""
+    lacks = " and ".join(sorted(getattr(found := import_class(name), "__abstractmethods__", ())))
+    if not lacks or found in bases or name.split(".")[0] in OWN_PACKAGES:  # none that somebody has written
+        return no_class(key, bases)
+    what = f"{name} is abstract: it does not define {lacks}"
+    return Problem(what, key=f"{key}.class_path", value=name, fix=f"define {lacks} in it")
 
 
 def no_class(key: str, bases: Sequence[type]) -> Problem:

@@ -193,6 +193,62 @@ def test_a_value_in_place_of_a_class(
     assert found.known
 
 
+def test_a_class_of_ones_own_that_leaves_something_out(
+    refused: Callable[..., Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from lightning_agentrl.prompts import Memory\nclass Half(Memory):\n    def recall(self, past): ..."
+    (tmp_path / "my_half_memory.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = refused(data=data(memory={"class_path": "my_half_memory.Half"}))
+    assert found.key == "data.init_args.memory.class_path"
+    assert "my_half_memory.Half is abstract: it does not define longest" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "key", "sentence"),
+    [
+        ([], {"data": data(prompt={"system": 3})}, "data.init_args.prompt.system", "must be str, got '3'"),
+        (
+            ["--data.init_args.env.timeout_seconds", "1m"],
+            {},
+            "data.init_args.env.timeout_seconds",
+            "a number, got '1m'",
+        ),
+        (["--data.init_args.env.worker", "proces"], {}, "data.init_args.env.worker", "did you mean process?"),
+        ([], {"data": data(env={"wording": {"tips": 1}})}, "data.init_args.env.wording.tips", "tips' in Wording"),
+        ([], {"data": data(validation=32)}, "data.init_args.validation", "did you mean {episodes: 32}?"),
+    ],
+)
+def test_a_value_inside_keys_of_their_own(
+    arguments: list[str], changes: dict[str, Any], key: str, sentence: str, refused: Callable[..., Problem]
+) -> None:
+    found = refused(*arguments, **changes)
+    assert found.key == key
+    assert sentence in str(found)
+
+
+@pytest.mark.parametrize(
+    ("logger", "key", "sentence"),
+    [
+        ({"class_path": "TensorBoardLogger"}, "init_args.save_dir", "of TensorBoardLogger is missing"),
+        ("TensorBoardLogger", "init_args.save_dir", "of TensorBoardLogger is missing"),
+        ({"class_path": "CSVLoger"}, "class_path", "did you mean CSVLogger?"),
+        (
+            {"class_path": "CSVLogger", "init_args": {"save_dir": "x", "nme": "y"}},
+            "init_args.nme",
+            "did you mean name?",
+        ),
+        ({"class_path": "CSVLogger", "init_args": {"save_dir": "x", "prefix": 1}}, "init_args.prefix", "got '1'"),
+        ({"class_path": "CSVLogger", "init_args": {"save_dir": "x", "version": [1]}}, "init_args.version", "got '[1]'"),
+    ],
+)
+def test_one_of_several_loggers(logger: Any, key: str, sentence: str, refused: Callable[..., Problem]) -> None:
+    first = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}
+    found = refused(trainer={"logger": [first, logger]})
+    assert found.key == f"trainer.logger.{key}"
+    assert sentence in str(found)
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "sentence"),
     [
