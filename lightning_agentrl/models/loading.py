@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub import model_info, try_to_load_from_cache
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -192,12 +193,23 @@ def _refuse_unknown_id(model: str, key: str) -> None:
 
 
 def _refuse_missing_folder(model: str, key: str) -> None:
-    looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if looks_local and not (Path(model).expanduser() / "config.json").exists():
+    if model == DEMO:
+        return
+    path = Path(model).expanduser()
+    looks_local = model.startswith((".", "/", "~")) or path.exists() or not _may_be_an_id(model)
+    if looks_local and not (path / "config.json").exists():
         raise ValueError(
             f"there is no model folder '{model}' (no config.json in it); "
             f"give a hub id, a local folder or '{DEMO}' (key {key})"
         )
+
+
+def _may_be_an_id(model: str) -> bool:
+    try:
+        validate_repo_id(model)
+    except HFValidationError:
+        return False
+    return True
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.loading import load_causal_lm
+from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer
 
 
 def without(folder: Path, name: str, shape: tuple[int, ...] | None = None) -> str:
@@ -52,3 +53,15 @@ def test_a_backbone_needs_no_last_layer(tmp_path: Path, tiny_folder: Path) -> No
     load_causal_lm(folder, head=False)
     with pytest.raises(ConfigError, match="lack lm_head"):
         load_causal_lm(folder)
+
+
+@pytest.mark.parametrize("name", ["my model", "a b/c", "$MODELS/small", "demo ", "logs", "small/config.json", ""])
+def test_what_is_neither_a_folder_of_a_model_nor_an_id_is_refused_without_asking_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    Path("small").mkdir()
+    Path("small/config.json").write_text("{}")
+    with pytest.raises(ValueError, match=re.escape(f"there is no model folder '{name}'")):
+        load_tokenizer(name)
