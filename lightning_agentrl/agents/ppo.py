@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,7 +36,10 @@ from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.plain_config import from_plain
-from lightning_agentrl.types.returned import per_token
+from lightning_agentrl.types.returned import in_words, per_token
+
+_LOSS = f"{KEYS}.policy_loss"
+_LOGGED_HERE = ("loss", "entropy", "approx_kl", "picked_fraction", "kl_loss")  # below policy/
 
 
 @dataclass(frozen=True)
@@ -204,9 +208,8 @@ class PPOAgent(Agent):
         assert batch.scores.old_logps is not None
         assert batch.advantages is not None
         old_logps, trained = batch.scores.old_logps, batch.trained_mask
-        found = self.loss.metrics(scores.logps, old_logps, batch.advantages, trained)
-        key = "model.init_args.policy_loss"
-        metrics = {name: per_token(x, trained, self.loss.metrics, key) for name, x in found.items()}
+        found = _own_metrics(self.loss, self.loss.metrics(scores.logps, old_logps, batch.advantages, trained))
+        metrics = {name: per_token(x, trained, self.loss.metrics, _LOSS) for name, x in found.items()}
         if batch.picked is not None:
             metrics["picked_fraction"] = batch.picked.float()
         if self.kl.loss > 0:
@@ -218,7 +221,7 @@ class PPOAgent(Agent):
         }
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | arguments(self.loss, "model.init_args.policy_loss")
+        return super().settings() | arguments(self.loss, _LOSS)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
@@ -227,3 +230,17 @@ class PPOAgent(Agent):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.kl_coefficient.load_state_dict(checkpoint["kl_coefficient"])
+
+
+def _own_metrics(loss: PolicyLoss, given: object) -> Mapping[str, Tensor]:
+    """Return the numbers that a policy loss has of its own.
+
+    Raises:
+        TypeError: they have no names, or one of ours; names the class.
+    """
+    of = f"metrics of {type(loss).__name__}"
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{of} must return tensors by name, got {in_words(given)} (key {_LOSS})")
+    if ours := [name for name in _LOGGED_HERE if name in given]:
+        raise TypeError(f"{of} returns '{ours[0]}', and policy/{ours[0]} is logged already; choose another name")
+    return given
