@@ -47,7 +47,8 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
             "steps; give a multiple of it, or use trainer.max_epochs"
         )
     for callback in getattr(trainer, "callbacks", []):
-        if isinstance(callback, ModelCheckpoint) and (callback._every_n_train_steps or callback._train_time_interval):
+        timed = isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None  # 0 saves nothing
+        if timed or (isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps):
             raise ValueError(
                 "ModelCheckpoint with every_n_train_steps or train_time_interval would save inside an iteration, whose "
                 "rollout is not in a checkpoint; set every_n_epochs and save_on_train_epoch_end instead (key "
@@ -56,8 +57,8 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
     timers = [callback for callback in getattr(trainer, "callbacks", []) if isinstance(callback, Timer)]
     if any(timer._interval == "step" for timer in timers):
         raise ValueError(
-            "trainer.max_time would stop inside an iteration; remove it and add the callback "
-            "{class_path: Timer, init_args: {duration: ..., interval: epoch}}"
+            "a Timer with interval step, which trainer.max_time makes too, would stop inside an iteration; give the "
+            "callback {class_path: Timer, init_args: {duration: ..., interval: epoch}} in its place"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     SpikeDetection,
     StochasticWeightAveraging,
+    Timer,
 )
 
 from lightning_agentrl import Trainer
@@ -48,6 +50,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"callbacks": [BatchSizeFinder()]}, "data.init_args.mini_batch_turns"),
     ({"callbacks": [BackboneFinetuning()]}, "BackboneFinetuning changes the optimizer"),
     ({"callbacks": [SpikeDetection()]}, "use GradientSpikes"),
+    ({"callbacks": [Timer("00:00:00:01")]}, "a Timer with interval step"),
+    (
+        {"callbacks": [ModelCheckpoint(train_time_interval=timedelta(0))], "enable_checkpointing": True},
+        "train_time_interval",
+    ),
     ({"callbacks": [ModelCheckpoint(save_on_exception=True)], "enable_checkpointing": True}, "save_on_exception"),
 ]
 
