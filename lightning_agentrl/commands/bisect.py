@@ -76,6 +76,8 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
         if beyond is not None:
             break
     said = [f"compared iterations {common[0]} to {iteration} of '{runs[0]}' and '{runs[1]}'"]
+    if left_out := sorted((set(both[0]) ^ set(both[1])) & set(range(common[0], iteration))):
+        said.append(f"not compared, since one of the chains lacks them: {', '.join(map(str, left_out))}")
     said.append("first difference: " + ("none, equal to the bit" if at_all is None else str(at_all)))
     if at_all is not None:
         said.append(f"first beyond {tolerance:g}: " + ("none" if beyond is None else str(beyond)))

@@ -89,6 +89,11 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
         turns.append(own)
         curves.append(logged)
         notes += [f"{name}: {note}" if other else note for note in (*known.notes, *about, *left_out)]
+    if other is None and not found[0].logs + found[0].held_out:
+        raise ValueError(
+            f"the turn log below '{run}' is of an earlier run; the one that was started last in that folder has logged "
+            "no turn: wait for its first iteration, or add the callback TurnLog to trainer.callbacks and run again"
+        )
     if other is None and not turns[0]:
         raise ValueError(f"the turn log below '{run}' holds no turn yet; build the page after the first iteration")
     iterations = [turn["iteration"] for own in turns for turn in own]

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
 from lightning_agentrl.agents.checkpoint_files import METADATA, seal, write_manifest
 from lightning_agentrl.callbacks import Chain
-from lightning_agentrl.callbacks.chain import drop_links, link_path, read_link, read_links
+from lightning_agentrl.callbacks.chain import drop_links, link_path, read_link, read_links, write_link
 from lightning_agentrl.commands.bisect import bisect_runs
 from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.replay import _check_processes, checkpoint_before
@@ -274,6 +274,17 @@ def test_chains_without_a_common_iteration_are_told_with_theirs(agentrl: Command
             link_path(tmp_path / name / "chain", iteration, 0).touch()
     message = sentence(agentrl(str(tmp_path / "one"), str(tmp_path / "other"), command="bisect"))
     assert re.search(r"one' \(3 to 4\) and '.*other' \(1 to 2\)", message)
+
+
+def test_an_iteration_that_one_chain_lacks_is_not_said_to_be_compared(tmp_path: Path) -> None:
+    for name, iterations in (("one", (1, 2, 4, 5)), ("other", (1, 3, 4))):
+        (tmp_path / name / "chain").mkdir(parents=True)
+        for iteration in iterations:
+            write_link(link_path(tmp_path / name / "chain", iteration, 0), {"update/step/loss": np.zeros(1)})
+    compared, left_out, said = bisect_runs(tmp_path / "one", tmp_path / "other", 1e-5)
+    assert compared.startswith("compared iterations 1 to 4 of ")
+    assert left_out == "not compared, since one of the chains lacks them: 2, 3"
+    assert said == "first difference: none, equal to the bit"
 
 
 def test_the_version_that_has_an_iteration_is_named(agentrl: Command, tmp_path: Path) -> None:

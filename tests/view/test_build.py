@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,18 @@ def test_a_log_without_turns(tmp_path):
     (tmp_path / "turns" / "rank0-000000.jsonl").touch()
     with pytest.raises(ValueError, match="holds no turn yet; build the page after the first iteration"):
         build_page(tmp_path)
+
+
+def test_turns_of_an_earlier_run_alone_are_told_as_such(tmp_path):
+    """The run that was started last in the folder may have no turn log at all."""
+    write_log(tmp_path, [make_turn()])
+    (log,) = (tmp_path / "turns").glob("*.jsonl")
+    began = datetime.now(UTC) + timedelta(minutes=1)
+    (tmp_path / "run.json").write_text(json.dumps({"began": began.isoformat()}))
+    with pytest.raises(ValueError, match=r"of an earlier run; .* started last .* add the callback TurnLog"):
+        build_page(tmp_path)
+    os.utime(log, (began.timestamp() + 1, began.timestamp() + 1))
+    build_page(tmp_path)
 
 
 def test_a_broken_summary_is_named(tmp_path):
