@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub import model_info, try_to_load_from_cache
-from huggingface_hub.utils import HFValidationError, validate_repo_id
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -206,7 +206,7 @@ def _refuse_missing_folder(model: str, key: str) -> None:
 
 def _may_be_an_id(model: str) -> bool:
     try:
-        validate_repo_id(model)
+        try_to_load_from_cache(model, "config.json")  # refuses what no id looks like
     except HFValidationError:
         return False
     return True
