@@ -16,6 +16,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer
 from lightning_agentrl.advantages import GAE, AdvantageEstimator, estimated
@@ -156,6 +157,15 @@ def test_callbacks_are_read_as_in_a_config_and_models_are_named_by_paths(tiny_fo
     assert guard.ceiling == 0.5
     agent = PPOAgent(tiny_folder, SeparateCritic(tiny_folder), kl=KL(0.1, reference=tiny_folder))  # type: ignore[arg-type]
     assert agent.model == agent.reference == agent.critic.model == str(tiny_folder)  # type: ignore[union-attr]
+
+
+def test_loggers_are_read_as_in_a_config(tmp_path: Path) -> None:
+    plain = {"class_path": "CSVLogger", "init_args": {"save_dir": str(tmp_path)}}
+    for logger in (plain, [plain], (CSVLogger(tmp_path), plain)):
+        assert {type(one) for one in Trainer(logger=logger).loggers} == {CSVLogger}
+    assert Trainer(logger=False).loggers == []
+    with pytest.raises(ConfigError, match="did you mean CSVLogger"):
+        Trainer(logger=[{"class_path": "CSVLoger"}])
 
 
 class Wrong(TransformersEngine):

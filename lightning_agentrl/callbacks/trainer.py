@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
+from lightning.pytorch.loggers import Logger
 
 from lightning_agentrl.agents.trainer_keys import refuse_foreign_keys
 from lightning_agentrl.callbacks.chain import Chain
@@ -16,7 +17,7 @@ from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
 from lightning_agentrl.types.plain_config import from_plain
 
-CALLBACKS = "trainer.callbacks"  # where a config has them
+CALLBACKS, LOGGER = "trainer.callbacks", "trainer.logger"  # where a config has them
 DEFAULTS = {"num_sanity_val_steps": 0, "log_every_n_steps": 1}  # that suit agents, in place of Lightning's own
 
 
@@ -50,7 +51,7 @@ class Trainer(L.Trainer):
     Args:
         callbacks: of the run, or what a config would say of them; those that every run has are added where none of
             their kind is given.
-        kwargs: what Lightning's Trainer takes.
+        kwargs: what Lightning's Trainer takes; loggers may also be what a config would say of them.
 
     Raises:
         ConfigError: clips gradients or cuts batches, which agents do by themselves, or logs nothing.
@@ -60,6 +61,10 @@ class Trainer(L.Trainer):
         refuse_foreign_keys(kwargs)
         several: list[Any] = [*callbacks] if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
         given: list[Callback] = [from_plain(callback, Callback, CALLBACKS) for callback in several]
+        if (logger := kwargs.get("logger")) is not None and not isinstance(logger, bool):
+            listed = isinstance(logger, Iterable) and not isinstance(logger, str | Mapping)
+            loggers = [from_plain(one, Logger, LOGGER) for one in (logger if listed else [logger])]
+            kwargs["logger"] = loggers if listed else loggers[0]
         progress = kwargs.get("enable_progress_bar") is not False
         checkpoints = kwargs.get("enable_checkpointing") is not False
         last = kwargs.get("max_epochs")

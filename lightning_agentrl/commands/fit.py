@@ -39,7 +39,7 @@ from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
 from lightning_agentrl.callbacks.run_record import RunRecord
-from lightning_agentrl.callbacks.trainer import DEFAULTS, with_defaults
+from lightning_agentrl.callbacks.trainer import CALLBACKS, DEFAULTS, with_defaults
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.empty_keys import empty_keys
@@ -54,9 +54,9 @@ from lightning_agentrl.commands.shipped import with_shipped_configs
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
 from lightning_agentrl.errors.foreign_messages import OPTIONS, trainer_problem
-from lightning_agentrl.errors.names import raised_by_us
+from lightning_agentrl.errors.names import import_class, raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
-from lightning_agentrl.errors.unknown import unknown_argument
+from lightning_agentrl.errors.unknown import nameless, unknown_argument
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
 
@@ -200,6 +200,7 @@ class AgentCLI(LightningCLI):
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
             )
         refuse_foreign_keys(self.settings.trainer)
+        _refuse_nameless(self.settings.trainer.get("callbacks"))
         if self.settings.trainer.get("default_root_dir") == "":  # which would be the working folder
             what, key = "trainer.default_root_dir is empty; name a folder", "trainer.default_root_dir"
             raise ConfigError(Problem(what, key=key))
@@ -344,6 +345,14 @@ def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
                 f"trainer.callbacks has {keys[callback.state_key]} {type(callback).__name__} whose states a checkpoint "
                 f"cannot tell apart ({callback.state_key}); keep one of them"
             )
+
+
+def _refuse_nameless(callbacks: Any) -> None:
+    """Refuse a callback that is given by its keys alone, which the parser takes for Lightning's empty one."""
+    for one in callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []:
+        if import_class(one["class_path"]) is L.Callback:
+            given = one.get("init_args")
+            raise ConfigError(nameless(next(iter(given.as_dict()), "") if given else "", CALLBACKS, L.Callback))
 
 
 def _refuse_no_end(trainer: Any) -> None:

@@ -30,6 +30,7 @@ from lightning_agentrl.errors.unknown import (
     abstract_class,
     missing_arguments,
     missing_keys,
+    nameless,
     no_class,
     no_value,
     unknown_argument,
@@ -112,6 +113,8 @@ def _read(
             if inner := _of_an_item(fault):
                 return _read([fault[: match.end()], *inner], options, key)
     if match := re.match(r"Option '([^']+)' is not accepted$", fault):
+        if owner is not None and owner is import_class("lightning.Callback"):  # which stands for one without a name
+            return nameless(match[1].partition(".")[0], key.removesuffix(".init_args"), owner)
         return unknown_key(match[1], key, owner)
     if match := re.match(r"(?:Subcommand '\w+'|Group '(\w+)') does not accept option '([^']+)'", fault):
         return _unknown_in_group(key, owner, match[1], match[2])

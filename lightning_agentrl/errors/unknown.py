@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_agentrl.errors.names import (
     OWN_PACKAGES,
@@ -130,6 +130,13 @@ def no_class(key: str, bases: Sequence[type]) -> Problem:
     """Describe a value in place of a class."""
     what = f"{key} needs a class_path (and init_args for its arguments)"
     return Problem(what, key=key, classless=True, known=tuple(class_names(bases)))
+
+
+def nameless(name: str, key: str, base: type) -> Problem:
+    """Describe a mapping that begins with something else than a class_path, such as the name of the class."""
+    problem = no_class(key, [base])
+    meant = closest(name, class_names([base], everywhere=True))
+    return replace(problem, suggestion=f"{{class_path: {meant}, init_args: ...}}" if meant else "")
 
 
 @dataclass(frozen=True)

@@ -406,6 +406,12 @@ def test_a_callback_that_is_there_twice_is_refused(name: str, config: Config, ag
     assert f"trainer.callbacks has 2 {name}" in sentence(agentrl(config=config))
 
 
+@pytest.mark.parametrize("callbacks", [[{"TurnLog": {}}], {"TurnLog": {}}])
+def test_a_callback_whose_name_is_a_key_is_not_passed_over(callbacks: Any, config: Config, agentrl: Command) -> None:
+    told = sentence(agentrl(config=changed(config, "trainer.callbacks", callbacks)))
+    assert told.startswith("trainer.callbacks needs a class_path")
+
+
 def test_a_config_that_can_be_read_once_only_is_refused(config: Config, agentrl: Command, tmp_path: Path) -> None:
     """As `--config <(...)` of a shell gives it."""
     os.mkfifo(tmp_path / "pipe")

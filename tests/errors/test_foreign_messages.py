@@ -183,6 +183,7 @@ def test_a_module_that_cannot_be_imported(
         ([], {"data": data(memory=3)}, "data.init_args.memory"),
         ([], {"model": {"init_args": {"model": "demo"}}}, "model"),
         ([], {"model": {"model": "demo"}}, "model"),
+        ([], {"trainer": {"callbacks": [{"every": 2}]}}, "trainer.callbacks"),
     ],
 )
 def test_a_value_in_place_of_a_class(
@@ -191,6 +192,13 @@ def test_a_value_in_place_of_a_class(
     found = refused(*arguments, **changes)
     assert (found.key, found.classless) == (key, True)
     assert found.known
+
+
+@pytest.mark.parametrize("keys", [None, {"every": 2}])
+def test_a_callback_whose_name_is_a_key(keys: dict[str, Any] | None, refused: Callable[..., Problem]) -> None:
+    found = refused(trainer={"callbacks": ["RunSummary", {"TurnLog": keys}]})
+    assert (found.key, found.classless) == ("trainer.callbacks", True)
+    assert found.suggestion == "{class_path: TurnLog, init_args: ...}"
 
 
 def test_a_class_of_ones_own_that_leaves_something_out(
