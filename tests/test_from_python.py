@@ -118,6 +118,7 @@ class NotMade(GAE):
         (Trainer, {"accumulate_grad_batches": 2}, "data.init_args.mini_batch_turns"),
         (Trainer, {"precision": "16-mixed"}, "trainer.precision '16-mixed' is not supported"),
         (Trainer, {"callbacks": ["RunSumary"]}, "RunSummary?"),
+        (Trainer, {"callbacks": [{"TurnLog": {}}]}, "did you mean {class_path: TurnLog"),
     ],
 )
 def test_an_object_of_a_wrong_kind_is_told_where_it_is_given(make: Any, given: dict[str, Any], message: str) -> None:

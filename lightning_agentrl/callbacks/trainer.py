@@ -15,6 +15,8 @@ from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors.unknown import nameless
 from lightning_agentrl.types.plain_config import from_plain
 
 CALLBACKS, LOGGER = "trainer.callbacks", "trainer.logger"  # where a config has them
@@ -60,7 +62,7 @@ class Trainer(L.Trainer):
     def __init__(self, *, callbacks: Sequence[Callback] | Callback | None = None, **kwargs: Any) -> None:
         refuse_foreign_keys(kwargs)
         several: list[Any] = [*callbacks] if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
-        given: list[Callback] = [from_plain(callback, Callback, CALLBACKS) for callback in several]
+        given = [_callback(callback) for callback in several]
         if (logger := kwargs.get("logger")) is not None and not isinstance(logger, bool):
             listed = isinstance(logger, Iterable) and not isinstance(logger, str | Mapping)
             loggers = [from_plain(one, Logger, LOGGER) for one in (logger if listed else [logger])]
@@ -72,3 +74,10 @@ class Trainer(L.Trainer):
         if last is not None and last > 0 and "val_check_interval" not in kwargs:
             defaults["check_val_every_n_epoch"] = last
         super().__init__(callbacks=with_defaults(given, progress, checkpoints), **{**defaults, **kwargs})
+
+
+def _callback(given: Any) -> Callback:
+    made: Callback = from_plain(given, Callback, CALLBACKS)
+    if made is not given and type(made) is Callback:  # which the parser takes for a mapping without a class_path
+        raise ConfigError(nameless(next(iter(given)), CALLBACKS, Callback))
+    return made
