@@ -54,7 +54,7 @@ from lightning_agentrl.commands.shipped import with_shipped_configs
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
 from lightning_agentrl.errors.foreign_messages import OPTIONS, trainer_problem
-from lightning_agentrl.errors.names import import_class, raised_by_us
+from lightning_agentrl.errors.names import asked_by_others, import_class, raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
 from lightning_agentrl.errors.unknown import nameless, unknown_argument
 from lightning_agentrl.rollout import RolloutDataModule
@@ -325,7 +325,7 @@ class AgentCLI(LightningCLI):
             return ConfigError(problem)
         if config_error := explained(error, agent.clock.failed_in or ("" if playing else "load")):
             return config_error
-        if isinstance(error, MisconfigurationException):
+        if isinstance(error, MisconfigurationException) and not asked_by_others(error):
             return ConfigError(trainer_problem(error, self.settings.trainer))
         if isinstance(error, ValueError | ImportError) and not playing and raised_by_us(error):
             return ConfigError(one_line(str(error)))

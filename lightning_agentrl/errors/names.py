@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import itertools
+import sys
 import traceback
 import typing
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,14 @@ def raised_by_us(error: BaseException) -> bool:
     """Return whether a module of ours raised an error, not another package or a user's own code."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and str(frames[-1].f_globals.get("__name__")).split(".")[0] in OWN_PACKAGES
+
+
+def asked_by_others(error: BaseException) -> bool:
+    """Return whether code of a user is on the way from Lightning's Trainer to an error."""
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = itertools.takewhile(lambda name: name != "lightning.pytorch.trainer.trainer", reversed(names))
+    known = {*OWN_PACKAGES, "lightning", "torch", *sys.stdlib_module_names}
+    return any(name.split(".")[0] not in known for name in inside)
 
 
 def closest(word: str, known: Sequence[str], cutoff: float = 0.6) -> str:

@@ -13,6 +13,8 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checkpoints import check_weights
@@ -204,6 +206,25 @@ def test_what_slurm_was_asked_for_and_lightning_refuses_is_told(
     for name, value in {"JOB_ID": "1", "JOB_NAME": "train", "NTASKS": "4", "PROCID": "0", "LOCALID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert "--ntasks-per-node=4" in sentence(agentrl(config=config))
+
+
+def test_what_lightning_refuses_to_code_of_ones_own_is_shown_with_its_line(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "from lightning_agentrl.agents import RolloutCallback\n"
+        "class Logs(RolloutCallback):\n"
+        "    def on_rollout(self, trainer, agent, rollout):\n"
+        "        agent.log('mine', 1.0)\n"
+    )
+    (tmp_path / "my_logs.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = changed(config, "trainer.callbacks", [{"class_path": "my_logs.Logs"}])
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MisconfigurationException, match=r"self\.log") as caught:
+        run_command(monkeypatch, "fit", "--config", "given.yaml")
+    assert any(frame.path == tmp_path / "my_logs.py" for frame in caught.traceback)
 
 
 # Checkpoints
