@@ -473,6 +473,11 @@ class Agent(L.LightningModule, ABC):
         with raise_once():
             if cast(Any, self.trainer).datamodule is None:
                 raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")
+            if self._compiler_ctx is not None:
+                raise ValueError(
+                    "an agent is not compiled as a whole: give it to the trainer without torch.compile, and set "
+                    "model.init_args.compute.kernels to compiled, which compiles the layers of its models"
+                )
             guard_checkpoints(self.trainer)
             if stage == "fit":
                 self._check_learning()

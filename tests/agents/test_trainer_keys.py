@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
@@ -106,3 +107,9 @@ def test_every_key_of_the_trainer_is_in_the_docs() -> None:
 def test_an_agent_without_its_data_module_says_so(tiny_folder, tmp_path, data) -> None:
     with pytest.raises(ValueError, match=r"learns from a RolloutDataModule.*trainer\.fit\(agent, data\)"):
         make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), **data)
+
+
+def test_an_agent_that_is_compiled_as_a_whole_says_what_to_do(tiny_folder: Path, tmp_path: Path) -> None:
+    agent = torch.compile(make_agent(tiny_folder))
+    with pytest.raises(ValueError, match=r"without torch\.compile.*model\.init_args\.compute\.kernels"):
+        make_trainer(tmp_path, 1).fit(agent, make_data())
