@@ -197,6 +197,12 @@ class AuditCLI(RunConfigCLI):
         trainer.max_steps, trainer.max_time = -1, None
         super().before_instantiate_classes()
 
+    def _config_error(self, error: BaseException, playing: bool) -> ConfigError | None:
+        found = super()._config_error(error, playing)
+        if found is None or found.problem.key != "ckpt_path":
+            return found
+        return ConfigError(replace(found.problem, what=f"{found.problem.what} (argument --checkpoint)", key=""))
+
     def audit(self) -> tuple[Audit, list[dict[str, Any]]]:
         """Play and compare; return what was found, and the turns as a page shows them."""
         trainer = cast(Any, self.trainer)

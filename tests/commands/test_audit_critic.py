@@ -197,6 +197,7 @@ def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
     for arguments, part in (
         (["--branches", "0"], "at least 1"),
         (["--checkpoint", "none.ckpt"], "argument --checkpoint"),
+        (["--checkpoint", str(saved)], "(argument --checkpoint)"),
     ):
         assert part in sentence(agentrl("run", *arguments, command="audit-critic"))
 
