@@ -174,6 +174,7 @@ class _Play:
         self.grows = data.memory.grows
         self.seed = seed
         self.solved: list[bool] = []
+        self.lost = 0  # of these episodes, to faults
         data.pool.sources[0].start(torch.device("cpu"))
 
     def go_on(self) -> None:
@@ -183,7 +184,8 @@ class _Play:
             while True:
                 loop.run_until_complete(self._episode(self.seed + len(self.solved)))
         except _InputEnded:
-            print(f"episodes played to the end: {len(self.solved)}, solved: {sum(self.solved)}")
+            lost = f", lost to faults: {self.lost}" if self.lost else ""
+            print(f"episodes played to the end: {len(self.solved) - self.lost}, solved: {sum(self.solved)}{lost}")
         finally:
             loop.close()
 
@@ -195,6 +197,7 @@ class _Play:
         lost = await self.player.play(session, recorder)
         last = recorder.samples()[-1].turns[-1] if recorder.recorded else None
         self.solved.append(last is not None and succeeded(last))
+        self.lost += bool(lost)
         result = "solved" if self.solved[-1] else f"lost to a fault ({lost})" if lost else "not solved"
         turns, value = recorder.recorded, last.episode_return if last else 0.0
         stop = f", {last.stop.value}" if last and last.stop else ""

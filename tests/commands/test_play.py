@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
+import gymnasium
 import pytest
 import yaml
 from PIL import Image
 
+from agentrl_envs import TextEnv
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.prompts.format import PromptFormat
@@ -96,6 +100,29 @@ def test_episodes_follow_each_other_until_the_input_ends(play: Play) -> None:
     assert "'1', the default action" in out  # of the empty reply
     assert "action: '3'; reward" in out  # of the reply of two lines
     assert out.rstrip().splitlines()[-1].startswith("episodes played to the end: ")
+
+
+class PaysNothingKnown(TextEnv):
+    """A reward that is no number."""
+
+    actions: ClassVar = {"go": "go on"}
+    default_action = "go"
+    system_prompt = "Go."
+    max_turns = 2
+
+    def _start(self, seed: int | None, options: Any) -> None: ...
+
+    def _act(self, action: str) -> tuple[float, bool]:
+        return math.nan, False
+
+    def _observe(self) -> tuple[str, str]:
+        return "Go on.", ""
+
+
+def test_episodes_that_are_lost_to_faults_are_not_played_to_the_end(play: Play) -> None:
+    gymnasium.register(id="PaysNothingKnown-v0", entry_point=PaysNothingKnown)
+    _, out, _ = play("go\ngo\n", "PaysNothingKnown-v0")
+    assert out.splitlines()[-1] == "episodes played to the end: 0, solved: 0, lost to faults: 2"
 
 
 def test_a_closed_input_is_one_that_ends_at_once(play: Play) -> None:
