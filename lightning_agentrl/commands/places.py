@@ -50,7 +50,12 @@ def tree_of(path: Path) -> yaml.Node | None:
     except OSError as error:
         raise ConfigError(f"the config file '{path}' cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the config file '{path}' is not text: {error.reason}") from None
+        place = Place(f"{path}, line {error.object[: error.start].count(10) + 1}")
+        what = f"the config file is not text in {error.encoding.upper()}: {error.reason}"
+        fix = (
+            "save it as UTF-8" if error.encoding == "utf-8" else "set PYTHONUTF8=1, with which files are read as UTF-8"
+        )
+        raise ConfigError(Problem(what, place=place, fix=fix)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or one_line(str(error))

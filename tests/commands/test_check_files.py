@@ -50,14 +50,14 @@ def test_a_broken_file_is_told_with_its_line(text: str, parts: list[str], write:
 
 def test_files_are_looked_at_before_anything_is_imported(write: Write, tmp_path: Path) -> None:
     write(a="model: {}\n")
-    (tmp_path / "noise.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "noise.yaml").write_bytes(b"model: {}\n# caf\xe9\n")
     check_files(["fit", "--config", "a.yaml", "--config={model: 1}", "--model", "x"])
     for given, part in (
         ("b.yaml", "'b.yaml' does not exist"),
         ("a.yaml", "the key data is missing; give a config file"),
         ("a.yaml c.yaml", r"did you mean --config c.yaml\?"),
         (".", "'.' cannot be read: Is a directory"),
-        ("noise.yaml", "is not text"),
+        ("noise.yaml", "is not text in UTF-8: .*save it as UTF-8"),
     ):
         with pytest.raises(ConfigError, match=part):
             check_files(["--config", *given.split()])
