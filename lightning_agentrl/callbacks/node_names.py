@@ -53,8 +53,14 @@ class NodeNames(L.Callback):
         self.others = [nodes[number] for number in sorted(nodes) if number != own.number]
 
 
-def lost_process(error: BaseException, nodes: NodeNames) -> Problem | None:
-    """Return the sentence on processes that never met, or of which one was lost; None for other errors."""
+def lost_process(error: BaseException, nodes: NodeNames, saved: bool) -> Problem | None:
+    """Return the sentence on processes that never met, or of which one was lost; None for other errors.
+
+    Args:
+        error: what ended this process.
+        nodes: of the run.
+        saved: whether there is a checkpoint to continue from.
+    """
     for cause in causes(error):
         if not_met(cause) and not nodes.others:
             place = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
@@ -64,19 +70,23 @@ def lost_process(error: BaseException, nodes: NodeNames) -> Problem | None:
                 "must reach",
             )
         if lost := lost_rank(cause):
-            return lost_problem(lost, nodes.own, {node: is_there(node.address) for node in nodes.others})
+            return lost_problem(lost, nodes.own, {node: is_there(node.address) for node in nodes.others}, saved)
     return None
 
 
-def lost_problem(lost: LostRank, own: int, others: Mapping[Node, bool]) -> Problem:
+def lost_problem(lost: LostRank, own: int, others: Mapping[Node, bool], saved: bool = True) -> Problem:
     """Return the sentence.
 
     Args:
         lost: what the network said.
         own: number of this node.
         others: the other nodes, and whether they answer.
+        saved: whether there is a checkpoint to continue from.
     """
-    go_on = "continue on all nodes with --ckpt_path last" if others else "continue with --ckpt_path last"
+    go_on = "continue" if saved else "start again"
+    go_on += (" on all nodes" if others else "") + (
+        " with --ckpt_path last" if saved else ", as there is no checkpoint"
+    )
     silent = [str(node) for node, answers in others.items() if not answers]
     if silent:
         verb = "do" if len(silent) > 1 else "does"

@@ -321,7 +321,7 @@ class AgentCLI(LightningCLI):
             return None
         if isinstance(error, CheckpointError):
             return ConfigError(Problem(f"the checkpoint '{path}' {error.reason}", key="ckpt_path", fix=error.fix))
-        if problem := lost_process(error, self.nodes):
+        if problem := lost_process(error, self.nodes, bool(last_good_checkpoint(self.trainer))):
             return ConfigError(problem)
         if config_error := explained(error, agent.clock.failed_in or ("" if playing else "load")):
             return config_error

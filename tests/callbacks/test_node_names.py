@@ -35,6 +35,10 @@ def test_nodes_that_are_silent_are_named_and_else_the_one_that_has_ended(
     assert [node for node in (FIRST, SECOND) if str(node) in problem.what] == named
     assert ("does not answer" in problem.what or "do not answer" in problem.what) is not all(others.values())
     assert "--ckpt_path last" in problem.fix
+    unsaved = lost_problem(lost, 0, others, saved=False)
+    assert unsaved.what == problem.what
+    assert "start again" in unsaved.fix
+    assert "--ckpt_path" not in unsaved.fix
 
 
 def test_a_machine_that_refuses_is_there_and_one_that_says_nothing_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
