@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import traceback
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.contract import as_float, check_reward
-from lightning_agentrl.errors import ConfigError, first_line
+from lightning_agentrl.episodes.secrets import masked
+from lightning_agentrl.errors import ConfigError, EnvError, first_line
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.prompts.format import PromptFormat
@@ -61,9 +63,17 @@ async def verdict_on(turn: JudgedTurn, judge: Judge) -> float:
 
     Raises:
         TypeError: it is no number.
-        EnvError: it is not finite.
+        EnvError: it is not finite, or the judge raised something, such as what a server that is busy makes of it.
     """
-    given = await judge.judge(turn)
+    try:
+        given = await judge.judge(turn)
+    except (EnvError, ConfigError):
+        raise
+    except Exception as error:  # noqa: BLE001 - own code may raise anything
+        own = error.__traceback__ and error.__traceback__.tb_next
+        trace = "".join(traceback.format_exception(type(error), error, own))
+        sentence = f"the judge raised {type(error).__name__}: {first_line(error)} (key {judge.key})"
+        raise EnvError(type(error).__name__, masked(sentence), masked(trace)) from None
     verdict = one_number(given)
     if verdict is None:
         raise TypeError(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lightning_agentrl.episodes.contract import Contract, contract_error
-from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
+from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start, warn_each
 from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, verdict_on
 from lightning_agentrl.episodes.moment import Moment
@@ -208,10 +208,20 @@ class Session:
         return self._seeds[place]
 
     async def verdict_on(self, turn: JudgedTurn) -> float:
-        """Return what the judge adds to the reward of a turn; there must be a judge."""
+        """Return what the judge adds to the reward of a turn; there must be a judge.
+
+        Raises:
+            EnvError: it failed once more than the environment may (``retries``).
+        """
         assert self.judge is not None
         self._judging, self._judged_at = True, time.monotonic()
         try:
+            for _ in range(self.worker.retries):
+                try:
+                    return await verdict_on(turn, self.judge)
+                except EnvError as error:
+                    self.worker.errors.append(error.kind)
+                    warn_each(f"{error} (environment {self.index}, episode {self.episode}); trying again")
             return await verdict_on(turn, self.judge)
         finally:
             self._judging, self._judged_at = False, time.monotonic()

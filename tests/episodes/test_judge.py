@@ -61,6 +61,39 @@ def test_a_verdict_of_any_number_is_one_that_can_be_logged(tiny_folder, verdict)
     assert json.dumps([turn.reward, turn.metrics]) == '[1.5, {"judge": 0.5}]'
 
 
+class Busy(Counting):
+    """Raises whenever it is asked for the second turn for the first so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    async def judge(self, turn: JudgedTurn) -> float:
+        if len(self.turns) == 1 and self.times:
+            self.times -= 1
+            raise OSError("the server is busy")
+        return await super().judge(turn)
+
+
+def test_a_judge_that_raises_is_asked_again(tiny_folder):
+    with workplace(tiny_folder, [Scripted(4)]) as place:
+        place.sessions[0].judge, place.sessions[0].worker.retries = Busy(2), 2
+        said = r"the judge raised OSError: the server is busy \(key judge\) \(environment 0, episode 0\); trying again"
+        with pytest.warns(UserWarning, match=said):
+            turns = place.collect(4).turns
+    assert [turn.metrics["judge"] for turn in turns] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert [turn.env_errors for turn in turns] == [(), ("OSError", "OSError"), (), ()]
+    assert not any(turn.lost for turn in turns)
+
+
+def test_a_judge_that_raises_too_often_costs_the_episode(tiny_folder):
+    with workplace(tiny_folder, [Scripted(4)]) as place:
+        place.sessions[0].judge, place.sessions[0].worker.retries = Busy(2), 1
+        turns = place.collect(4).turns
+    assert [turn.lost for turn in turns if turn.lost] == [("OSError",)]
+    assert all(turn.metrics.get("judge") for turn in turns)
+
+
 @pytest.mark.parametrize("verdict", [math.nan, pytest.param(10**400, id="no float")])
 def test_a_verdict_that_is_no_reward_costs_the_episode(tiny_folder, verdict):
     with workplace(tiny_folder, [Scripted(3)]) as place:
