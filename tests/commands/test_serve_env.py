@@ -138,7 +138,7 @@ def test_a_server_that_is_killed_costs_one_episode(server: Server, tiny_folder: 
         place.sessions = [Session(0, place.worker(make, retries=2), old.episode_seed, place.renderer, old.memory)]
         with pytest.warns(UserWarning, match="socket .* is lost.*its episode is lost"):
             rollout = place.collect(4)
-        place.sessions[0].close()
+        place.sessions[0].worker.close()
     turns = rollout.turns
     assert [(turn.episode, turn.index) for turn in turns] == [(0, 0), (1, 0), (1, 1), (1, 2)]
     assert (turns[0].truncated, turns[0].terminated, turns[0].stop) == (True, False, StopReason.ENV_FAULT)

@@ -97,11 +97,11 @@ def test_a_process_plays_as_a_thread_does_and_goes_on_from_its_state(tiny_folder
             replace_sessions(place, config("Changing", first, length=5))
             rollouts = [place.collect(7)]
             (state,) = [session.state_dict() for session in place.sessions]
-            place.sessions[0].close()
+            place.sessions[0].worker.close()
             replace_sessions(place, config("Changing", then, length=5))
             place.sessions[0].load_state_dict(state)
             rollouts.append(place.collect(4))
-            place.sessions[0].close()
+            place.sessions[0].worker.close()
         return [story(rollout) for rollout in rollouts], [turn.image for r in rollouts for turn in r.turns]
 
     expected = play("thread", "thread")
@@ -271,7 +271,7 @@ def test_the_budget_is_of_one_call_and_what_is_beyond_it_costs_the_episode(tiny_
         replace_sessions(place, config(fault="exits", at=3, retries=1))
         with pytest.warns(UserWarning, match="its episode is lost") as caught:
             rollout = place.collect(3)
-        place.sessions[0].close()
+        place.sessions[0].worker.close()
     again, lost = (str(warning.message) for warning in caught)
     assert again.endswith("trying again")
     assert lost.startswith("the environment's process ended in step with exit code 3 (environment 0, episode 0 with")
