@@ -67,7 +67,7 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
     if KEY not in checkpoint:
         raise CheckpointError(NOT_OURS)
     saved = checkpoint[KEY]
-    if (form := saved.get("format", FORMAT)) != FORMAT:
+    if (form := saved.get("format", 1)) != FORMAT:
         raise CheckpointError(
             f"was written by another version of lightning_agentrl: its format is {form}, this version reads {FORMAT}",
             "go on with the version that wrote it, or begin anew from its weights (agentrl export)",

@@ -85,7 +85,7 @@ def lost_problem(lost: LostRank, own: int, others: Mapping[Node, bool], saved: b
     """
     go_on = "continue" if saved else "start again"
     go_on += (" on all nodes" if others else "") + (
-        " with --ckpt_path last" if saved else ", as there is no checkpoint"
+        " with --ckpt_path last" if saved else f", as {'this node has' if others else 'there is'} no checkpoint"
     )
     silent = [str(node) for node, answers in others.items() if not answers]
     if silent:

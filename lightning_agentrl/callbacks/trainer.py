@@ -79,5 +79,5 @@ class Trainer(L.Trainer):
 def _callback(given: Any) -> Callback:
     made: Callback = from_plain(given, Callback, CALLBACKS)
     if made is not given and type(made) is Callback:  # which the parser takes for a mapping without a class_path
-        raise ConfigError(nameless(next(iter(given)), CALLBACKS, Callback))
+        raise ConfigError(nameless(next(iter(given), ""), CALLBACKS, Callback))
     return made

@@ -90,14 +90,14 @@ class EnvWorker:
     async def reset(self, start: Start) -> Answer:
         """Begin an episode and return its first answer."""
         self._forked = None
-        with _NotingWhere(start):
+        with NotingWhere(start):
             answer = await self._run("reset", lambda: self._reset(start))
             self._count_mended(answer)
             return self._begun(start, (), answer)
 
     async def step(self, action: str) -> Answer:
         """Take one action and return the answer."""
-        with _NotingWhere(self._started, self.actions, action):
+        with NotingWhere(self._started, self.actions, action):
             answer = await self._run("step", lambda: self._again(lambda: self._environment.step(action), action))
             self.answer = self._reworded(answer)
             self.actions.append(action)
@@ -106,7 +106,7 @@ class EnvWorker:
 
     async def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
-        with _NotingWhere(self._started, self.actions, "render"):
+        with NotingWhere(self._started, self.actions, "render"):
             # after an error it is that of the environment made anew
             return await self._run("render", lambda: self._again(lambda: self._environment.draw(), "render"))
 
@@ -124,7 +124,7 @@ class EnvWorker:
         """
         self._forked = len(actions), seed
         replayed = partial(self._replayed, start, actions, fingerprint)
-        with _NotingWhere(start):
+        with NotingWhere(start):
             return self._begun(start, actions, await self._run("fork", lambda: self._again(replayed, None, start)))
 
     async def drew(self) -> bool:
@@ -146,7 +146,7 @@ class EnvWorker:
             ConfigError: the words of the config do not fit the environment's.
         """
         self._forked = None
-        with _NotingWhere(start):
+        with NotingWhere(start):
             answer = self._reset(start, checks=True)
             if self.wording is not None:
                 check_wording(answer.contract, self.wording, self.wording_key)
@@ -164,7 +164,7 @@ class EnvWorker:
             ReplayDiffersError: they lead to another observation.
         """
         self._forked = None
-        with _NotingWhere(start):
+        with NotingWhere(start):
             replayed = partial(self._replayed, start, actions, fingerprint)
             return self._begun(start, actions, self._again(replayed, None, start))
 
@@ -357,7 +357,7 @@ def warn_each(text: str) -> None:
     warnings.warn_explicit(text, UserWarning, __name__, 0)
 
 
-class _NotingWhere:
+class NotingWhere:
     """A context that notes in an error where it came from."""
 
     def __init__(self, start: Start, actions: Sequence[str] = (), action: str | None = None) -> None:

@@ -54,7 +54,7 @@ class Judge(ABC):
     def start(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to load
         """Prepare for judging; called before the first turn, with the device of the policy."""
 
-    def stop(self) -> None:  # noqa: B027
+    def release(self) -> None:  # noqa: B027
         """Give back what :meth:`start` has loaded; called when a run has ended. Another one may start it again."""
 
 
@@ -199,7 +199,7 @@ class ModelJudge(Judge):
         engine.sync(0)
         self._engine = engine
 
-    def stop(self) -> None:
+    def release(self) -> None:
         """Leave the model."""
         if self._engine is not None:
             self._engine.stop()

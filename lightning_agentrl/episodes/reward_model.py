@@ -101,7 +101,7 @@ class RewardModel(Scorer):
         self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
         self._classifier = classifier.to(device).eval().requires_grad_(False)
 
-    def stop(self) -> None:
+    def release(self) -> None:
         """Leave the model."""
         self._begin_anew()
 

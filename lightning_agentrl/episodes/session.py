@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lightning_agentrl.episodes.contract import Contract, contract_error
-from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start, warn_each
+from lightning_agentrl.episodes.env_worker import EnvWorker, NotingWhere, ReplayDiffersError, Start, warn_each
 from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, verdict_on
 from lightning_agentrl.episodes.moment import Moment
@@ -215,14 +216,19 @@ class Session:
         """
         assert self.judge is not None
         self._judging, self._judged_at = True, time.monotonic()
+        overcome = len(self.worker.errors)
         try:
-            for _ in range(self.worker.retries):
-                try:
-                    return await verdict_on(turn, self.judge)
-                except EnvError as error:
-                    self.worker.errors.append(error.kind)
-                    warn_each(f"{error} (environment {self.index}, episode {self.episode}); trying again")
-            return await verdict_on(turn, self.judge)
+            with NotingWhere(self._start, self.worker.actions):
+                for attempt in itertools.count():
+                    try:
+                        return await verdict_on(turn, self.judge)
+                    except EnvError as error:
+                        if attempt >= self.worker.retries:
+                            del self.worker.errors[overcome:]
+                            raise
+                        self.worker.errors.append(error.kind)
+                        warn_each(f"{error} (environment {self.index}, episode {self.episode}); trying again")
+            raise AssertionError
         finally:
             self._judging, self._judged_at = False, time.monotonic()
 

@@ -49,7 +49,7 @@ class Source(Protocol):
     def start(self, device: torch.device) -> None:
         """Prepare for playing; called once the policy is on this device."""
 
-    def stop(self) -> None:
+    def release(self) -> None:
         """Give back what was prepared; called when a run has ended."""
 
 
@@ -63,7 +63,7 @@ class EnvConfig:
             secrets are given, and configs, records and logs hold the name only.
         share: its part of all that is played, relative to the other sources.
         retries: how often one reset or step may fail: the environment is made again, the episode is replayed from its
-            seed and actions, and the call is repeated.
+            seed and actions, and the call is repeated. Also how often the judge may, at one turn.
         worker: where the environment runs: a ``thread`` of the trainer, or a ``process`` of its own, which runs in
             parallel and can be ended when it hangs. None: what the environment declares, else a thread.
         timeout_seconds: most seconds for making the environment, a reset, a step or a picture, each by itself. One that
@@ -129,10 +129,10 @@ class EnvConfig:
             self.judge.key = f"{self.key}.judge"
             self.judge.start(device)
 
-    def stop(self) -> None:
-        """Stop the judge, if there is one."""
+    def release(self) -> None:
+        """Let the judge, if there is one, give back what it holds."""
         if self.judge is not None:
-            self.judge.stop()
+            self.judge.release()
 
     def advised(self) -> EnvConfig:
         """Return the source of the same environments in which the scripted player speaks, and no judge."""

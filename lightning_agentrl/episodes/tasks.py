@@ -43,7 +43,7 @@ class Scorer(ABC):
     def start(self, device: torch.device) -> None:  # noqa: B027 - most scorers have nothing to load
         """Prepare for scoring; called before the first reply, with the device of the policy."""
 
-    def stop(self) -> None:  # noqa: B027
+    def release(self) -> None:  # noqa: B027
         """Give back what :meth:`start` has loaded; called when a run has ended. Another one may start it again."""
 
 
@@ -149,8 +149,8 @@ class TaskSet:
         self._scorer.key = f"{self.key}.scorer"
         self._scorer.start(device)
 
-    def stop(self) -> None:
-        self._scorer.stop()
+    def release(self) -> None:
+        self._scorer.release()
 
     @cached_property
     def _scorer(self) -> Scorer:

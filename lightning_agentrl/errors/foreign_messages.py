@@ -352,7 +352,8 @@ def trainer_problem(error: BaseException, settings: Mapping[str, Any]) -> Proble
         words = [quoted or word for quoted, word in re.findall(r"`(\w+)`|(\w+_\w+)", text)]
         texts = [(key, value) for key, value in settings.items() if value and isinstance(value, str)]
         shown = [key for key, value in texts if repr(value) in text]
-        shown += [key for key, value in texts if re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", text)]
+        rare = [(key, value) for key, value in texts if key in ("accelerator", "strategy") and value != "auto"]
+        shown += [key for key, value in rare if re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", text)]
         given = [(name, None) for name in (*words, *shown) if name in known]
     return Problem(text, key=f"trainer.{given[0][0]}", value=given[0][1]) if given else Problem(text)
 

@@ -29,7 +29,7 @@ def asked_by_others(error: BaseException) -> bool:
     """Return whether code of a user is on the way from Lightning's Trainer to an error."""
     names = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     inside = itertools.takewhile(lambda name: name != "lightning.pytorch.trainer.trainer", reversed(names))
-    known = {*OWN_PACKAGES, "lightning", "torch", *sys.stdlib_module_names}
+    known = {*OWN_PACKAGES, "lightning", "lightning_utilities", "torch", *sys.stdlib_module_names}
     return any(name.split(".")[0] not in known for name in inside)
 
 

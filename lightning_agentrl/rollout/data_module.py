@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy, deepcopy
@@ -335,9 +336,16 @@ class RolloutDataModule(L.LightningDataModule):
         self.episodes.rest(self._iteration)
         with self._awaiting("teardown", "environments to close"):
             self.episodes.close()
-        for source in self.pool.sources:
-            source.stop()
         self._loop, self._connection, self._failed = None, None, False
+        self._release_sources()
+
+    def _release_sources(self) -> None:
+        """Have judges and scorers give back their models; an error of one is only a warning, as where things close."""
+        for source in self.pool.sources:
+            try:
+                source.release()
+            except Exception as error:  # noqa: BLE001 - own code may raise anything
+                warnings.warn(f"release of {source.key} raised {type(error).__name__}: {error}", stacklevel=2)
 
     def _awaiting(self, stage: str, what: str) -> AbstractContextManager[None]:
         return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage).waiting_for(what)
@@ -355,6 +363,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.engine.stop()
             self._loop.stop()
         self.pool.end_threads()
+        self._release_sources()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running episodes of every rank as seeds and actions; with groups, also the turns of those begun.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 
+from lightning_agentrl.agents import checkpoints
 from lightning_agentrl.agents.checkpoints import FORMAT, KEY
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.errors import CheckpointError
@@ -30,10 +32,13 @@ LIGHTNING = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", 
 LIGHTNING |= {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
 
+def trainer_of(path: Path, epochs: int) -> L.Trainer:
+    return make_trainer(path, epochs, [CriticWarmup(rollouts=1, rounds=1, fraction=1.0), RunSummary()])
+
+
 @pytest.fixture
 def checkpoint(tiny_folder: Path, tmp_path: Path) -> Path:
-    callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0), RunSummary()]
-    trainer = make_trainer(tmp_path, 2, callbacks, limit_val_batches=1)
+    trainer = trainer_of(tmp_path, 2)
     trainer.fit(make_agent(tiny_folder), datamodule=make_data())
     trainer.save_checkpoint(path := tmp_path / "saved.ckpt")
     return path
@@ -57,6 +62,18 @@ def test_another_format_is_refused(checkpoint: Path, tiny_folder: Path, tmp_path
     torch.save(saved, other := tmp_path / "other.ckpt")
     expected = f"another version of lightning_agentrl: its format is {form}, this version reads 1; go on with"
     with pytest.raises(CheckpointError, match=expected):
-        make_trainer(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
+        trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
     with pytest.raises(CheckpointError, match=expected):
         type(make_agent(tiny_folder)).load_from_checkpoint(other)
+
+
+def test_what_was_saved_before_there_were_formats_is_of_the_first(
+    checkpoint: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = torch.load(checkpoint, weights_only=True)
+    del saved[KEY]["format"]
+    torch.save(saved, other := tmp_path / "other.ckpt")
+    trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
+    monkeypatch.setattr(checkpoints, "FORMAT", 2)
+    with pytest.raises(CheckpointError, match="its format is 1, this version reads 2"):
+        trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)

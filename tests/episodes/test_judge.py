@@ -8,9 +8,12 @@ import json
 import math
 import pickle
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -91,6 +94,7 @@ def test_a_judge_that_raises_too_often_costs_the_episode(tiny_folder):
         place.sessions[0].judge, place.sessions[0].worker.retries = Busy(2), 1
         turns = place.collect(4).turns
     assert [turn.lost for turn in turns if turn.lost] == [("OSError",)]
+    assert not any(turn.env_errors for turn in turns)  # which are those that were recovered from
     assert all(turn.metrics.get("judge") for turn in turns)
 
 
@@ -205,28 +209,48 @@ def test_what_is_too_long_for_the_judge_is_cut(tmp_path):
         asyncio.run(judge.judge(TURN))
 
 
-def test_a_judge_keeps_nothing_once_it_is_stopped_and_can_start_again(tmp_path):
+def test_a_judge_that_has_given_back_its_model_can_start_again(tmp_path):
     judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8, missing=4.0)
     verdicts, before = [], set(threading.enumerate())
     for _ in range(2):
         judge.start(torch.device("cpu"))
         verdicts.append(asyncio.run(judge.judge(TURN)))
-        judge.stop()
+        judge.release()
         assert set(threading.enumerate()) <= before
         assert not {"LanguageModel", "TransformersEngine"} & {type(x).__name__ for x in vars(judge).values()}
     assert verdicts[0] == verdicts[1]
-    judge.stop()
+    judge.release()
+
+
+class Failing(L.Callback):
+    def on_train_batch_start(self, *_: Any) -> None:
+        raise RuntimeError("as own code may")
 
 
 @pytest.mark.slow
-def test_a_run_stops_its_judge(tmp_path):
+def test_a_run_that_has_ended_or_failed_has_its_judge_give_back_its_model(tmp_path):
     folder = str(tiny_model_folder(tmp_path))
     judge = ModelJudge(folder, "How good?", max_reply_tokens=2)
     data, before = make_data(env=EnvConfig("agentrl_envs:Bandit-v0", judge=judge)), set(threading.enumerate())
-    for _ in range(2):
-        make_trainer(tmp_path, 1).fit(make_agent(Path(folder)), data)
+    for callbacks in ([], [], [Failing()]):
+        with pytest.raises(RuntimeError, match="as own code") if callbacks else nullcontext():
+            make_trainer(tmp_path, 1, callbacks).fit(make_agent(Path(folder)), data)
         begun = set(threading.enumerate()) - before
         assert "transformers-engine" not in {thread.name for thread in begun}
+
+
+class Clinging(Counting):
+    def release(self) -> None:
+        raise OSError("the client is closed")
+
+
+@pytest.mark.slow
+def test_a_judge_that_fails_as_it_gives_back_is_only_a_warning(tmp_path):
+    folder = tiny_model_folder(tmp_path)
+    data = make_data(env=EnvConfig("agentrl_envs:Bandit-v0", judge=Clinging()))
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"data\.init_args\.env raised OSError: the client is closed"):
+            make_trainer(tmp_path, 1).fit(make_agent(folder), data)
 
 
 def test_a_judge_belongs_to_a_source(tmp_path):
