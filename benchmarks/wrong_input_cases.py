@@ -584,4 +584,29 @@ CASES: tuple[Case, ...] = (
         says=["leaves out or moves messages of the roles tool"],
     ),
     Case("messages with a number in them", shown(env="my_games:Speaks-v0", content=7), says=["content of message 0"]),
+    # What was misnamed or passed over
+    Case("`timeout_seconds: 1m`", {f"{_ENV}.timeout_seconds": "1m"}, says=[f"{_ENV}.timeout_seconds must be a number"]),
+    Case(
+        "callback by its name alone",
+        {"trainer.callbacks": {"TurnLog": {}}},
+        says=["trainer.callbacks needs a class_path"],
+    ),
+    Case("item of callbacks by its name", {"trainer.callbacks": [{"TurnLog": {}}]}, says=["{class_path: TurnLog"]),
+    Case(
+        "list of loggers, one without a folder",
+        {
+            "trainer.logger": [
+                {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
+                {"class_path": "TensorBoardLogger"},
+            ]
+        },
+        says=["save_dir of TensorBoardLogger is missing"],
+    ),
+    Case("model name with a blank", {"model.init_args.model": "my model"}, says=["no model folder 'my model'"]),
+    Case("accelerator that is not there", {"trainer.accelerator": "gpu"}, says=["trainer.accelerator"]),
+    Case(
+        "Timer that ends within an iteration",
+        callbacks({"class_path": "Timer", "init_args": {"duration": "00:01:00:00"}}),
+        says=["Timer with interval step", "interval: epoch"],
+    ),
 )

@@ -16,10 +16,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import lightning as L
+import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -59,6 +61,9 @@ from lightning_agentrl.errors.problem import COMMAND_LINE, Place
 from lightning_agentrl.errors.unknown import nameless, unknown_argument
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
+
+# Lightning's Timer has one as the default of a text, with which no config could be written.
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, x: dumper.represent_data(x.value))
 
 _NOT_SHOWN = ("help", "weights_only", "verbose")  # options that no answer to a misspelt one lists
 

@@ -56,6 +56,18 @@ def test_a_run_that_is_refused_leaves_the_config_of_the_run_in_its_folder(
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["data"]["init_args"]["turns_per_env"] == 4
 
 
+def test_a_default_that_is_an_enum_can_be_saved(config: Config, agentrl: Command, tmp_path: Path) -> None:
+    """That of Lightning's Timer, which is then refused in the words for a Timer."""
+    timed = [{"class_path": "Timer", "init_args": {"duration": "00:01:00:00"}}]
+    given = changed(changed(config, "trainer.callbacks", timed), "trainer.logger", {"class_path": "CSVLogger"})
+    given["trainer"]["logger"]["init_args"] = {"save_dir": str(tmp_path)}
+    assert "a Timer with interval step" in sentence(agentrl(config=given))
+    given["trainer"]["callbacks"][0]["init_args"]["interval"] = "epoch"
+    code, printed = agentrl(config=given)
+    assert code == 0, printed
+    assert any("interval: epoch" in saved.read_text() for saved in tmp_path.rglob("config.yaml"))
+
+
 def test_null_on_the_command_line_is_no_text(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
