@@ -12,7 +12,6 @@ from tests.markdown import agentrl_lines
 
 CONFIGS = GUIDES.parents[1] / "configs"
 ELSEWHERE = {  # pages whose configs are made by a command of theirs, or need a server or many GPUs
-    "advise.md",
     "cluster.md",
     "environment_by_url.md",  # played in tests/commands/test_environment_by_url_guide.py
 }

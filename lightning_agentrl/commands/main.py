@@ -35,7 +35,6 @@ commands
   fit            train            agentrl fit --config quickstart
   validate       judge            agentrl validate --config quickstart --ckpt_path last
   inspect        before training  agentrl inspect --config quickstart
-  advise         choose settings  agentrl advise --config quickstart
   clone          learn by example agentrl clone --config quickstart --out cloned
   play           play yourself    agentrl play agentrl_envs:GuessNumber-v0
   view           look at a run    agentrl view runs/quickstart
@@ -268,7 +267,7 @@ def new(folder: str) -> None:
     print(f"written to {folder}: {', '.join(names)}\nnext: cd {there} && agentrl fit --config config.yaml --dry-run")
 
 
-OF_A_RUN = (*SUBCOMMANDS, "verify-engine", "inspect", "advise", "clone")  # take the config of a run
+OF_A_RUN = (*SUBCOMMANDS, "verify-engine", "inspect", "clone")  # take the config of a run
 OWN: dict[str, Callable[..., None]] = {
     "new": new,
     "play": play,

@@ -14,8 +14,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
-from lightning_agentrl.episodes.advised import Advised
 from lightning_agentrl.episodes.argument_types import argument_problem
+from lightning_agentrl.episodes.expert import ExpertActions
 from lightning_agentrl.episodes.make_errors import environment_problem, import_problem
 from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.problem import ConfigError
@@ -32,14 +32,14 @@ class Recipe:
         kwargs: arguments of the environment.
         key: the key of the config under which it was given.
         registered: what the id stands for, in case the other process does not know it.
-        advised: whether its scripted player says before each turn what it would do.
+        expert: add the action of the scripted player to each info.
     """
 
     id: str
     kwargs: Mapping[str, Any]
     key: str
     registered: EnvSpec | None = None
-    advised: bool = False
+    expert: bool = False
 
     def make(self) -> gymnasium.Env:
         """Build the environment.
@@ -51,7 +51,7 @@ class Recipe:
             raise ConfigError(problem)
         with self._as_config_errors():
             env = gymnasium.make(self.id, disable_env_checker=True, **filled(self.kwargs, f"{self.key}.kwargs"))
-        return Advised(env, self.id) if self.advised else env
+        return ExpertActions(env, self.id) if self.expert else env
 
     def load(self) -> Callable[..., Any] | None:
         """Import the environment and return what makes it, a class or a function; None if gymnasium does not know it.

@@ -86,7 +86,7 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         self.key = ENV
-        self._is_advised = False
+        self._expert = False
         self.wording = from_plain(self.wording, Wording, f"{ENV}.wording")
         self.judge = from_plain(self.judge, Judge, f"{ENV}.judge")
         check_secrets(self.kwargs)
@@ -134,10 +134,10 @@ class EnvConfig:
         if self.judge is not None:
             self.judge.release()
 
-    def advised(self) -> EnvConfig:
+    def with_expert(self) -> EnvConfig:
         """Return the source of the same environments in which the scripted player speaks, and no judge."""
         other = copy(self)
-        other._is_advised, other.judge = True, None
+        other._expert, other.judge = True, None
         return other
 
     def make(self) -> gymnasium.Env:
@@ -158,7 +158,7 @@ class EnvConfig:
 
     @property
     def _recipe(self) -> Recipe:
-        return Recipe(self.id, self.kwargs, self.key, advised=self._is_advised)
+        return Recipe(self.id, self.kwargs, self.key, expert=self._expert)
 
 
 def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | None) -> list[Source]:

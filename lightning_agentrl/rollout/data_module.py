@@ -41,7 +41,6 @@ from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
 from lightning_agentrl.rollout.staleness import check_staleness
-from lightning_agentrl.rollout.starts import StartedEpisode, play_starts
 from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream, resume_between_epochs
@@ -530,14 +529,6 @@ class RolloutDataModule(L.LightningDataModule):
             )
         finally:
             self.pool.close_held_out()
-
-    def play_starts(self, groups: GroupRollout, episodes: int, most_turns: int, replays: int) -> list[StartedEpisode]:
-        """Play episodes in groups as :func:`play_starts`, with the current weights, apart from training."""
-        return self._play_apart(
-            lambda make, player: play_starts(groups, episodes, most_turns, replays, make, player, self.at_a_time),
-            episodes,
-            self._connected.learner.temperature,
-        )
 
     def _play_apart(
         self, playing: Callable[[SessionMaker, Player], Coroutine[Any, Any, T]], episodes: int, temperature: float

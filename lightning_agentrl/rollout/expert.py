@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import rank, world_size
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.episodes.advised import ADVICE
 from lightning_agentrl.episodes.env_pool import EnvPool
+from lightning_agentrl.episodes.expert import EXPERT_ACTION
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import EnvConfig, Source
@@ -40,7 +40,7 @@ class Expert(Demonstrations):
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
         """Play them, each from a seed of its own that is no held-out one."""
         at_a_time = data.at_a_time
-        pool = EnvPool([_advised(source) for source in data.pool.sources], threads=at_a_time)
+        pool = EnvPool([_with_expert(source) for source in data.pool.sources], threads=at_a_time)
         make = SessionMaker(pool, data.renderer, data.memory, data.seed)
         loop = LoopThread()
         played: dict[int, Demonstration] = {}
@@ -65,12 +65,12 @@ class Expert(Demonstrations):
         return [played[number] for number in sorted(played)]
 
 
-def _advised(source: Source) -> Source:
+def _with_expert(source: Source) -> Source:
     if not isinstance(source, EnvConfig):
         raise ConfigError(
             f"the tasks of {source.key} have no scripted player; clone recorded runs, or name environments only"
         )
-    return source.advised()
+    return source.with_expert()
 
 
 class _NoEngine(Engine):
@@ -93,7 +93,7 @@ class _ScriptedReplies(_NoEngine):
     """Replies that name what the scripted player of a session would do, closed as the chat template closes them.
 
     Args:
-        session: in an environment that is advised.
+        session: in an environment wrapped by `ExpertActions`.
     """
 
     def __init__(self, session: Session) -> None:
@@ -107,7 +107,7 @@ class _ScriptedReplies(_NoEngine):
         """
         session = self.session
         assert session.worker.answer is not None
-        action, contract, renderer = session.worker.answer.info[ADVICE], session.contract, session.renderer
+        action, contract, renderer = session.worker.answer.info[EXPERT_ACTION], session.contract, session.renderer
         if contract.actions and action not in contract.actions:
             raise ConfigError(
                 f"the scripted player wants {action!r}, which is not among the actions that are offered: "

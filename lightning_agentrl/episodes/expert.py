@@ -1,6 +1,6 @@
-"""An environment whose scripted player says before each turn what it would do.
+"""A wrapper that adds the action of an environment's scripted player to each info, for cloning.
 
-The processes of environments import this file, so it imports nothing but gymnasium and the errors.
+Environment processes import this file, so it imports only gymnasium and the errors.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import gymnasium
 
 from lightning_agentrl.errors.problem import ConfigError
 
-ADVICE = "advice"  # of info: the action that the scripted player would take now; None once the episode is over
+EXPERT_ACTION = "expert_action"  # key of info; None once the episode is over
 
 
-class Advised(gymnasium.Wrapper):
-    """Adds to every info what the environment's ``solver`` would do.
+class ExpertActions(gymnasium.Wrapper):
+    """Add the next action of the environment's ``solver`` to each info.
 
-    ``solver()`` is called after each reset, and returns a function that gives the name of the next action, or None
-    where there is no scripted player.
+    ``solver()`` is called after each reset. It returns a function that gives the name of the next action, or None if
+    there is no scripted player.
 
     Args:
         env: the environment.
@@ -41,14 +41,14 @@ class Advised(gymnasium.Wrapper):
                 "which gives the next action); clone recorded runs instead, or another environment"
             )
         self._seed = seed
-        return observation, {**info, ADVICE: self._advice()}
+        return observation, {**info, EXPERT_ACTION: self._action()}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         over = bool(terminated) or bool(truncated)
-        return observation, reward, terminated, truncated, {**info, ADVICE: None if over else self._advice()}
+        return observation, reward, terminated, truncated, {**info, EXPERT_ACTION: None if over else self._action()}
 
-    def _advice(self) -> str:
+    def _action(self) -> str:
         assert self._player is not None
         action = self._ask(self._player, self._seed)
         if not isinstance(action, str):
