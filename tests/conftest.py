@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,29 +45,8 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        _remember_how_many_are_frozen()
         gc.freeze()
         gc.enable()
-
-
-def _remember_how_many_are_frozen() -> None:
-    """Count what is frozen once, not whenever somebody asks: it takes a tenth of a second, some thousand times."""
-    freeze, unfreeze, count = gc.freeze, gc.unfreeze, gc.get_freeze_count
-    known: list[int] = []
-
-    def forget_and(change: Callable[[], None]) -> Callable[[], None]:
-        def changed() -> None:
-            known.clear()
-            change()
-
-        return changed
-
-    def counted() -> int:
-        if not known:
-            known.append(count())
-        return known[0]
-
-    gc.freeze, gc.unfreeze, gc.get_freeze_count = forget_and(freeze), forget_and(unfreeze), counted
 
 
 def pytest_unconfigure() -> None:

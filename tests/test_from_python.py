@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -470,62 +468,6 @@ def test_a_critic_of_ones_own_that_returns_something_else_is_named(
     message = rf"^forward of TwoColumns must return one tensor \[\d+\].* got {got} \(key model\.init_args\.critic\)$"
     with pytest.raises(TypeError, match=message):
         make_trainer(tmp_path, 1).fit(make_agent(tiny_folder, TwoColumns(make)), make_data())
-
-
-class SecondTrainer(L.Callback):
-    """Validates with a Trainer of its own after each iteration, and goes on where that is refused.
-
-    Args:
-        make: the Trainer.
-        pick: of an agent and a data module in a run, those that are validated.
-    """
-
-    def __init__(self, make: Callable[[], L.Trainer], pick: Callable[[Any, Any], tuple[Any, Any]]) -> None:
-        self.make, self.pick = make, pick
-        self.found: list[dict[str, float]] = []
-        self.refused: list[str] = []
-
-    def on_train_epoch_end(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-        picked, data = self.pick(agent, trainer.datamodule)  # type: ignore[attr-defined]
-        try:
-            self.found += self.make().validate(picked, data, verbose=False)  # type: ignore[arg-type]
-        except ValueError as error:
-            self.refused.append(str(error))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    ("pick", "named"),
-    [
-        (lambda agent, data: (agent, make_data(seed=5)), "PPOAgent"),
-        pytest.param(lambda agent, data: (deepcopy(agent), data), "RolloutDataModule", marks=pytest.mark.long),
-        (lambda agent, data: (agent, data), "RolloutDataModule"),
-        (lambda agent, data: (deepcopy(agent), make_data(seed=5)), ""),
-    ],
-)
-def test_a_second_trainer_inside_a_run_gets_copies_or_is_refused_and_the_run_goes_on(
-    pick: Callable[[Any, Any], tuple[Any, Any]], named: str, own: bool, tiny_folder: Path, tmp_path: Path
-) -> None:
-    def make() -> L.Trainer:
-        if own:
-            return Trainer(accelerator="cpu", precision="64-true", default_root_dir=tmp_path / "second")
-        return make_trainer(tmp_path / "second", 1, limit_val_batches=1.0)
-
-    second, alone = SecondTrainer(make, pick), make_trainer(tmp_path, 2)
-    alone.fit(make_agent(tiny_folder), make_data())
-    trainer = make_trainer(tmp_path, 2, [second])
-    trainer.fit(agent := make_agent(tiny_folder), data := make_data())
-    assert trainer.global_step == 4
-    assert agent.trainer is data.trainer is trainer
-    for name in ("policy/loss", "critic/loss", "rollout/reward_per_turn", "grad_norm/actor"):
-        assert trainer.logged_metrics[name] == alone.logged_metrics[name], name
-    if named:
-        assert len(second.refused) == 2
-        assert re.match(rf"this {named} is in a run of another Trainer.*copy\.deepcopy\(agent\)", second.refused[0])
-    else:
-        assert [numbers["val/episodes"] for numbers in second.found] == [8, 8]
-    make_trainer(tmp_path, 1).fit(agent, data)  # the next run is free
 
 
 class Bare(AdvantageEstimator):

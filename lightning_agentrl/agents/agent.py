@@ -6,9 +6,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -89,7 +89,6 @@ from lightning_agentrl.models.loading import load_tokenizer, model_name, read_co
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
-from lightning_agentrl.rollout.one_trainer import check_free
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import ForkPlan, Rollout, Scores
 from lightning_agentrl.types.arguments import arguments
@@ -120,11 +119,6 @@ class Agent(L.LightningModule, ABC):
         temperature: of sampling and of all log-probs.
         variance_proxy: log signal and noise of the policy's gradient.
     """
-
-    old_keys: ClassVar[dict[str, str]] = {  # of earlier versions, and what is written instead
-        **{f.name: f"write optim: {{{f.name}: ...}}" for f in fields(Optim) if f.name != "schedule"},
-        **{f.name: f"write compute: {{{f.name}: ...}}" for f in fields(Compute)},
-    }
 
     models: Models  # set in configure_model
     actor: LanguageModel  # registered first, then the critic: the order of the optimizer's groups
@@ -450,15 +444,6 @@ class Agent(L.LightningModule, ABC):
         self.log_dict(numbers)
 
     # Building: Lightning's hooks in the order in which they are called
-
-    @property
-    def trainer(self) -> L.Trainer:
-        return super().trainer
-
-    @trainer.setter
-    def trainer(self, trainer: L.Trainer | None) -> None:
-        check_free(self, self._trainer, trainer)
-        cast(Any, L.LightningModule).trainer.fset(self, trainer)
 
     def configure_callbacks(self) -> Sequence[L.Callback] | L.Callback:
         """Refuse callbacks that would fail in words of their own in their setup, which comes before the agent's."""

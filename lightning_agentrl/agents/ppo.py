@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,15 +89,6 @@ class PPOAgent(Agent):
         args: as ``kwargs``, in the order of :class:`Agent`.
         kwargs: what every :class:`Agent` takes: model, critic, estimator, correction, optimizer and others.
     """
-
-    old_keys: ClassVar[dict[str, str]] = Agent.old_keys | {
-        "kl_in_reward": "write kl: {reward: ...}",
-        "kl_kind": "write kl: {reward_kind: ...}",
-        "kl_loss": "write kl: {loss: ...}",
-        "kl_loss_kind": "write kl: {loss_kind: ...}",
-        "loss_aggregation": "write it into policy_loss, as init_args: {aggregation: ...}",
-        "loss_norm_tokens": "write it into policy_loss, as init_args: {norm_tokens: ...}",
-    }
 
     def __init__(
         self,

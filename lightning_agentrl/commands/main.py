@@ -19,7 +19,6 @@ from lightning_agentrl import __version__
 from lightning_agentrl.commands.check_files import check_files
 from lightning_agentrl.commands.ending import one_line_errors
 from lightning_agentrl.commands.failures import file_fault
-from lightning_agentrl.commands.importing import without_collecting
 from lightning_agentrl.commands.places import SUBCOMMANDS
 from lightning_agentrl.commands.shipped import with_shipped_configs
 from lightning_agentrl.errors import ConfigError, Usage, explain, unknown_command
@@ -319,8 +318,7 @@ def main() -> None:
                 return
         arguments = [FLAGS.get(argument, argument) for argument in arguments]
         check_files(arguments[1:])  # what follows takes seconds
-        with without_collecting():
-            from lightning_agentrl.commands.fit import run
+        from lightning_agentrl.commands.fit import run
         from lightning_agentrl.commands.quiet import leave_out_noise
 
         keep_freed_memory()
@@ -372,8 +370,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
     settings = parser.parse_args([FLAGS.get(argument, argument) for argument in own]).as_dict()
     for name in (name for name, value in settings.items() if value == ""):  # of a variable of the shell that is not set
         raise ConfigError(empty_argument(name, usage))
-    with without_collecting():
-        import_module(f"lightning_agentrl.commands.{function.__name__}")  # with all that it needs
+    import_module(f"lightning_agentrl.commands.{function.__name__}")  # with all that it needs
     try:
         function(**settings, **options)
     except ConfigError:  # knows the place

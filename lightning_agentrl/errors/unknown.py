@@ -41,9 +41,6 @@ def unknown_key(key: str, above: str, owner: type | None, known: Sequence[str] =
         known: the keys that are allowed, if they are not those of the class.
         class_name: the class below which the key is written, if that is not the owner.
     """
-    first = key.split(".")[0]
-    if instead := getattr(owner, "old_keys", {}).get(first):
-        return Problem(f"there is no key '{first}' any more", key=f"{above}.{first}", owner=class_name, fix=instead)
     known = known or keys_of(owner)
     where = f"in {owner.__name__ if owner else above}" if owner or above else "at the top of a config"
     return Problem(

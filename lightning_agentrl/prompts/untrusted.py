@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
 ROUNDS = 3  # of breaking what a normaliser makes of broken text; one is enough for all known ones
-REMEMBERED_CHARS = 1 << 14  # of a text that is kept with what was made of it; 4,096 of them are kept
 
 
 class Untrusted:
@@ -37,14 +35,10 @@ class Untrusted:
         self._special_ids = set(cast(list[int], tokenizer.convert_tokens_to_ids(known)))
         self._tokenizer = tokenizer
         self._max_chars = max_chars
-        self._remembered = lru_cache(maxsize=4096)(self._harmless)  # a history shows the same texts again and again
 
     def __call__(self, text: str) -> str:
         """Return the text with nothing in it that reads as a special token or a role marker."""
         text = text[: self._max_chars]
-        return self._remembered(text) if len(text) <= REMEMBERED_CHARS else self._harmless(text)
-
-    def _harmless(self, text: str) -> str:
         for _ in range(ROUNDS):
             text = self._start.sub(r"\1 ", text)
             ids = self._tokenizer.encode(text, add_special_tokens=False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from copy import copy, deepcopy
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import lightning as L
 import torch
@@ -36,7 +34,6 @@ from lightning_agentrl.rollout.fault_limits import FaultLimits
 from lightning_agentrl.rollout.fixed_turns import endless_session
 from lightning_agentrl.rollout.groups import group_session
 from lightning_agentrl.rollout.learner import Learner
-from lightning_agentrl.rollout.one_trainer import check_free, is_running
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
@@ -92,13 +89,6 @@ class RolloutDataModule(L.LightningDataModule):
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
     """
 
-    old_keys: ClassVar[dict[str, str]] = {  # of earlier versions, and what is written instead
-        "other_envs": "list them behind that of data.init_args.env, as envs: [{id: ...}, {id: ...}], and remove env",
-        "tasks": "make them an item of the list data.init_args.envs, as envs: [{id: ...}, {path: ...}]",
-    }
-
-    _trainer: L.Trainer | None = None
-
     def __init__(
         self,
         env: EnvConfig | None = None,
@@ -152,42 +142,12 @@ class RolloutDataModule(L.LightningDataModule):
         self._connection: Connection | None = None  # once there is an agent
         self._loop: LoopThread | None = None
         self._failed = False  # a run has, and threads have ended
-        self._froze = False  # what the process held when the run began
         self.stopping = Stopping()
         self.episodes = TrainingEpisodes(self.sizes, self.max_staleness, self.faults.share, self._origin, self.stopping)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RolloutDataModule:
-        """Return one with the same settings that was never used: without trainer, agent and episodes.
-
-        Raises:
-            RuntimeError: this one is in use.
-        """
-        if self._loop is not None:
-            raise RuntimeError(
-                f"this {type(self).__name__} is in use by a run, whose engine and environments cannot be copied; copy "
-                "it before the run or after its end, or make another one with the same arguments"
-            )
-        fresh = memo[id(self)] = copy(self)
-        fresh.trainer = None
-        fresh._begin_anew(deepcopy(self.pool.sources, memo))
-        of_runs = {name for name, value in vars(fresh).items() if value is not vars(self).get(name)} | {"_trainer"}
-        settings = {name: value for name, value in vars(self).items() if name not in of_runs}
-        vars(fresh).update(deepcopy(settings, memo))
-        return fresh
 
     def __str__(self) -> str:
         """Lightning's would go through the loaders, and so collect a rollout."""
         return f"{type(self).__name__}({self._origin}, {self.sizes.num_envs} environments at a time)"
-
-    @property
-    def trainer(self) -> L.Trainer | None:
-        """Lightning sets it as a run begins, and it stays."""
-        return self._trainer
-
-    @trainer.setter
-    def trainer(self, trainer: L.Trainer | None) -> None:
-        check_free(self, self._trainer, trainer)
-        self._trainer = trainer
 
     @property
     def steps_per_iteration(self) -> int:
@@ -294,20 +254,7 @@ class RolloutDataModule(L.LightningDataModule):
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
         if self.trainer is not None:
             resume_between_epochs(self.trainer.fit_loop)
-            self._freeze()
         return self.stream
-
-    def _freeze(self) -> None:
-        """Leave packages and models, which stay, out of what is looked through for garbage again and again."""
-        if not gc.get_freeze_count():  # else the process decides what stays, and for how long
-            gc.collect()
-            gc.freeze()
-            self._froze = True
-
-    def _unfreeze(self) -> None:
-        if self._froze:
-            gc.unfreeze()
-            self._froze = False
 
     def val_dataloader(self) -> EpisodeSeeds:
         return EpisodeSeeds(self.validation_seeds())
@@ -322,7 +269,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Stop engine, event loop and environments; ``state_dict`` still gives the episodes as they were."""
-        self._unfreeze()
         if self._loop is not None:
             if self.preparing:
                 self.episodes.cancel()
@@ -351,9 +297,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """End what is collected in the background, and after an error all threads; episodes stay as they were."""
-        if is_running(self.trainer):  # of a second Trainer, which was refused this
-            return
-        self._unfreeze()  # so that models of a run that failed can be freed
         self.episodes.cancel()
         if not isinstance(exception, Exception):  # a run that was asked to end does not wait for running replies
             return

@@ -7,7 +7,6 @@ and in its workers.
 from __future__ import annotations
 
 import ctypes
-import gc
 import multiprocessing
 import os
 import signal
@@ -15,7 +14,6 @@ import sys
 import threading
 import time
 from importlib import import_module
-from types import ModuleType
 
 _PR_SET_PDEATHSIG = 1  # of prctl
 _GRACE_SECONDS = 20.0  # for a server to end by itself once its engine has
@@ -47,20 +45,10 @@ def end_with_child() -> None:
     os._exit(1)
 
 
-def imported(module: str) -> ModuleType:
-    """Import a module of vLLM without looking for garbage among its million objects, meanwhile and later on."""
-    gc.disable()
-    try:
-        return import_module(module)
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 if __name__ == "__mp_main__":
     end_with_parent()
-    imported("vllm.v1.engine.core")
+    import_module("vllm.v1.engine.core")
 elif __name__ == "__main__":
     threading.Thread(target=end_with_child, daemon=True).start()
     sys.argv = sys.argv[1:]  # the module of vLLM, and its options
-    imported(sys.argv[0]).main()
+    import_module(sys.argv[0]).main()

@@ -109,17 +109,3 @@ def test_threads_end_with_a_fit_that_fails_and_the_next_goes_on(
         for env in kept:
             numbers = sorted((episode, index) for of, episode, index in played if of == env)
             assert all(b in ((a[0], a[1] + 1), (a[0] + 1, 0)) for a, b in pairwise(numbers))
-
-
-@pytest.mark.slow
-def test_the_error_of_a_second_trainer_leaves_the_threads_of_the_run(tiny_folder: Path, tmp_path: Path) -> None:
-    class Second(L.Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
-            running = threads()
-            with pytest.raises(ValueError, match="another Trainer"):
-                make_trainer(tmp_path, 1).validate(make_agent(tiny_folder), trainer.datamodule)
-            assert threads() == running != set()
-
-    trainer = make_trainer(tmp_path, 2, [Second()])
-    trainer.fit(make_agent(tiny_folder), make_data())
-    assert trainer.global_step == 4

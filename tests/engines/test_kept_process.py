@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from lightning_agentrl.engines.vllm.kept_process import QUIET, kept_frozen, kept_process
+from lightning_agentrl.engines.vllm.kept_process import QUIET, kept_process
 
 CPU = torch.device("cpu")
 
@@ -28,21 +27,6 @@ def test_the_precision_of_products_stays_the_trainers() -> None:
     with kept_process(CPU):
         torch.set_float32_matmul_precision("highest")
     assert torch.get_float32_matmul_precision() == "high"
-
-
-def test_what_is_frozen_is_left_to_the_process() -> None:
-    """By itself, vLLM freezes all that is there once it has started, and thaws all when it ends."""
-    gc.unfreeze()
-    with kept_process(CPU):
-        gc.freeze()
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
-    frozen = gc.get_freeze_count()
-    with kept_frozen():
-        gc.unfreeze()
-    assert gc.get_freeze_count() == frozen > 0
 
 
 def test_vllm_leaves_logging_alone_unless_the_user_has_told_it_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import random
@@ -50,7 +49,6 @@ class Starts:
     steps: int = 0  # after the fault
     states: list[tuple[Any, ...]] = field(default_factory=list)  # before the second start, with the engine, and later
     changed: list[str] = field(default_factory=list)  # variables
-    frozen: list[int] = field(default_factory=list)  # objects, once the engine was stopped, of each start
     threads: set[str] = field(default_factory=set)  # that are left
     logged: str = ""
 
@@ -107,7 +105,6 @@ def starts(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Sta
         sample()
         break_off(engine, seen)
         engine.stop()
-        seen.frozen.append(gc.get_freeze_count())
         random.seed(1)
         np.random.seed(2)
         torch.manual_seed(3)
@@ -116,7 +113,6 @@ def starts(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Sta
         sample()
         seen.states.append(states())
         engine.stop()
-        seen.frozen.append(gc.get_freeze_count())
         seen.states.append(states())
         seen.changed = [name for name in os.environ | variables if os.environ.get(name) != variables.get(name)]
         seen.threads = {thread.name for thread in threading.enumerate()} - threads
@@ -150,9 +146,6 @@ def test_the_process_stays_as_it_was(starts):
     assert [name for name in starts.changed if not name.startswith("VLLM_")] == []
     assert "vllm-engine" not in starts.threads
     assert not torch.distributed.is_initialized()
-    first, second = starts.frozen
-    assert first > 100_000  # the packages; a thousand of these objects may have been freed meanwhile
-    assert abs(second - first) < 1000
 
 
 def test_an_engine_can_be_started_again_after_an_error_and_then_needs_weights(starts):

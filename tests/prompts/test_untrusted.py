@@ -12,7 +12,7 @@ from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.prompts.untrusted import REMEMBERED_CHARS, Untrusted, role_markers, special_strings
+from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
 from lightning_agentrl.types import Segment, input_of
 from tests.prompts.templates import TEMPLATES, Marks, make_tokenizer
 
@@ -165,13 +165,3 @@ def test_words_that_a_tokenizer_does_not_know_are_harmless():
     safe = Untrusted(tokenizer, (), 1000)
     assert safe("Player 1, go: [up]!") == "Player 1, go: [up]!"
     assert "<unk>" not in safe("go <unk>")
-
-
-def test_a_long_text_is_made_harmless_and_not_kept():
-    """4,096 of a megabyte each would fill the memory of a long run."""
-    tokenizer = make_tokenizer(TEMPLATES["chatml"])
-    safe, mark = Untrusted(tokenizer), special_strings(tokenizer)[0]
-    assert mark not in safe(mark + "a" * REMEMBERED_CHARS)
-    assert safe._remembered.cache_info().currsize == 0
-    assert safe("a word") == "a word"
-    assert safe._remembered.cache_info().currsize == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import random
@@ -21,7 +20,7 @@ def kept_process(device: torch.device) -> Iterator[None]:
     """Undo what vLLM changes: random states, threads, precision of products, logging, variables.
 
     Variables of vLLM's own stay, as it reads them at any time. It samples with the trainer's precision of products in
-    float32, as the trainer scores. Variables of the user about vLLM's logging are followed. What is frozen stays so.
+    float32, as the trainer scores. Variables of the user about vLLM's logging are followed.
     """
     variables, precision = dict(os.environ), torch.get_float32_matmul_precision()
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
@@ -33,7 +32,7 @@ def kept_process(device: torch.device) -> Iterator[None]:
         if logging.getLogger("vllm").level == logging.NOTSET:
             logging.getLogger("vllm").setLevel(logging.ERROR)
     try:
-        with torch.random.fork_rng(devices), kept_frozen():
+        with torch.random.fork_rng(devices):
             yield
     finally:
         random.setstate(states[0])
@@ -48,25 +47,3 @@ def kept_process(device: torch.device) -> Iterator[None]:
                     os.environ[name] = variables[name]
                 else:
                     del os.environ[name]
-
-
-@contextmanager
-def kept_frozen() -> Iterator[None]:
-    """Leave it to the process what is never looked through for garbage, and look for none meanwhile.
-
-    vLLM freezes all objects when it has started, the trainer's too, and thaws all when it ends. It looks for garbage
-    seven times in each start, which takes seconds where the packages of a process are not frozen.
-    """
-    freeze, unfreeze, collects = gc.freeze, gc.unfreeze, gc.isenabled()
-    gc.freeze = gc.unfreeze = _nothing
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze, gc.unfreeze = freeze, unfreeze
-        if collects:
-            gc.enable()
-
-
-def _nothing() -> None:
-    pass

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass
-from gc import freeze
 from typing import Any, Literal
 
 import torch
@@ -15,7 +13,7 @@ import torch
 from lightning_agentrl.engines.base import PolicyHandle, SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, group_executor
 from lightning_agentrl.engines.vllm.images import image_arguments
-from lightning_agentrl.engines.vllm.kept_process import kept_frozen, kept_process
+from lightning_agentrl.engines.vllm.kept_process import kept_process
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.errors.foreign_messages import vllm_refusal
 from lightning_agentrl.errors.vllm_version import GET
@@ -140,13 +138,9 @@ def start_vllm(options: VLLMOptions, handle: PolicyHandle, group: RankGroup | No
     if device.type != "cpu":  # vLLM reads it at any time (`VllmConfig.use_v2_model_runner`)
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.model_runner_v2))
     with kept_process(device):
-        with_packages = gc.get_freeze_count() > 0 and "vllm" not in sys.modules
         from vllm import EngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
-
-        if with_packages:
-            freeze()  # as those of the command
 
         if current_platform.is_cpu() != (device.type == "cpu"):
             found = f"runs on '{current_platform.device_type}'" if current_platform.device_type else "finds no device"
@@ -241,10 +235,9 @@ def close_vllm(engine: Any, owns_processes: bool) -> None:
     """Release memory; keep the process group if vLLM found one, that is without ``owns_processes``."""
     client = engine.engine_core
     client._finalizer.detach()  # it would destroy the process group in any case
-    with kept_frozen():
-        client.engine_core.model_executor.shutdown()
-        client.engine_core.scheduler.shutdown()
-        _leave_groups(owns_processes)
+    client.engine_core.model_executor.shutdown()
+    client.engine_core.scheduler.shutdown()
+    _leave_groups(owns_processes)
 
 
 def _leave_groups(owns_processes: bool) -> None:
