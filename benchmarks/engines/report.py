@@ -34,7 +34,6 @@ def page(records: dict[str, list[Record]]) -> str:
         "`benchmarks/engines` from `vllm.json`; a ratio is of two neighbours in time, given as median (range).",
         "",
         *_throughput(records.get("throughput", [])),
-        *_heavy_tail(records.get("heavy_tail", [])),
     ]
     return "\n".join(lines)
 
@@ -67,28 +66,5 @@ def _throughput(records: Sequence[Record]) -> list[str]:
         lines.append(
             f"| {record['envs']} | {record['turns']} | {record['reply']} | {tokens:.0f} | {alone:.0f} "
             f"| {spread(shares)} | {spread(in_turns)}, {len(pairs)} of each |"
-        )
-    return [*lines, ""]
-
-
-def _heavy_tail(records: Sequence[Record]) -> list[str]:
-    if not records:
-        return []
-    lines = [
-        "## Environments of which some steps take long",
-        "",
-        "One step in ten takes 1 s, the others 20 ms. The ideal is a simulation of events in which nothing but those",
-        "delays and the engine's steps takes time, with the seconds of a step as measured by its rows and new prompts.",
-        "In lockstep, no environment goes on before all have stepped; it meets the same delays.",
-        "",
-        "| environments | turns of each | seconds | ideal / measured | lockstep / measured |",
-        "|---|---|---|---|---|",
-    ]
-    for record in records:
-        runs = record["runs"]
-        lines.append(
-            f"| {record['envs']} | {record['turns']} | {median(run['free_seconds'] for run in runs):.1f} "
-            f"| {spread([run['ideal_seconds'] / run['free_seconds'] for run in runs])} "
-            f"| {spread([run['lockstep_seconds'] / run['free_seconds'] for run in runs])}, {len(runs)} runs |"
         )
     return [*lines, ""]
