@@ -8,28 +8,25 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.laboratory.cloning import PROMPT, Beginning, Solved
 from benchmarks.laboratory.exact import Array
 from benchmarks.laboratory.fits import data_of, quiet_trainer
-from benchmarks.laboratory.later import LATER, shown
 from benchmarks.laboratory.memories import MemoryKind, memory_of
 from benchmarks.laboratory.policy import LastWord, Reader
-from benchmarks.laboratory.steadiness import Steadiness
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
 from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.losses import NoCorrection, OffPolicyCorrection, TruncatedWeights
-from lightning_agentrl.models.critic import Critic, LeastSquaresCritic, SeparateCritic, SharedCritic
+from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.rollout import (
     GroupRollout,
@@ -47,9 +44,6 @@ STEPS = 2  # of an iteration
 WARMUP_ROUNDS = 10
 
 
-CriticKind = Literal["separate", "shared", "least squares"]
-
-
 @dataclass(frozen=True)
 class Arm:
     """One setting; all that is not named is equal in every arm.
@@ -63,18 +57,11 @@ class Arm:
         random_head: the value head begins with values of standard deviation 1 over the states, in place of 0.
         warmup: rounds in which the critic learns alone before the actor moves.
         lr: learning rate of actor and critic.
-        kl: coefficient of the KL to the start in the reward.
-        first_token_weight: of the value loss.
-        invalid_mode: what happens to a reply without an action.
-        invalid_penalty: what it costs.
         max_staleness: iterations by which rollouts are collected ahead.
         corrected: whether stale rollouts are reweighted.
         waits: iterations that each rollout waits before it is trained on.
         history: past turns that a prompt shows.
         thoughts: of them that keep their thought, the newest ones.
-        unit: that rewards are multiplied by.
-        popart: of the critic.
-        critic: a model of its own, a head on the policy's trunk that a gradient trains, or one by least squares.
         memory_kind: what of the past is shown, if not a window; see :func:`memory_of`, whose ``turns`` are ``history``.
     """
 
@@ -86,23 +73,12 @@ class Arm:
     random_head: bool = False
     warmup: int = 0
     lr: float = 5e-4
-    kl: float = 0.0
-    first_token_weight: float = 3.0
-    invalid_mode: Literal["add", "replace", "truncate"] = "add"
-    invalid_penalty: float = 0.0
     max_staleness: int = 0
     corrected: bool = True
-    waits: int = field(default=0, metadata=LATER)
-    history: int = field(default=0, metadata=LATER)
-    thoughts: int = field(default=0, metadata=LATER)
-    unit: float = field(default=1.0, metadata=LATER)
-    popart: float | None = field(default=None, metadata=LATER)
-    critic: CriticKind = field(default="separate", metadata=LATER)
-    memory_kind: MemoryKind = field(default="window", metadata=LATER)
-
-    def __repr__(self) -> str:
-        """Return what runs are found by."""
-        return shown(self)
+    waits: int = 0
+    history: int = 0
+    thoughts: int = 0
+    memory_kind: MemoryKind = "window"
 
     @property
     def envs(self) -> int:
@@ -156,7 +132,6 @@ class ExactCurve(RolloutCallback):
         self.success = success
         self.curve: list[float] = [success(reader.table())]
         self.turns = [0]
-        self.invalid: list[float] = []
         self._played = 0
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
@@ -167,10 +142,8 @@ class ExactCurve(RolloutCallback):
         if pl_module.phase != "train":
             return
         weights = {name: x.detach() for name, x in pl_module.actor.lm.state_dict().items()}
-        table_SA = self.reader.table(weights)
-        self.curve.append(self.success(table_SA))
+        self.curve.append(self.success(self.reader.table(weights)))
         self.turns.append(self._played)
-        self.invalid.append(float(table_SA[:, -1].mean()))
 
 
 class Waiting(L.Callback, RolloutSource):
@@ -193,24 +166,20 @@ class Waiting(L.Callback, RolloutSource):
         return stream.learner.prepare(self._queue.popleft())
 
 
-def rollouts(start: Beginning, arm: Arm, seed: int, held_out: ValidationConfig | None = None) -> RolloutDataModule:
+def rollouts(start: Beginning, arm: Arm, seed: int) -> RolloutDataModule:
     """Return what an arm plays: equal seeds play equal levels with equal noise.
 
     Args:
         start: the game.
         arm: what is compared.
         seed: of levels and noise.
-        held_out: episodes that are played to see how good a policy is; None: there are none.
     """
-    held_out = held_out or ValidationConfig(episodes=0, num_envs=1)
     amount: dict[str, Any]
     if arm.group is None:
         amount = {"turns_per_env": arm.turns_per_env, "mini_batch_turns": TURNS // STEPS}
     else:
         amount = {"groups": GroupRollout(arm.group, arm.episodes // arm.group, STEPS)}
-    interaction = TurnInteraction(
-        start.reply_tokens, LastWord(), invalid_penalty=arm.invalid_penalty, invalid_mode=arm.invalid_mode
-    )
+    interaction = TurnInteraction(start.reply_tokens, LastWord(), invalid_penalty=0.0)
     return data_of(
         start.env,
         PROMPT,
@@ -218,27 +187,11 @@ def rollouts(start: Beginning, arm: Arm, seed: int, held_out: ValidationConfig |
         seed,
         num_envs=arm.envs,
         memory=arm.memory,
-        engine=TransformersEngine(max_batch=max(arm.envs, held_out.num_envs)),
-        validation=held_out,
+        engine=TransformersEngine(max_batch=arm.envs),
+        validation=ValidationConfig(episodes=0, num_envs=1),
         max_staleness=arm.max_staleness,
         **amount,
     )
-
-
-class InUnits(PPOAgent):
-    """Counts rewards in units of its own."""
-
-    unit = 1.0
-
-    def shape_rewards(self, rollout: Rollout) -> Tensor:
-        return super().shape_rewards(rollout) * self.unit
-
-
-def critic_of(arm: Arm) -> Critic:
-    """Return the critic of an arm, whose head begins at zero."""
-    if arm.critic == "separate":
-        return SeparateCritic(popart=arm.popart)
-    return SharedCritic(popart=arm.popart) if arm.critic == "shared" else LeastSquaresCritic()
 
 
 def correction_of(arm: Arm) -> OffPolicyCorrection | None:
@@ -250,18 +203,15 @@ def correction_of(arm: Arm) -> OffPolicyCorrection | None:
 
 def agent_of(model: Path, arm: Arm, critic: Critic | None) -> PPOAgent:
     """Return the agent of an arm."""
-    agent = InUnits(
+    return PPOAgent(
         str(model),
         critic=critic,
         advantage=arm.estimator(**arm.arguments),
         correction=correction_of(arm),
-        kl=KL(reward=arm.kl),
+        kl=KL(reward=0.0),
         entropy_bonus=0.0,
-        first_token_weight=arm.first_token_weight,
         optim=Optim(lr_actor=arm.lr, lr_critic=arm.lr),
     )
-    agent.unit = arm.unit
-    return agent
 
 
 def warmup_of(arm: Arm) -> list[L.Callback]:
@@ -288,16 +238,15 @@ def play(start: Solved, model: Path, arm: Arm, iterations: int, seed: int) -> di
 
     Returns:
         ``curve``: exact success before and after each iteration; ``turns`` played until then, those of a warm-up
-        included; ``invalid``: share of replies without an action over the states, after each; ``seconds``; and what
-        each collection took, see :class:`Steadiness`.
+        included; and ``seconds``.
     """
     reader = start.reader(model, arm.memory)
     critic: Critic | None = None
     if arm.estimator.needs_values:
-        critic = random_head(reader, seed) if arm.random_head else critic_of(arm)
+        critic = random_head(reader, seed) if arm.random_head else SeparateCritic()
     agent = agent_of(model, arm, critic)
-    curve, steadiness = ExactCurve(reader, start.success), Steadiness()
-    callbacks: list[L.Callback] = [curve, steadiness, *warmup_of(arm), *[Waiting(arm.waits)] * (arm.waits > 0)]
+    curve = ExactCurve(reader, start.success)
+    callbacks: list[L.Callback] = [curve, *warmup_of(arm), *[Waiting(arm.waits)] * (arm.waits > 0)]
     L.seed_everything(seed, verbose=False)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -307,7 +256,5 @@ def play(start: Solved, model: Path, arm: Arm, iterations: int, seed: int) -> di
     return {
         "curve": np.round(curve.curve, 5).tolist(),
         "turns": [0, *(warmup_turns(arm) + played for played in curve.turns[1:])],
-        "invalid": np.round(curve.invalid, 5).tolist(),
         "seconds": round(seconds, 2),
-        **steadiness.noted,
     }

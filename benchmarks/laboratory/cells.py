@@ -11,7 +11,7 @@ from benchmarks.laboratory.cloning import Solved, Start
 from benchmarks.laboratory.recall import MazeStart
 from lightning_agentrl.advantages import GAE, GRPO, RLOO, DualDiscountGAE, GiGPO
 
-Measure = Literal["area", "area_per_turn", "area_once_rising", "dip", "end"]
+Measure = Literal["area", "area_per_turn", "dip", "end"]
 VERLOG = "Verlog (2025)"
 DISCOUNTS = {"gamma": 0.99, "lam": 0.95}
 
@@ -24,13 +24,11 @@ class Comparison:
         better: the arm that is claimed to be better.
         worse: the other one.
         measure: by which; more is better in all of them.
-        afterwards: it was added when the runs had been seen.
     """
 
     better: str
     worse: str
     measure: Measure = "area"
-    afterwards: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ class Cell:
         comparisons: in the order of the page.
         iterations: of a run.
         seeds: of each arm.
-        steadiness: tell how alike the iterations are.
     """
 
     title: str
@@ -59,29 +56,12 @@ class Cell:
     comparisons: tuple[Comparison, ...]
     iterations: int = 24
     seeds: int = 10
-    steadiness: bool = False
 
 
 LURED = Start(lure=0.5, reply_tokens=8)
 GROUPS = {"group": 8, "episodes": 32}
 
 CELLS: dict[str, Cell] = {
-    "turns": Cell(
-        title="Turns per environment",
-        claim="Many turns of few environments beat few turns of many: a short cut leaves the credit of a reward to a "
-        "critic that knows nothing yet.",
-        by="the earlier runs of this repository expected it, and the trial of the laboratory found it; "
-        f"{VERLOG} cuts at 8 and 16 turns",
-        refuted="no difference, or more area with shorter cuts",
-        start=Start(),
-        arms={"2 turns": Arm(turns_per_env=2), "8 turns": Arm(), "64 turns": Arm(turns_per_env=64)},
-        comparisons=(
-            Comparison("8 turns", "2 turns"),
-            Comparison("64 turns", "8 turns"),
-            Comparison("8 turns", "2 turns", "area_once_rising", afterwards=True),
-            Comparison("64 turns", "8 turns", "area_once_rising", afterwards=True),
-        ),
-    ),
     "lure": Cell(
         title="Dual discount with a lure",
         claim="One discount per token makes a far reward worth less the longer replies are, so that a near one of half "
@@ -155,45 +135,6 @@ CELLS: dict[str, Cell] = {
             Comparison("GRPO", "RLOO", "area_per_turn"),
         ),
     ),
-    "whole_episodes": Cell(
-        title="Fixed turns against whole episodes",
-        claim="Cutting all environments at a fixed number of turns loses nothing against playing every episode to its "
-        "end, which waits for the longest one.",
-        by=f"{VERLOG}, as the reason for fixed turns",
-        refuted="whole episodes learn more from the same number of turns",
-        start=Start(),
-        arms={"64 turns": Arm(turns_per_env=64), "whole episodes": Arm(group=1, episodes=32)},
-        comparisons=(Comparison("64 turns", "whole episodes", "area_per_turn"),),
-    ),
-    "heavy_tail": Cell(
-        title="Fixed turns where lengths have a heavy tail",
-        claim="Where one episode in ten lasts eight times as long, fixed turns learn more from the same number of "
-        "turns than whole episodes and than groups of them, and short cuts more than long ones: a mired episode is a "
-        "64th of an iteration of 8 turns, and an eighth of one of 64. Fixed turns make all iterations alike by "
-        "construction; one of whole episodes waits for its longest, several times the mean. (32 episodes of the start "
-        "have 2.4 times as many turns as a fixed iteration, and as many optimizer steps.)",
-        by=f"{VERLOG}, as the reason for fixed turns, with cuts at 8 and 16; AReaL (arXiv 2505.24298) for the wait, as "
-        "the reason for sampling while training",
-        refuted="whole episodes or groups no worse than 64 turns, 64 turns no worse than 8; a longest episode below "
-        "twice the mean",
-        start=Start(tail=0.1),
-        arms={
-            "8 turns": Arm(),
-            "64 turns": Arm(turns_per_env=64),
-            "whole episodes": Arm(group=1, episodes=32),
-            "groups of 8, GRPO": Arm(GRPO, **GROUPS),
-            "16 whole episodes": Arm(group=1, episodes=16),  # came afterwards: about as many turns as a fixed iteration
-        },
-        comparisons=(
-            Comparison("64 turns", "whole episodes", "area_per_turn"),
-            Comparison("8 turns", "64 turns", "area_per_turn"),
-            Comparison("64 turns", "groups of 8, GRPO", "area_per_turn"),
-            Comparison("64 turns", "16 whole episodes", "area_per_turn", afterwards=True),
-            Comparison("16 whole episodes", "whole episodes", "area_per_turn", afterwards=True),
-            Comparison("64 turns", "whole episodes", afterwards=True),
-        ),
-        steadiness=True,
-    ),
     "staleness": Cell(
         title="Rollouts collected ahead",
         claim="Rollouts that are one iteration old cost little, and reweighting them by the change of the policy "
@@ -224,44 +165,6 @@ CELLS: dict[str, Cell] = {
             Comparison("four old, corrected", "four old, uncorrected"),
         ),
     ),
-    "kl": Cell(
-        title="KL to the start",
-        claim="Without a KL in the reward the policy drifts and ends in poor solutions.",
-        by=f"{VERLOG}, with a coefficient of 0.001",
-        refuted="no more success at the end, or less area, with a KL",
-        start=Start(),
-        arms={"KL 0.001": Arm(kl=0.001), "KL 0.01": Arm(kl=0.01), "no KL": Arm()},
-        comparisons=(
-            Comparison("KL 0.001", "no KL"),
-            Comparison("KL 0.001", "no KL", "end"),
-            Comparison("no KL", "KL 0.01"),
-        ),
-    ),
-    "invalid": Cell(
-        title="Replies without an action",
-        claim="A penalty in place of the reward is right; ending the episode at such a reply is worse.",
-        by=f"{VERLOG}, which replaces the reward by -0.1 and reports truncation as worse",
-        refuted="truncation as good as the penalty; no gain by a penalty at all",
-        start=Start(invalid=0.3),
-        arms={
-            "replaced by -0.1": Arm(invalid_mode="replace", invalid_penalty=0.1),
-            "no penalty": Arm(),
-            "truncated": Arm(invalid_mode="truncate", invalid_penalty=0.1),
-        },
-        comparisons=(
-            Comparison("replaced by -0.1", "truncated"),
-            Comparison("replaced by -0.1", "no penalty"),
-        ),
-    ),
-    "first_token": Cell(
-        title="Weight of the first token in the value loss",
-        claim="The value of a turn's first token bootstraps the turn before, so it should weigh more.",
-        by=f"{VERLOG}, with a weight of 3",
-        refuted="no difference between weights 3 and 1",
-        start=Start(reply_tokens=4),
-        arms={"weight 3": Arm(), "weight 1": Arm(first_token_weight=1.0)},
-        comparisons=(Comparison("weight 3", "weight 1"),),
-    ),
     "no_lure": Cell(
         title="Dual discount without a lure",
         claim="A dual discount learns faster than one pair with long replies.",
@@ -270,48 +173,6 @@ CELLS: dict[str, Cell] = {
         start=Start(reply_tokens=4),
         arms={"dual .99/.95": Arm(), "one pair .99/.95": Arm(GAE, DISCOUNTS)},
         comparisons=(Comparison("dual .99/.95", "one pair .99/.95"),),
-    ),
-    "popart": Cell(
-        title="Units of the rewards",
-        claim="A critic that learns returns as they are is too slow where rewards are a hundred times as large; one "
-        "that learns them in units that follow them (PopArt) is not, and costs nothing where rewards are 1.",
-        by=f"PopArt (arXiv 1602.07714), and the outlook of {VERLOG}",
-        refuted="as much area with large rewards and no PopArt; less area with PopArt where rewards are 1",
-        start=Start(),
-        arms={
-            "rewards of 1": Arm(),
-            "rewards of 100": Arm(unit=100.0),
-            "rewards of 1, PopArt": Arm(popart=0.1),
-            "rewards of 100, PopArt": Arm(unit=100.0, popart=0.1),
-        },
-        comparisons=(
-            Comparison("rewards of 100, PopArt", "rewards of 100"),
-            Comparison("rewards of 1", "rewards of 100"),
-            Comparison("rewards of 1, PopArt", "rewards of 1"),
-        ),
-    ),
-    "critic": Cell(
-        title="What gives the values",
-        claim="A head on the policy's trunk takes a short step with each mini-batch, if a gradient trains it, and "
-        "explains little; one that is fitted by least squares learns from a rollout all that it can, and so the policy "
-        "learns faster, most of all where short cuts leave much to the critic. It is as good as a critic of its own.",
-        by="this repository, whose quickstart had a head that explained nothing",
-        refuted="no difference to a head trained by a gradient; less area than with a critic of its own",
-        start=Start(),
-        arms={
-            "own model, cut at 2": Arm(turns_per_env=2),
-            "trained head, cut at 2": Arm(turns_per_env=2, critic="shared"),
-            "least squares, cut at 2": Arm(turns_per_env=2, critic="least squares"),
-            "own model, cut at 8": Arm(),
-            "trained head, cut at 8": Arm(critic="shared"),
-            "least squares, cut at 8": Arm(critic="least squares"),
-        },
-        comparisons=(
-            Comparison("least squares, cut at 2", "trained head, cut at 2"),
-            Comparison("least squares, cut at 8", "trained head, cut at 8"),
-            Comparison("least squares, cut at 2", "own model, cut at 2"),
-            Comparison("least squares, cut at 8", "own model, cut at 8"),
-        ),
     ),
     "memory": Cell(
         title="How much of the past a prompt holds",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBa
 from benchmarks.laboratory.exact import Array, tables
 from benchmarks.laboratory.fits import data_of, quiet_trainer
 from benchmarks.laboratory.key_door import ACTIONS, MOVES, ROWS, Rules
-from benchmarks.laboratory.later import LATER, shown
 from benchmarks.laboratory.policy import LastWord, PolicyReader, Reader, prompt_ids
 from lightning_agentrl.agents import CloneAgent, Optim
 from lightning_agentrl.agents.schedule import Schedule, Schedules
@@ -93,7 +92,6 @@ class Start:
         noise: share of the expert's moves that are random.
         invalid: share of its replies that name no action.
         steps: of cloning.
-        tail: see :class:`Rules`; the expert is not shown in such episodes, as it does the same there.
     """
 
     horizon: int = 12
@@ -103,19 +101,14 @@ class Start:
     noise: float = 0.55
     invalid: float = 0.0
     steps: int = 512
-    tail: float = field(default=0.0, metadata=LATER)
-
-    def __repr__(self) -> str:
-        """Leave out what came later and is not set: runs and models are found by this."""
-        return shown(self)
 
     @property
     def rules(self) -> Rules:
-        return Rules(self.horizon, self.slip, self.lure, self.tail)
+        return Rules(self.horizon, self.slip, self.lure)
 
     @property
     def env(self) -> EnvConfig:
-        arguments = {"horizon": self.horizon, "slip": self.slip, "lure": self.lure, "tail": self.tail}
+        arguments = {"horizon": self.horizon, "slip": self.slip, "lure": self.lure}
         return EnvConfig("benchmarks.laboratory.key_door:KeyDoor-v0", arguments)
 
     @property
@@ -139,7 +132,6 @@ class Start:
         """The setting in words."""
         extras = [f"lure {self.lure:g}"] * bool(self.lure) + [f"slip {self.slip:g}"] * bool(self.slip)
         extras += [f"{self.invalid:.0%} of the demonstrated replies without an action"] * bool(self.invalid)
-        extras += [f"{self.tail:.0%} of the episodes mired"] * bool(self.tail)
         words = f"replies of {self.reply_tokens} word{'s' * (self.reply_tokens > 1)}"
         return ", ".join([f"horizon {self.horizon}", words, *extras])
 

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Tables:
-    """The game as arrays, which are those of an episode that is not mired.
+    """The game as arrays.
 
     Args:
         rules: of the game.
@@ -37,19 +37,13 @@ class Tables:
     start_S: Array
 
     def success(self, policy_SA: Array, turns: int | None = None) -> float:
-        """Return the probability of reaching the goal within so many turns; None: within the limit of an episode.
-
-        That of mired episodes is in it with their share.
-        """
+        """Return the probability of reaching the goal within so many turns; None: within the limit of an episode."""
         go_on_SS = np.einsum("sa,sat->st", policy_SA, self.next_SAS)
         reached_S = (policy_SA * self.goal_SA).sum(1)
-        success = 0.0
-        for pace, share in self.rules.paces.items():
-            stay_or_go_SS = (1 - 1 / pace) * np.eye(len(self.states)) + go_on_SS / pace
-            here_S = self.start_S
-            for _ in range(pace * self.rules.max_turns if turns is None else turns):
-                success += share * float(here_S @ reached_S) / pace
-                here_S = here_S @ stay_or_go_SS
+        success, here_S = 0.0, self.start_S
+        for _ in range(self.rules.max_turns if turns is None else turns):
+            success += float(here_S @ reached_S)
+            here_S = here_S @ go_on_SS
         return success
 
     def values(self, policy_SA: Array, gamma: float) -> Array:

@@ -21,7 +21,6 @@ ROWS = 3
 MOVES = {"west": (-1, 0), "east": (1, 0), "north": (0, -1), "south": (0, 1)}
 STAY = "stay"  # what a reply without an action does; it is no word of the models here
 ACTIONS = (*MOVES, STAY)
-MIRE = 8  # of as many actions in a mired episode one does anything, and its limit is as many times as far
 
 
 class State(NamedTuple):
@@ -46,18 +45,16 @@ class Rules:
         horizon: turns of the shortest way: 7, 12 or 24.
         slip: probability that an action is replaced by a random one.
         lure: reward of a cell beside the door, off every shortest way, that ends the episode; 0: there is none.
-        tail: share of episodes that are mired: most actions do nothing there, and they last longer. No state tells.
     """
 
     horizon: int = 12
     slip: float = 0.0
     lure: float = 0.0
-    tail: float = 0.0
 
     def __post_init__(self) -> None:
         if self.horizon not in WIDTHS:
             raise ValueError(f"horizon must be one of {', '.join(map(str, WIDTHS))}, got {self.horizon}")
-        for name in ("slip", "lure", "tail"):
+        for name in ("slip", "lure"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
 
@@ -71,13 +68,8 @@ class Rules:
 
     @property
     def max_turns(self) -> int:
-        """Limit of an episode that is not mired."""
+        """Limit of an episode."""
         return 2 * self.horizon
-
-    @property
-    def paces(self) -> dict[int, float]:
-        """Shares of episodes by the turns that it takes on average until an action does anything."""
-        return {1: 1 - self.tail, MIRE: self.tail} if self.tail else {1: 1.0}
 
     def moved(self, state: State, action: str) -> State:
         """Return where an action leads that does not slip."""
@@ -163,8 +155,7 @@ class KeyDoor(TextEnv):
         horizon: see :class:`Rules`.
         slip: see :class:`Rules`.
         lure: see :class:`Rules`.
-        limit: turns of an episode that is not mired; those of the rules when not given.
-        tail: see :class:`Rules`.
+        limit: turns of an episode; those of the rules when not given.
     """
 
     worker: Literal["inline"] = "inline"
@@ -172,26 +163,18 @@ class KeyDoor(TextEnv):
     default_action = STAY
     actions = dict.fromkeys(ACTIONS, "")
 
-    def __init__(
-        self, horizon: int = 12, slip: float = 0.0, lure: float = 0.0, limit: int | None = None, tail: float = 0.0
-    ) -> None:
+    def __init__(self, horizon: int = 12, slip: float = 0.0, lure: float = 0.0, limit: int | None = None) -> None:
         super().__init__()
-        self.rules = Rules(horizon, slip, lure, tail)
+        self.rules = Rules(horizon, slip, lure)
         self.limit = self.rules.max_turns if limit is None else limit
-        self.pace = max(self.rules.paces)  # until an episode has begun, the slowest
-        self.max_turns = self.pace * self.limit
+        self.max_turns = self.limit
         self.state = starts(self.rules)[0]
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        if self.rules.tail:
-            self.pace = MIRE if self.np_random.random() < self.rules.tail else 1
-            self.max_turns = self.pace * self.limit
         found = starts(self.rules)
         self.state = found[int(self.np_random.integers(len(found)))]
 
     def _act(self, action: str) -> tuple[float, bool]:
-        if self.pace > 1 and self.np_random.random() >= 1 / self.pace:
-            return 0.0, False
         if self.rules.slip and action != STAY and self.np_random.random() < self.rules.slip:
             action = list(MOVES)[int(self.np_random.integers(len(MOVES)))]
         self.state = self.rules.moved(self.state, action)

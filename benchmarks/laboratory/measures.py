@@ -41,17 +41,6 @@ def area_per_turn(run: Run, turns: float) -> float:
     return float(np.trapezoid(np.interp(places, run["turns"], run["curve"]), places) / turns)
 
 
-def first_rise(run: Run) -> int:
-    """Return the last iteration before the success is 0.01 above that of the start; 0 if it never is."""
-    return next((k - 1 for k, success in enumerate(run["curve"]) if success >= run["curve"][0] + 0.01), 0)
-
-
-def area_once_rising(run: Run, iterations: int) -> float:
-    """Return the mean success over so many iterations from the first rise on."""
-    begin = first_rise(run) + 1
-    return fmean(run["curve"][begin : begin + iterations])
-
-
 def dip(run: Run) -> float:
     """Return the worst success less that of the start, 0 or below."""
     return min(run["curve"]) - run["curve"][0]
@@ -70,13 +59,11 @@ def first_at_goal(run: Run) -> int | None:
 def measured(runs: Mapping[str, Sequence[Run]], measure: str) -> dict[str, list[float]]:
     """Return a measure of all runs by arm. Turns are counted as far as every run has them."""
     turns = min(run["turns"][-1] for of_arm in runs.values() for run in of_arm)
-    rising = min(len(run["curve"]) - 1 - first_rise(run) for of_arm in runs.values() for run in of_arm)
     by_name = {
         "area": area,
         "dip": dip,
         "end": end,
         "area_per_turn": lambda run: area_per_turn(run, turns),
-        "area_once_rising": lambda run: area_once_rising(run, rising),
     }
     return {arm: [by_name[measure](run) for run in of_arm] for arm, of_arm in runs.items()}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from benchmarks.laboratory.cloning import HEADING, PROMPT, TURNS, demonstration
 from benchmarks.laboratory.exact import Array
-from benchmarks.laboratory.later import LATER, shown
 from benchmarks.laboratory.memories import memory_of
 from benchmarks.laboratory.policy import LastWord
 from benchmarks.laboratory.t_maze import ACTIONS, SIDES, Corridors
@@ -55,11 +54,7 @@ class MazeStart:
     noise: float = 0.8
     confusion: float = 0.3
     steps: int = 512
-    memories: Literal["windows", "every"] = field(default="windows", metadata=LATER)
-
-    def __repr__(self) -> str:
-        """Return what runs and models are found by."""
-        return shown(self)
+    memories: Literal["windows", "every"] = "windows"
 
     @property
     def rules(self) -> Corridors:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
-from benchmarks.laboratory import every_estimator_report, measures, steadiness
+from benchmarks.laboratory import every_estimator_report, measures
 from benchmarks.laboratory.cells import CELLS, Cell, Comparison
 from benchmarks.laboratory.markdown import table
 from benchmarks.laboratory.measures import GOAL, Estimate, Run
@@ -21,9 +21,8 @@ Written by `python -m benchmarks.laboratory --report` from `laboratory.json` and
 there, `make laboratory` runs. What is compared, and what would refute it, was written down in
 `benchmarks/laboratory/cells.py` before the runs.
 
-Two questions have pages of their own: how noisy and how biased [gradients](gradients.md) are, and where a near reward
-wins over a far one, [the lure](lure.md). Below the cells stand what [every estimator](#every-estimator-learns) learns
-and what [earlier runs](#the-published-ablations-repeated) with a model of 135 million parameters could not show.
+Below the cells: what [every estimator](#every-estimator-learns) learns, and
+[earlier runs](#the-published-ablations-repeated) with a model of 135 million parameters, which could not show an effect.
 
 ## What came out
 
@@ -50,9 +49,6 @@ Where the interval of the first {half} seeds excluded 0, the same difference of 
   maps. Taking the shortest way takes as many turns as the *horizon*; twice as many truncate. The goal pays 1. A prompt
   tells the whole state (`x3 y1 none k0 g2`). With a *lure* a cell beside the door, off the way, pays less and ends the
   episode; with *slip* an action is now and then a random one.
-* **Mired episodes**, in the cell about a heavy tail: in one episode of ten an action does anything one time in eight
-  only, and the limit of turns is eight times as far. It is drawn when the episode begins, for all episodes of a group
-  together, and nothing tells the player. Exact success counts both kinds with their shares.
 * **T-maze**, in the cells about the past: a sign at the start of a corridor tells a side, which has to be taken at the
   junction at its end, where nothing tells it. The right side pays its share of 1 and leads into the next corridor, the
   wrong one ends the episode. Before a junction there is one thing to do, so actions tell nothing of the sign.
@@ -66,8 +62,7 @@ Where the interval of the first {half} seeds excluded 0, the same difference of 
   same draws in every run, which is all the noise there is. In T-maze all replies are gone through in every history that
   can come before a turn, the thoughts in it included, so there is none.
 * **Area** is the mean success over the iterations, the start not included; *area per turn* the mean over equally many
-  turns; *area once rising* that over equally many iterations from the first one with a success 0.01 above the start, so
-  that a late beginning does not count; *dip* the worst success less that of the start.
+  turns; *dip* the worst success less that of the start.
 * **Start**: a Llama of two layers and 32 dimensions, cloned once per cell from 8,192 turns of an expert that
   draws more than half of its moves at random. All arms and seeds begin with the same weights; arms of equal seed have
   equal levels and draws. The expert of T-maze thinks of the side of the sign, and of a random one from a turn on in
@@ -117,7 +112,7 @@ def differences(cell: Cell, runs: Mapping[str, Sequence[Run]]) -> list[tuple[Com
 def compared(cell: Cell, runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     return [
         [
-            f"{each.better} over {each.worse}" + " (asked afterwards)" * each.afterwards,
+            f"{each.better} over {each.worse}",
             each.measure.replace("_", " "),
             interval(difference),
             f"**{measures.verdict(difference)}**",
@@ -144,22 +139,6 @@ def arm_rows(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     return found
 
 
-def steadiness_part(cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
-    """Return how alike the iterations of each arm were, if the cell asks for it and its records tell."""
-    if not cell.steadiness or not all(steadiness.is_noted(run) for of_arm in runs.values() for run in of_arm):
-        return ""
-    rows = [[arm, *steadiness.row(of_arm, cell.arms[arm].envs)] for arm, of_arm in runs.items()]
-    head = ["arm", "turns of an iteration", "turns in sequence", "over equal shares", "slowest collection"]
-    return f"""
-Steadiness, over all iterations: mean turns, and from the least to the most; *turns in sequence*, the most that one
-environment played, which more environments cannot shorten; the mean of these *over equal shares*, the same turns spread
-evenly over the environments; and seconds of collecting of the *slowest* iteration over those of the median one, median
-over runs. Where turns are fixed that is the noise of a machine with other jobs.
-
-{table(rows, head)}
-"""
-
-
 def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
     of_one = next(iter(runs.values()))
     first, seeds = of_one[0]["curve"][0], len(of_one)
@@ -178,7 +157,7 @@ def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
 {table(compared(cell, runs), ["claimed", "by", "difference", "verdict"])}
 
 {arms}
-{steadiness_part(cell, runs)}
+
 ![success over iterations](laboratory_{name}.png)
 """
 
