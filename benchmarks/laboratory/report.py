@@ -22,7 +22,7 @@ there, `make laboratory` runs. What is compared, and what would refute it, was w
 `benchmarks/laboratory/cells.py` before the runs.
 
 Below the cells: what [every estimator](#every-estimator-learns) learns, and
-[earlier runs](#the-published-ablations-repeated) with a model of 135 million parameters, which could not show an effect.
+[earlier runs](#the-published-ablations-repeated) with a model of 135 million parameters that could not show an effect.
 
 ## What came out
 
