@@ -3,29 +3,34 @@
 from lightning_agentrl.advantages.base import AdvantageEstimator, estimated, token_rewards
 from lightning_agentrl.advantages.bilevel_gae import BiLevelGAE, bilevel_gae
 from lightning_agentrl.advantages.diagnostics import ValueStatistics, value_statistics
-from lightning_agentrl.advantages.energy import token_energy
-from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, ScoreEstimator, group_episodes
+from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, Groups, ScoreEstimator, group_episodes
 from lightning_agentrl.advantages.forked import Forked, minus_state_values
 from lightning_agentrl.advantages.gae import GAE, DualDiscountGAE, dual_discount_gae
 from lightning_agentrl.advantages.gdpo import GDPO, gdpo_advantages
 from lightning_agentrl.advantages.gigpo import GiGPO, anchor_states
-from lightning_agentrl.advantages.gpg import GPG, gpg_advantages
-from lightning_agentrl.advantages.groups import Groups
-from lightning_agentrl.advantages.grpo import GRPO, DrGRPO, centred, standardised
-from lightning_agentrl.advantages.layout import Layout, Turns, compress
-from lightning_agentrl.advantages.maxrl import MaxRL, maxrl_advantages
-from lightning_agentrl.advantages.opo import OPO, minus_length_weighted
+from lightning_agentrl.advantages.grpo import (
+    GPG,
+    GRPO,
+    OPO,
+    RLOO,
+    DrGRPO,
+    MaxRL,
+    PassAtK,
+    best_minus_second,
+    centred,
+    gpg_advantages,
+    maxrl_advantages,
+    minus_length_weighted,
+    minus_others,
+    standardised,
+)
+from lightning_agentrl.advantages.layout import Layout, Turns, backward_sum, compress, kl_in_reward, whiten
 from lightning_agentrl.advantages.optimal_token_baseline import OptimalTokenBaseline, optimal_token_baseline
-from lightning_agentrl.advantages.pass_at_k import PassAtK, best_minus_second
-from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline, rewards_to_go
 from lightning_agentrl.advantages.remax import ReMax, minus_greedy
-from lightning_agentrl.advantages.rewards import kl_in_reward
-from lightning_agentrl.advantages.rloo import RLOO, minus_others
 from lightning_agentrl.advantages.turn_level import TurnLeaveOneOut, others_at_turn
-from lightning_agentrl.advantages.variance_proxy import VarianceProxies, variance_proxies
-from lightning_agentrl.advantages.whitening import whiten
-from lightning_agentrl.types.ranks import Reduce
+from lightning_agentrl.advantages.variance_proxy import VarianceProxies, token_energy, variance_proxies
+from lightning_agentrl.types.rollout import Reduce
 
 __all__ = [
     "GAE",

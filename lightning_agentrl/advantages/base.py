@@ -9,8 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from lightning_agentrl.types import ForkPlan, Rollout
-from lightning_agentrl.types.ranks import Reduce
-from lightning_agentrl.types.returned import in_words, is_tensor_of
+from lightning_agentrl.types.rollout import Reduce, in_words, is_tensor_of
 
 
 class AdvantageEstimator(ABC):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages.whitening import global_moments
-from lightning_agentrl.types.ranks import Reduce
+from lightning_agentrl.advantages.layout import global_moments
+from lightning_agentrl.types.rollout import Reduce
 
 FLAT = 1e-5  # of float32 returns in sums over thousands of tokens, relative to values and returns
 

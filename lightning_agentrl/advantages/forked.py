@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
 from lightning_agentrl.advantages.layout import compress, result_dtype
 from lightning_agentrl.types import ForkPlan, Rollout
-from lightning_agentrl.types.ranks import Reduce
+from lightning_agentrl.types.rollout import Reduce
 
 
 @torch.no_grad()

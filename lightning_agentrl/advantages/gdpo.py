@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import check_positive, token_rewards
-from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, turns_of
-from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, Groups, turns_of
 from lightning_agentrl.advantages.grpo import standardised
 from lightning_agentrl.advantages.layout import result_dtype
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.ranks import Reduce
+from lightning_agentrl.types.rollout import Reduce
 
 REWARD = "reward"
 KEY = "model.init_args.advantage.init_args.weights"

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import check_fractions, check_positive, token_rewards
-from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, turns_of
-from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, Groups, turns_of
 from lightning_agentrl.advantages.grpo import centred, standardised
-from lightning_agentrl.advantages.layout import result_dtype
-from lightning_agentrl.advantages.recursion import backward_sum
+from lightning_agentrl.advantages.layout import backward_sum, result_dtype
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.ranks import Reduce
+from lightning_agentrl.types.rollout import Reduce
 
 
 def anchor_states(texts: Sequence[str], similarity: float = 1.0) -> list[int]:

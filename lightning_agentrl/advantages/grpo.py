@@ -1,14 +1,15 @@
-"""Scores relative to their group: GRPO and Dr. GRPO."""
+"""Estimators that score an episode relative to its group: GRPO, Dr. GRPO, RLOO, MaxRL, OPO, GPG and Pass@k."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import check_positive
-from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
-from lightning_agentrl.advantages.groups import Groups
-from lightning_agentrl.types.ranks import Reduce
+from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, Groups, ScoreEstimator
+from lightning_agentrl.types.rollout import Reduce
 
 
 def centred(scores_N: Tensor, groups: Groups) -> Tensor:
@@ -55,3 +56,140 @@ class DrGRPO(ScoreEstimator):
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
         return centred(episodes.scores_N, episodes.groups)
+
+
+def minus_others(scores_N: Tensor, groups: Groups) -> Tensor:
+    """Return ``s - mean of the others`` of the group [N], 0 in groups with equal scores and groups of one."""
+    return torch.where(groups.equal(scores_N), 0, scores_N - groups.others(scores_N))
+
+
+class RLOO(ScoreEstimator):
+    """Score minus the mean score of the others of its group, an unbiased baseline (arXiv 2402.14740).
+
+    Args:
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
+        return minus_others(episodes.scores_N, episodes.groups)
+
+
+def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
+    """Return ``(s - mean) / (mean + eps)`` of the group [N], 0 in groups with equal scores.
+
+    Raises:
+        ValueError: a score is negative, so the mean is not a measure of success.
+    """
+    if (scores_N < -groups.rounding_N).any():
+        raise ValueError(
+            f"MaxRL needs scores of at least 0, got {float(scores_N.min()):g}; set "
+            "data.init_args.interaction.init_args.invalid_penalty and model.init_args.kl.reward to 0, or change "
+            "model.init_args.advantage"
+        )
+    scores_N = scores_N.clamp_min(0)  # rewards that add up to 0 may miss it by their rounding
+    return centred(scores_N, groups) / (groups.mean(scores_N) + eps)
+
+
+class MaxRL(ScoreEstimator):
+    """Score minus the mean of its group, relative to that mean, so hard start states count more; for rewards
+    that are never negative (arXiv 2602.02710).
+
+    Args:
+        eps: added to the mean.
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    needs_nonnegative_scores: ClassVar[bool] = True
+
+    def __init__(self, eps: float = 1e-6, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
+        super().__init__(whiten, group_of_one)
+        check_positive(self, eps=eps)
+        self.eps = eps
+
+    def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
+        return maxrl_advantages(episodes.scores_N, episodes.groups, self.eps)
+
+
+def minus_length_weighted(scores_N: Tensor, lengths_N: Tensor, groups: Groups) -> Tensor:
+    """Return ``s - sum(K s) / sum(K)`` of the group [N], K the number of trained tokens; 0 for equal scores."""
+    baseline_N = groups.sum(lengths_N * scores_N) / groups.sum(lengths_N)
+    return torch.where(groups.equal(scores_N), 0, scores_N - baseline_N)
+
+
+class OPO(ScoreEstimator):
+    """Score minus the length-weighted mean of its group, the baseline of least variance if the squared norm of an
+    episode's score function grows with its action tokens (arXiv 2505.23585). Rejected tokens have no gradient, and do
+    not count.
+
+    Args:
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
+        return minus_length_weighted(episodes.scores_N, episodes.trained_NL.sum(1), episodes.groups)
+
+
+def gpg_advantages(scores_N: Tensor, groups: Groups, reduce: Reduce | None = None) -> Tensor:
+    """Return ``alpha (s - mean of the group)`` [N], with alpha the number of all episodes over that of episodes in
+    groups with unequal scores.
+
+    Args:
+        scores_N: float64, one score per episode.
+        groups: of the episodes.
+        reduce: sums a small float64 tensor over ranks, since alpha is global; called once. None: there is only one
+            rank.
+    """
+    counts = scores_N.new_tensor([len(scores_N), float((~groups.equal(scores_N)).sum())])
+    total, unequal = (counts if reduce is None else reduce(counts)).tolist()
+    return centred(scores_N, groups) * (total / max(unequal, 1.0))
+
+
+class GPG(ScoreEstimator):
+    """Score minus the mean of its group, scaled up by as much as groups with equal scores shrink the gradient
+    (arXiv 2504.02546, without a division by the standard deviation).
+
+    Args:
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
+        return gpg_advantages(episodes.scores_N, episodes.groups, reduce)
+
+
+def best_minus_second(scores_N: Tensor, groups: Groups) -> Tensor:
+    """Return the lead [N] of the best episode of each group over the second, 0 for the others; with a tie all are 0."""
+    best_N = scores_N == groups.max(scores_N)
+    tie_N = groups.sum(best_N.to(scores_N.dtype)) > 1
+    second_N = groups.max(torch.where(best_N, -torch.inf, scores_N))
+    return torch.where(best_N & ~tie_N & ~groups.equal(scores_N), scores_N - second_N, 0)
+
+
+class PassAtK(ScoreEstimator):
+    """The lead of the best episode of a group over the second, and 0 for all others: raises the chance that one of k
+    episodes succeeds, not the chance of each (arXiv 2503.19595).
+
+    Args:
+        divide_by_std: divide the lead by the group's standard deviation, as GRPO does.
+        eps: added to the standard deviation.
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    def __init__(
+        self,
+        divide_by_std: bool = True,
+        eps: float = 1e-6,
+        whiten: bool = False,
+        group_of_one: GroupOfOne = "zero",
+    ) -> None:
+        super().__init__(whiten, group_of_one)
+        check_positive(self, eps=eps)
+        self.divide_by_std, self.eps = divide_by_std, eps
+
+    def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
+        lead_N = best_minus_second(episodes.scores_N, episodes.groups)
+        return lead_N / (episodes.groups.std(episodes.scores_N) + self.eps) if self.divide_by_std else lead_N

@@ -13,6 +13,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from lightning_agentrl.types.rollout import Reduce
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -152,3 +154,64 @@ def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
 def result_dtype(*given: Tensor) -> torch.dtype:
     """Return the dtype of what is made of these tensors: float32 or better."""
     return reduce(torch.promote_types, (x.dtype for x in given), torch.float32)
+
+
+def backward_sum(x_NK: Tensor, decay_NK: Tensor | float = 1.0) -> Tensor:
+    """Return ``y_k = x_k + decay_k y_{k+1}`` from the last column to the first, with nothing carried into the last."""
+    y_KN = x_NK.T.clone(memory_format=torch.contiguous_format)  # of one row, .contiguous() would be x itself
+    decay_KN = torch.as_tensor(decay_NK, dtype=x_NK.dtype, device=x_NK.device).expand(x_NK.shape).T.contiguous()
+    for k in reversed(range(len(y_KN) - 1)):
+        y_KN[k].addcmul_(decay_KN[k], y_KN[k + 1])
+    return y_KN.T
+
+
+def kl_in_reward(rewards_BT: Tensor, kl_BT: Tensor, mask_BT: Tensor, beta: float) -> Tensor:
+    """Return ``r - beta * kl`` on action tokens.
+
+    Args:
+        rewards_BT: reward of each token.
+        kl_BT: KL to the reference at each token, in nats (see ``kl_estimate``).
+        mask_BT: action mask.
+        beta: reward per nat.
+
+    Returns:
+        [B, T] in float32 or better, 0 off the mask, without gradient.
+    """
+    dtype = result_dtype(rewards_BT, kl_BT)
+    return torch.where(mask_BT.bool(), rewards_BT.detach().to(dtype) - beta * kl_BT.detach().to(dtype), 0)
+
+
+@torch.no_grad()
+def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> Tensor:
+    """Return ``(x - mean) / sqrt(var + 1e-8)`` over the action tokens of all ranks, with the unbiased variance.
+
+    Args:
+        x_BT: numbers of any floating dtype; statistics are taken in float64.
+        mask_BT: action mask.
+        reduce: sums a small float64 tensor over ranks; called twice on each rank, even on one without tokens. None:
+            there is only one rank.
+
+    Returns:
+        [B, T] in float32 or better, 0 off the mask. With fewer than two tokens in total the numbers stay as they are.
+    """
+    mask = mask_BT.bool()
+    dtype = result_dtype(x_BT)
+    out_BT = torch.zeros_like(x_BT, dtype=dtype)
+    x_M = x_BT[mask].double()
+    count, mean, squares = global_moments(x_M[:, None], reduce)
+    if count >= 2:
+        x_M = (x_M - mean) / (squares / (count - 1) + 1e-8).sqrt()
+    out_BT[mask] = x_M.to(dtype)
+    return out_BT
+
+
+def global_moments(x_MK: Tensor, reduce: Reduce | None = None) -> tuple[float, Tensor, Tensor]:
+    """Return count, mean [K] and sum of squared deviations [K] of K columns over the M rows of all ranks.
+
+    Deviations are taken from the global mean, in a second pass: sums of plain squares lose precision where the mean
+    is large compared with the spread. ``x_MK`` is float64; ``reduce`` as in :func:`whiten`.
+    """
+    reduce = reduce or (lambda tensor: tensor)
+    count, *totals = reduce(torch.cat([x_MK.new_tensor([len(x_MK)]), x_MK.sum(0)])).tolist()
+    mean_K = x_MK.new_tensor(totals) / max(count, 1.0)
+    return count, mean_K, reduce((x_MK - mean_K).square().sum(0)).to(x_MK.device)

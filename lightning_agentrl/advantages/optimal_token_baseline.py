@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import token_rewards
-from lightning_agentrl.advantages.energy import token_energy
-from lightning_agentrl.advantages.episodes import GroupEstimator
-from lightning_agentrl.advantages.groups import Groups
-from lightning_agentrl.advantages.layout import result_dtype
-from lightning_agentrl.advantages.recursion import backward_sum
+from lightning_agentrl.advantages.episodes import GroupEstimator, Groups
+from lightning_agentrl.advantages.layout import backward_sum, result_dtype
+from lightning_agentrl.advantages.variance_proxy import token_energy
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.ranks import Reduce
+from lightning_agentrl.types.rollout import Reduce
 
 EPS = 1e-8  # keeps the baseline defined where no token has energy
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
-from lightning_agentrl.advantages.layout import compress, result_dtype
-from lightning_agentrl.advantages.recursion import backward_sum
+from lightning_agentrl.advantages.layout import backward_sum, compress, result_dtype
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.ranks import Reduce
+from lightning_agentrl.types.rollout import Reduce
 
 
 @torch.no_grad()

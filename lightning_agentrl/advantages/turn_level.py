@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.base import check_fractions, token_rewards
-from lightning_agentrl.advantages.episodes import GroupEstimator, GroupOfOne
-from lightning_agentrl.advantages.groups import Groups
-from lightning_agentrl.advantages.layout import result_dtype
-from lightning_agentrl.advantages.recursion import backward_sum
-from lightning_agentrl.advantages.rloo import minus_others
+from lightning_agentrl.advantages.episodes import GroupEstimator, GroupOfOne, Groups
+from lightning_agentrl.advantages.grpo import minus_others
+from lightning_agentrl.advantages.layout import backward_sum, result_dtype
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.ranks import Reduce
+from lightning_agentrl.types.rollout import Reduce
 
 
 def others_at_turn(

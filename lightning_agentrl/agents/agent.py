@@ -91,10 +91,9 @@ from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import ForkPlan, Rollout, Scores
-from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.model_input import ImageReader
-from lightning_agentrl.types.plain_config import from_plain, keep_arguments
-from lightning_agentrl.types.returned import per_token
+from lightning_agentrl.types.plain_config import arguments, from_plain, keep_arguments
+from lightning_agentrl.types.rollout import per_token
 
 KEYS = "model.init_args"  # where a config has the arguments of an agent
 

@@ -30,13 +30,12 @@ from lightning_agentrl.losses import (
     kl_estimate,
     kl_loss,
 )
-from lightning_agentrl.losses.cloning import action_weights
+from lightning_agentrl.losses.aggregation import action_weights
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.arguments import arguments
-from lightning_agentrl.types.plain_config import from_plain
-from lightning_agentrl.types.returned import in_words, per_token
+from lightning_agentrl.types.plain_config import arguments, from_plain
+from lightning_agentrl.types.rollout import in_words, per_token
 
 _LOSS = f"{KEYS}.policy_loss"
 _LOGGED = ("loss", "entropy", "approx_kl")  # below policy/, in every run

@@ -17,7 +17,7 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic, values_of
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
-from lightning_agentrl.types.returned import per_token
+from lightning_agentrl.types.rollout import per_token
 
 GAP = "mismatch/logp_gap_mean"
 LOSSES = ("policy/loss", "critic/loss")

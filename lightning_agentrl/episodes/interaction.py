@@ -21,7 +21,7 @@ from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
 from lightning_agentrl.types.plain_config import from_plain
-from lightning_agentrl.types.returned import in_words
+from lightning_agentrl.types.rollout import in_words
 
 WHOLE_EPISODE_TURNS = 1000  # after which an episode that is played whole is truncated where nothing else is said
 

@@ -22,7 +22,7 @@ from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.types import ModelInput
-from lightning_agentrl.types.returned import in_words
+from lightning_agentrl.types.rollout import in_words
 
 # 7-8 is a range, with no number below 0
 _NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][+-]?\d+)?")

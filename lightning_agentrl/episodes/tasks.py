@@ -19,7 +19,7 @@ from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.judge import Judge, compiled, one_number
 from lightning_agentrl.types.plain_config import from_plain
-from lightning_agentrl.types.returned import in_words
+from lightning_agentrl.types.rollout import in_words
 
 
 @dataclass(frozen=True)

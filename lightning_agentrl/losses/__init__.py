@@ -7,22 +7,26 @@ from lightning_agentrl.losses.aggregation import (
     masked_sum,
     row_weights,
 )
-from lightning_agentrl.losses.cispo import CISPO, cispo_loss
 from lightning_agentrl.losses.correction import (
     Bypass,
+    DivergenceRejection,
     IcePop,
     NoCorrection,
     OffPolicyCorrection,
+    RatioRejection,
+    Rejection,
+    RejectionLevel,
     RejectOnly,
     TruncatedWeights,
+    divergence_below,
     effective_share,
     importance_ratios,
     masked_log_ratio,
     normalised_weights,
+    ratio_inside,
 )
 from lightning_agentrl.losses.covariance import ClipCov, KLCov, covariances, largest
 from lightning_agentrl.losses.dppo import DPPO, DPPOKL, DPPOTV, dppo_loss, inside_region, kl_shift, tv_shift
-from lightning_agentrl.losses.dro import DRO, dro_loss
 from lightning_agentrl.losses.filters import (
     DropEqualScores,
     GroupFilter,
@@ -45,19 +49,19 @@ from lightning_agentrl.losses.kl import (
 )
 from lightning_agentrl.losses.policy import PolicyLoss
 from lightning_agentrl.losses.ppo import PPOClip, clip_fractions, ppo_clip_loss
-from lightning_agentrl.losses.reinforce import Reinforce, reinforce_loss
-from lightning_agentrl.losses.rejection import (
-    DivergenceRejection,
-    RatioRejection,
-    Rejection,
-    RejectionLevel,
-    divergence_below,
-    ratio_inside,
+from lightning_agentrl.losses.reinforce import (
+    CISPO,
+    DRO,
+    SAPO,
+    Reinforce,
+    cispo_loss,
+    dro_loss,
+    reinforce_loss,
+    sapo_loss,
 )
-from lightning_agentrl.losses.sapo import SAPO, sapo_loss
 from lightning_agentrl.losses.sequence import GMPO, GSPO, gmpo_loss, gspo_loss
 from lightning_agentrl.losses.value import clipped_value_loss, first_token_weights, first_tokens, of_first_tokens
-from lightning_agentrl.types.ranks import Gather, alone
+from lightning_agentrl.types.rollout import Gather, alone
 
 __all__ = [
     "CISPO",

@@ -10,11 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.policy import PolicyLoss, counted
+from lightning_agentrl.losses.policy import PolicyLoss, check_share, count_of, counted, log_ratio
 from lightning_agentrl.losses.ppo import PPOClip
-from lightning_agentrl.losses.precision import log_ratio
-from lightning_agentrl.losses.shares import check_share, count_of
-from lightning_agentrl.types.ranks import Gather, alone
+from lightning_agentrl.types.rollout import Gather, alone
 
 
 @torch.no_grad()

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.policy import PolicyLoss
-from lightning_agentrl.losses.precision import log_ratio
+from lightning_agentrl.losses.policy import PolicyLoss, log_ratio
 
 
 def dppo_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, keep: Tensor, max_ratio: float = 20.0) -> Tensor:

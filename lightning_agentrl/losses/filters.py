@@ -13,9 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.precision import check_shapes
-from lightning_agentrl.losses.shares import check_share, count_of
-from lightning_agentrl.types.ranks import Gather, alone
+from lightning_agentrl.losses.policy import check_shapes, check_share, count_of
+from lightning_agentrl.types.rollout import Gather, alone
 from lightning_agentrl.types.rounding import all_equal
 
 

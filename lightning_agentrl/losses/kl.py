@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.losses.precision import log_ratio, same_shape_float32
+from lightning_agentrl.losses.policy import log_ratio, same_shape_float32
 
 KLKind = Literal["k1", "abs", "k2", "k3"]
 KLLossKind = Literal["k1", "abs", "k2", "k3", "k1+", "k3+"]

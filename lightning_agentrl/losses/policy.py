@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from functools import reduce
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_agentrl.losses.aggregation import AggregationMode, check_aggregation
-from lightning_agentrl.losses.precision import check_shapes, same_shape_float32
-from lightning_agentrl.types.ranks import Gather, alone
-from lightning_agentrl.types.returned import per_token
+from lightning_agentrl.types.rollout import Gather, alone, per_token
+
+LIMIT = 20.0  # of log-ratios, so that their exponentials stay finite
+
+
+def same_shape_float32(**tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors in their common dtype, at least float32.
+
+    Raises:
+        ValueError: shapes differ. Broadcasting [B] against [B, A] would silently give a wrong number.
+    """
+    check_shapes(**tensors)
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors.values()), torch.float32)
+    return tuple(x.to(dtype) for x in tensors.values())
+
+
+def check_shapes(**tensors: Tensor) -> None:
+    """Raise a ValueError with the shapes if they differ."""
+    if len({x.shape for x in tensors.values()}) > 1:
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in tensors.items())
+        raise ValueError(f"expected tensors of one shape, got {shapes}")
+
+
+def log_ratio(logps: Tensor, old_logps: Tensor) -> Tensor:
+    """Return ``logps - old_logps``, the latter a constant, clamped to [-20, 20]."""
+    return (logps - old_logps.detach()).clamp(-LIMIT, LIMIT)
+
+
+def row_sum(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the sum [B, 1] over the tokens on the mask of each row; other values are not read."""
+    return torch.where(mask_BT.bool(), x_BT, 0).sum(1, keepdim=True)
+
+
+def row_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the mean [B, 1] over the tokens on the mask of each row, 0 for rows without any."""
+    return row_sum(x_BT, mask_BT) / mask_BT.bool().sum(1, keepdim=True).clamp_min(1)
+
+
+def check_share(name: str, share: float) -> None:
+    """Raise a ValueError that begins with ``name`` unless the share is above 0 and at most 1."""
+    if not 0 < share <= 1:
+        raise ValueError(f"{name}: share must be above 0 and at most 1, got {share}")
+
+
+def count_of(share: float, count: int) -> int:
+    """Return ``max(1, floor(share * count))``; a product that rounding puts just below an integer counts as it."""
+    return max(1, math.floor(share * count + 1e-9))
+
 
 KEY = "model.init_args.policy_loss"
 

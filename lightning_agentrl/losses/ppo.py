@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.policy import PolicyLoss
-from lightning_agentrl.losses.precision import log_ratio, same_shape_float32
+from lightning_agentrl.losses.policy import PolicyLoss, log_ratio, same_shape_float32
 
 
 def ppo_clip_loss(

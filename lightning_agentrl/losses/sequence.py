@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.losses.aggregation import AggregationMode
-from lightning_agentrl.losses.policy import PolicyLoss
+from lightning_agentrl.losses.policy import PolicyLoss, log_ratio, row_mean
 from lightning_agentrl.losses.ppo import check_clip, clipped_surrogate, outside_clip
-from lightning_agentrl.losses.precision import log_ratio, row_mean
 
 
 def gspo_loss(

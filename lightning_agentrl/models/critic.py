@@ -16,7 +16,7 @@ from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.regression import RunningRegression
 from lightning_agentrl.models.value_head import value_head
-from lightning_agentrl.types.returned import in_words, is_tensor_of
+from lightning_agentrl.types.rollout import in_words, is_tensor_of
 
 
 class Critic(nn.Module, ABC):

@@ -19,7 +19,7 @@ from lightning_agentrl.models.images_in_rows import PackedImages, find_tokens
 from lightning_agentrl.models.integers import integers
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out, shared_length
 from lightning_agentrl.types.model_input import check_text_only
-from lightning_agentrl.types.row import Row
+from lightning_agentrl.types.segment import Row
 
 
 @dataclass(frozen=True)

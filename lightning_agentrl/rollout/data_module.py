@@ -45,9 +45,8 @@ from lightning_agentrl.rollout.training_episodes import TrainingEpisodes
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout, Turn
-from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.model_input import ImageReader
-from lightning_agentrl.types.plain_config import from_plain, items_from_plain
+from lightning_agentrl.types.plain_config import arguments, from_plain, items_from_plain
 
 MOST_PROMPTS = 16  # that are looked at before a run
 T = TypeVar("T")

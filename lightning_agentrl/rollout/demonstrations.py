@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from lightning_agentrl.distributed import all_gather, rank, world_size
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.losses.cloning import action_weights
+from lightning_agentrl.losses.aggregation import action_weights
 from lightning_agentrl.rollout.data_module import RolloutDataModule
 from lightning_agentrl.rollout.learner import Prepared
 from lightning_agentrl.rollout.stream import RolloutSource, RolloutStream

@@ -14,7 +14,7 @@ from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout.learner import Learner, Prepared
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.returned import in_words
+from lightning_agentrl.types.rollout import in_words
 
 Phase = Literal["critic_warmup", "train"]
 

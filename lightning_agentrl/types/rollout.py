@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.nn.functional import pad
 
 from lightning_agentrl.types.rounding import HALF_STEP
@@ -212,3 +212,51 @@ def _columns(sample: Sample) -> tuple[list[int], list[float], list[float]]:
         rewards += [*[0.0] * (len(segment) - 1), turn.reward]
         logps += segment.logps
     return turn_ids, rewards, logps
+
+
+Reduce = Callable[[Tensor], Tensor]
+"""Returns the sum of a tensor over all ranks. All ranks must call it."""
+
+Gather = Callable[[Tensor], Sequence[Tensor]]
+"""Returns the tensors of all ranks, in rank order; sizes may differ. All ranks must call it."""
+
+
+def alone(x: Tensor) -> list[Tensor]:
+    """Return a list of ``x`` alone: the :data:`Gather` of a single rank."""
+    return [x]
+
+
+def per_token(returned: object, mask_BA: Tensor, method: Callable[..., object], key: str = "") -> Tensor:
+    """Return the numbers [B, A] that a method gave for action tokens.
+
+    Args:
+        returned: what it gave.
+        mask_BA: of the tokens.
+        method: to be named; of a class, unless somebody has put a function in its place.
+        key: of a config, where an object of that class was given.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if is_tensor_of(returned, mask_BA.shape):
+        return returned
+    *owners, name = getattr(method, "__qualname__", type(method).__name__).split(".")
+    owner = f" of {owners[-1]}" if owners and owners[-1] != "<locals>" else ""
+    raise TypeError(
+        f"{name}{owner} must return one tensor {list(mask_BA.shape)}, a number for each token, got "
+        f"{in_words(returned)}{key and f' (key {key})'}"
+    )
+
+
+def is_tensor_of(returned: object, shape: Size) -> TypeGuard[Tensor]:
+    """Return whether it is a tensor of this shape. Another one would be broadcast, or fail later."""
+    return isinstance(returned, Tensor) and returned.shape == shape
+
+
+def in_words(returned: object) -> str:
+    """Return what it is, for a message: a tensor's shape, the parts of a tuple or list, else the name of its class."""
+    if isinstance(returned, Tensor):
+        return f"a tensor {list(returned.shape)}"
+    if isinstance(returned, tuple | list):
+        return f"({', '.join(map(in_words, returned))})"
+    return type(returned).__name__

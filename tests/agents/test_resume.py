@@ -24,7 +24,7 @@ from lightning_agentrl.rollout import (
     ValidationConfig,
     WindowMemory,
 )
-from lightning_agentrl.types.arguments import arguments
+from lightning_agentrl.types.plain_config import arguments
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.tiny import tiny_model_folder
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_agentrl.losses.cloning import reply_weights
+from lightning_agentrl.losses.aggregation import reply_weights
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.floats(0.01, 1.0))

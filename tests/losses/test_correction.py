@@ -19,7 +19,7 @@ from lightning_agentrl.losses import (
     importance_ratios,
     ratio_inside,
 )
-from lightning_agentrl.losses.rejection import at_level
+from lightning_agentrl.losses.correction import at_level
 from tests.losses.ranks import on_ranks, summed
 
 # Ratios trainer / engine: two rows, the second with one place off the mask

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_agentrl.losses import Reinforce
-from lightning_agentrl.types.returned import per_token
+from lightning_agentrl.types.rollout import per_token
 
 in_a_module = lambda batch: None  # noqa: E731
 
