@@ -78,8 +78,8 @@ from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
-from lightning_agentrl.metrics.groups import kept_groups
 from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.metrics.rollout import kept_groups
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic

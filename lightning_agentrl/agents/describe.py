@@ -11,12 +11,15 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import Reduce, token_energy, value_statistics, variance_proxies
 from lightning_agentrl.losses import effective_share
-from lightning_agentrl.metrics.mismatch import mismatch_numbers
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.rollout import rollout_numbers, source_numbers
-from lightning_agentrl.metrics.staleness import staleness_numbers
+from lightning_agentrl.metrics.rollout import (
+    mismatch_numbers,
+    rollout_numbers,
+    source_numbers,
+    staleness_numbers,
+    token_numbers,
+)
 from lightning_agentrl.metrics.text import TextMetrics
-from lightning_agentrl.metrics.tokens import token_numbers
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import Rollout
 

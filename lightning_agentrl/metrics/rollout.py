@@ -4,13 +4,141 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
 from lightning_agentrl.metrics.episodes import reported_numbers, succeeded
-from lightning_agentrl.metrics.groups import group_numbers
-from lightning_agentrl.metrics.numbers import Mean, Number, Sum
+from lightning_agentrl.metrics.numbers import Max, Mean, Number, Sum, masked_mean
 from lightning_agentrl.types import Rollout, StopReason, Turn
+from lightning_agentrl.types.rounding import all_equal
+
+
+def group_numbers(rollout: Rollout) -> dict[str, Number]:
+    """Return the spread of scores within groups and the age of turns; empty without groups."""
+    if rollout.groups is None:
+        return {}
+    scores: dict[int, dict[int, float]] = {}  # of each episode of a group
+    rounding: dict[int, float] = {}  # by which two of a group may differ
+    columns = (rollout.groups, rollout.episode, rollout.outcomes, rollout.outcome_rounding)
+    for group, episode, score, off in zip(*(x.tolist() for x in columns), strict=True):
+        scores.setdefault(group, {})[episode] = score
+        rounding[group] = max(rounding.get(group, 0.0), 2 * off)
+    groups = [list(of_group.values()) for of_group in scores.values()]
+    equal = sum(all_equal(list(of_group.values()), rounding[group]) for group, of_group in scores.items())
+    versions = [turn.policy_version for turn in rollout.turns]
+    newest = max(versions, default=0)
+    return {
+        "rollout/equal_groups": Mean(equal, len(groups)),
+        "rollout/group_std": Mean(sum(statistics.stdev(g) for g in groups if len(g) > 1), len(groups)),
+        "rollout/policy_lag": Mean(sum(newest - version for version in versions), len(versions)),
+    }
+
+
+def kept_groups(collected: Rollout, trained: Rollout) -> dict[str, Number]:
+    """Return how many of the groups that were collected are trained on: neither lost nor left out by a filter."""
+    assert collected.groups is not None
+    assert trained.groups is not None
+    return {"rollout/kept_groups": Mean(len(trained.groups.unique()), len(collected.groups.unique()))}
+
+
+def staleness(
+    turns: Sequence[Turn], policy_version: int, steps_per_iteration: int, held_steps: range = range(0)
+) -> list[float]:
+    """Return the staleness of each turn, in iterations in which the policy may have moved.
+
+    Args:
+        turns: turns with the versions of the weights that sampled them.
+        policy_version: version of the weights that are trained next.
+        steps_per_iteration: optimizer steps by which the version grows per iteration.
+        held_steps: in which the version grows and the policy stays the same.
+    """
+
+    def moves(version: int) -> int:
+        return version - min(max(version - held_steps.start, 0), len(held_steps))
+
+    return [(moves(policy_version) - moves(turn.policy_version)) / steps_per_iteration for turn in turns]
+
+
+def staleness_numbers(
+    turns: Sequence[Turn], policy_version: int, steps_per_iteration: int, held_steps: range = range(0)
+) -> dict[str, Number]:
+    """Return the mean and the maximum; arguments as in :func:`staleness`."""
+    ages = staleness(turns, policy_version, steps_per_iteration, held_steps)
+    return {
+        "mismatch/staleness_mean": Mean(sum(ages), len(ages)),
+        "mismatch/staleness_max": Max(max(ages, default=0.0)),
+    }
+
+
+def token_numbers(rollout: Rollout) -> dict[str, Number]:
+    """Return means over action tokens, the KL also by part of the reply; what was not scored is left out."""
+    scores, mask = rollout.scores, rollout.action_mask
+    numbers: dict[str, Number] = {}
+    if scores.entropy is not None:
+        numbers["rollout/entropy"] = masked_mean(scores.entropy, mask)
+    if scores.old_logps is None:
+        return numbers
+    if scores.ref_logps is not None:
+        log_ratio = scores.old_logps - scores.ref_logps
+        thought = thought_mask(rollout)
+        numbers["kl/reference"] = masked_mean(log_ratio, mask)
+        numbers["kl/thought"] = masked_mean(log_ratio, mask & thought)
+        numbers["kl/action"] = masked_mean(log_ratio, mask & ~thought)
+    return numbers
+
+
+def thought_mask(rollout: Rollout) -> Tensor:
+    """Return [B, A] bool: action tokens that are part of a thought, not of the part that names the action."""
+    thought = torch.zeros_like(rollout.action_mask)
+    for row, sample in enumerate(rollout.samples):
+        for one in sample.placed_turns():
+            first = one.columns.start
+            thought[row, first : first + one.turn.thought_tokens] = True
+    return thought
+
+
+LIMIT = 20.0  # of log-ratios and of their sums over a sample
+
+
+def mismatch_numbers(rollout: Rollout) -> dict[str, Number]:
+    """Compare the trainer's log-probs from before the update with the engine's; empty if they were not computed.
+
+    ``mismatch/rejected`` and ``mismatch/weight`` show the effect of a correction.
+    """
+    mask = rollout.action_mask
+    numbers: dict[str, Number] = {}
+    if rollout.scores.old_logps is not None:
+        train, engine = (_off(x, mask) for x in (rollout.scores.old_logps, rollout.rollout_logps))
+        gap = (train - engine).clamp(-LIMIT, LIMIT)
+        filled = mask.any(1)
+        count = mask.sum(1).clamp_min(1)
+        row_sum = gap.sum(1).clamp(-LIMIT, LIMIT)
+        numbers = {
+            "mismatch/logp_gap_mean": masked_mean((train - engine).abs(), mask),
+            "mismatch/kl": masked_mean(-gap, mask),
+            "mismatch/k3": masked_mean(gap.expm1() - gap, mask),
+            "mismatch/chi2_token": masked_mean((2 * gap).expm1(), mask),
+            "mismatch/chi2_sample": masked_mean((2 * row_sum).expm1(), filled),
+            "mismatch/perplexity_train": masked_mean((-train.sum(1) / count).exp(), filled),
+            "mismatch/perplexity_engine": masked_mean((-engine.sum(1) / count).exp(), filled),
+            "mismatch/perplexity_ratio": masked_mean((-gap.sum(1) / count).exp(), filled),
+        }
+        if mask.any():
+            numbers["mismatch/logp_gap_max"] = Max(float((train - engine).abs().max()))
+    if rollout.loss_mask is not None:
+        numbers["mismatch/rejected"] = masked_mean(1.0 - rollout.loss_mask.double(), mask)
+    if rollout.weights is not None:
+        numbers["mismatch/weight"] = masked_mean(rollout.weights.double(), rollout.trained_mask)
+    return numbers
+
+
+def _off(x_BA: Tensor, mask_BA: Tensor) -> Tensor:
+    """Return ``x`` in float64, 0 off the mask."""
+    return torch.where(mask_BA, x_BA.double(), 0)
 
 
 def rollout_numbers(rollout: Rollout) -> dict[str, Number]:

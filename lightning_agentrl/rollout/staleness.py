@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.engines import Engine, VLLMEngine
-from lightning_agentrl.metrics.staleness import staleness
+from lightning_agentrl.metrics.rollout import staleness
 from lightning_agentrl.rollout.sizes import GroupRollout, check_whole
 from lightning_agentrl.types import Rollout
 

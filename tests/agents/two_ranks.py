@@ -25,8 +25,8 @@ from lightning_agentrl.losses import (
     RatioRejection,
     TruncatedWeights,
 )
-from lightning_agentrl.metrics.groups import kept_groups
 from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.metrics.rollout import kept_groups
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.rollout import GroupRollout, MiniBatch, Prepared, TurnInteraction
 from lightning_agentrl.types import Rollout, Scores

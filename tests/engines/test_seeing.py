@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
-from lightning_agentrl.engines.transformers.rows import Rows
+from lightning_agentrl.engines.transformers.batch import PaddedPrefill, Rows, TreePrefill
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack

@@ -10,8 +10,8 @@ import torch
 from lightning_agentrl.advantages import Groups
 from lightning_agentrl.agents.selection import kept_rows
 from lightning_agentrl.losses import DropEqualScores
-from lightning_agentrl.metrics.groups import group_numbers, kept_groups
 from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.metrics.rollout import group_numbers, kept_groups
 from lightning_agentrl.types import Rollout, Sample
 from lightning_agentrl.types.rounding import all_equal
 from tests.types.samples import action, glue, prompt, turn

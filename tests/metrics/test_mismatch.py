@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from lightning_agentrl.agents.describe import describe
-from lightning_agentrl.metrics.mismatch import mismatch_numbers
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.staleness import staleness, staleness_numbers
+from lightning_agentrl.metrics.rollout import mismatch_numbers, staleness, staleness_numbers
 from lightning_agentrl.types import Rollout, Scores
 from tests.metrics.rollouts import by_hand
 from tests.types.samples import turn

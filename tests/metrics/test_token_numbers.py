@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.tokens import thought_mask, token_numbers
+from lightning_agentrl.metrics.rollout import thought_mask, token_numbers
 from lightning_agentrl.types import Rollout, Scores
 from tests.metrics.rollouts import by_hand
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
+from lightning_agentrl.engines.transformers.batch import PaddedPrefill, TreePrefill
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.families import SHARING, why_unshared

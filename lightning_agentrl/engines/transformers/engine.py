@@ -18,8 +18,7 @@ import torch
 
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.transformers.admission import Admission, Asked, Rule
-from lightning_agentrl.engines.transformers.batch import Batch, Draft
-from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill, check_prompt
+from lightning_agentrl.engines.transformers.batch import Batch, Draft, PaddedPrefill, TreePrefill, check_prompt
 from lightning_agentrl.engines.waiting import Waiting, tell_all
 from lightning_agentrl.engines.weights import copied_bytes, copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel
