@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
 REMEMBERED, REMEMBERED_CHARS = 1024, 1024  # prompts, and their length: some ten megabytes at most, 40 bytes an id
 REMEMBERED_REPLY_TOKENS = 16  # the most in a reply of which the text is remembered
+UTF8_BYTES = 4  # of a character at most
 
 
 class _Texts(NamedTuple):
@@ -241,8 +243,22 @@ class ChatRenderer:
         """Return how many leading tokens of a reply lie within its first ``chars`` characters."""
         if not chars:
             return 0
-        beyond = bisect_left(range(len(ids) + 1), True, key=lambda count: len(self.decode(ids[:count])) > chars)
+        beyond = bisect_left(range(len(ids) + 1), True, key=lambda count: self._length(ids, count) > chars)
         return beyond - 1
+
+    def _length(self, ids: Sequence[int], count: int) -> int:
+        """Return the length of the text of the first ``count`` tokens, an unfinished character counted once.
+
+        With byte fallback, one unfinished character turns each byte of its run into a replacement character. The
+        length is right again when the character is complete, at most three tokens later.
+        """
+        shortest = sys.maxsize
+        for end in range(count, min(count + UTF8_BYTES, len(ids) + 1)):
+            text = self.decode(ids[:end])
+            shortest = min(shortest, len(text))
+            if not text.endswith("\ufffd"):
+                break
+        return shortest
 
     # From messages to ids
 
