@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -463,12 +464,23 @@ def with_places(system: str, **format_args: object) -> str:
 
 
 def test_places_of_the_system_text_are_filled_once() -> None:
-    assert with_places('You must {mission}.\n{actions}\n{tips}\n{mission}! {"a": {b}} {{x}}') == (
+    assert with_places("You must {mission}.\n{actions}\n{tips}\n{mission}!") == (
         "You must go to the key.\n- turn left\n- turn right\n- go forward: one step\n"
-        '- look first\n- {actions} are no place here\ngo to the key! {"a": {b}} {{x}}'
+        "- look first\n- {actions} are no place here\ngo to the key!"
     )
     assert renderer(system="{tips} {mission}").format.places == ["mission", "tips"]
-    assert renderer(system="{instruction} {permission}").format.places == renderer().format.places == []
+    assert renderer(system="{{tips}}").format.places == renderer().format.places == []
+
+
+LITERAL = r"""{{"a": {{"b": 1}}}} \boxed{{answer}} {{mission}} {{{name}}}"""
+
+
+@pytest.mark.parametrize("key", ["system", "instruction"])
+def test_doubled_braces_write_literal_ones(key: str) -> None:
+    text = LITERAL.replace("name", "actions")
+    chat = renderer(**{"system": "", "instruction": "", key: text}, examples=False)
+    prompt = text_of(chat.render(Rules("not shown", actions={"go": ""}), Observation("a key")).segments)
+    assert text.format(actions="- go" if key == "system" else "go") in prompt
 
 
 def test_what_fills_a_place_cannot_forge_a_token() -> None:
@@ -480,7 +492,8 @@ def test_what_fills_a_place_cannot_forge_a_token() -> None:
     assert counts(plain) == counts(forged)
 
 
-@pytest.mark.parametrize(("written", "meant"), [("{mision}", "mission"), ("{Tips}", "tips"), ("{action}", "actions")])
-def test_a_misspelt_place_is_told(written: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=rf"\{written}.*{{{meant}}}.*data\.init_args\.prompt\.system"):
-        PromptFormat(system=f"Go. {written}")
+@pytest.mark.parametrize("written", ["{mision}", "{Tips}", "{achievements_open}", '{"a": 1}', "{ mission }", "{", "}"])
+@pytest.mark.parametrize("key", ["system", "instruction"])
+def test_other_braces_are_refused_with_the_known_names(written: str, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"{re.escape(written)}.*{{actions}}.*{{{{.*data\.init_args\.prompt\.{key}"):
+        PromptFormat(**{key: f"Go. {written}"})
