@@ -131,7 +131,7 @@ class ChatRenderer:
         """
         recollection = recollection or Recollection()
         past = recollection.turns
-        self._check_roles(observation, later=bool(past))
+        self._check_roles(rules, observation, later=bool(past))
         if (texts := self._as_texts(rules, observation, recollection)) is not None:
             return self._remembered(texts)
         parts = self.writer.parts(rules, observation, Recollection(note=recollection.note))
@@ -205,13 +205,15 @@ class ChatRenderer:
                 does.
             ValueError: the template is not append-only.
         """
-        self._check_roles(observation, later=True)
+        self._check_roles(rules, observation, later=True)
+        tools, roles = self.writer.tools(rules.tools), _roles(observation)
         messages = self.writer.observed(observation, "", self.writer.instruction(rules.actions))
         with self._refusing():
-            suffix = self.template.suffix(self.writer.system(rules), messages, tools=self.writer.tools(rules.tools))
-        if observation.messages and suffix is None and not self.template.rewrites:
+            suffix = self.template.suffix(self.writer.system(rules), messages, tools=tools)
+        rewrites = self.template.rewriting(tools, roles)
+        if observation.messages and (suffix is None or rewrites) and not self.template.rewriting(tools):
             raise RefusedMessagesError(f"{self.template.name} rewrites earlier messages where it shows these")
-        if suffix is None or self.template.rewrites:
+        if suffix is None or rewrites:
             raise ValueError(f"{self.template.name} is not append-only, a growing sample cannot be built with it")
         glue = suffix[: len(suffix) - len(suffix.lstrip())]
         if not closed:
@@ -262,10 +264,10 @@ class ChatRenderer:
 
     # From messages to ids
 
-    def _check_roles(self, observation: Observation, later: bool) -> None:
-        roles = [role for role, _ in observation.messages] or [observation.role]
+    def _check_roles(self, rules: Rules, observation: Observation, later: bool) -> None:
+        roles = _roles(observation)
         if roles != ["user"]:  # which every template shows
-            self.template.check_roles(roles, later)
+            self.template.check_roles(roles, later, self.writer.tools(rules.tools))
 
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
         with self._refusing():
@@ -296,3 +298,8 @@ class ChatRenderer:
         for start, end, image in zip([0, *(place + 1 for place in places)], places, images, strict=False):
             parts += [ModelInput.of_ids(ids[start:end]), image]
         return ModelInput.join([*parts, ModelInput.of_ids(ids[places[-1] + 1 :])])
+
+
+def _roles(observation: Observation) -> list[str]:
+    """Return the roles of the messages that show an observation."""
+    return [role for role, _ in observation.messages] or [observation.role]
