@@ -19,7 +19,7 @@ from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.messages import MessageWriter, Observation, Pairs, Rules
-from lightning_agentrl.prompts.template import ChatTemplate, Message, RefusedMessagesError, Tool, images_of
+from lightning_agentrl.prompts.template import ChatTemplate, Message, RefusedMessagesError, RunDate, Tool, images_of
 from lightning_agentrl.prompts.untrusted import Untrusted
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 from lightning_agentrl.types.model_input import ImageReader, TextChunk
@@ -64,6 +64,7 @@ class ChatRenderer:
         tokenizer: with a chat template.
         prompt_format: the wording of prompts.
         image_reader: what the model makes of images; None: it reads text only.
+        date: of the run, which some templates write; now when not given.
 
     Raises:
         ValueError: the template cannot render an agent's conversation; see :class:`ChatTemplate`.
@@ -74,11 +75,12 @@ class ChatRenderer:
         tokenizer: PreTrainedTokenizerBase,
         prompt_format: PromptFormat | None = None,
         image_reader: ImageReader | None = None,
+        date: RunDate | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.format = prompt_format or PromptFormat()
         self.image_reader = image_reader
-        self.template = ChatTemplate(tokenizer, image_reader)
+        self.template = ChatTemplate(tokenizer, image_reader, date)
         # A text of so many characters is over the limit of tokens, whatever it says; megabytes are never encoded.
         longest = max(map(len, tokenizer.get_vocab()))
         most = longest * (self.format.max_prompt_tokens + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -35,12 +36,25 @@ class RefusedMessagesError(ValueError):
     """The chat template cannot show what an environment gave as messages of its own."""
 
 
+class RunDate:
+    """The date that chat templates write: one for a whole run, so that its prompts do not change overnight."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now()
+
+    def arguments(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Return what ``apply_chat_template`` takes in place of the clock; empty if the template writes no date."""
+        reads_clock = "strftime_now" in str(tokenizer.chat_template)
+        return {"strftime_now": lambda form: self.now.strftime(form)} if reads_clock else {}
+
+
 class ChatTemplate:
     """The chat template of a tokenizer, tried on a few messages when it is made.
 
     Args:
         tokenizer: with a chat template.
         image_reader: what the model makes of images; None: it reads text only.
+        date: of the run; now when not given.
 
     Raises:
         ValueError: there is no chat template, or it leaves out the text of a message, does not close a reply with a
@@ -52,8 +66,14 @@ class ChatTemplate:
     turn_close_id: int
     markers: set[str]  # its role markers that are plain text
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        image_reader: ImageReader | None = None,
+        date: RunDate | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self._dated = (date or RunDate()).arguments(tokenizer)
         self.name = f"the chat template of '{tokenizer.name_or_path}'"
         self._as_items = False  # it reads contents as lists of items only
         self._why_refused = lru_cache(PROBED)(self._refusal)
@@ -71,7 +91,15 @@ class ChatTemplate:
         """Return the text of a conversation, with the header of the next reply if one is to be generated."""
         shown: Any = [dict(tool) for tool in tools] or None
         given = folded(messages) if self.folds_system else messages
-        return str(self.tokenizer.apply_chat_template(given, shown, tokenize=False, add_generation_prompt=generate))
+        text = self.tokenizer.apply_chat_template(
+            given, shown, tokenize=False, add_generation_prompt=generate, **self._dated
+        )
+        return str(text)
+
+    @property
+    def writes_date(self) -> bool:
+        """Whether prompts hold the date."""
+        return bool(self._dated)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a rendered text."""

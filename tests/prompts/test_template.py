@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -10,7 +11,7 @@ from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.prompts.template import ChatTemplate, folded
+from lightning_agentrl.prompts.template import ChatTemplate, RunDate, folded
 from lightning_agentrl.types import Segment, input_of
 from tests.prompts.templates import TEMPLATES as MARKS
 from tests.prompts.templates import make_tokenizer
@@ -205,3 +206,29 @@ def test_a_template_that_strips_thoughts_does_not_only_append(content: str, mess
     rewrites = ChatTemplate(tokenizer).rewrites
     assert message in rewrites
     assert bool(rewrites) == bool(message)
+
+
+# The date
+
+
+@pytest.mark.parametrize(
+    "read", ["strftime_now('%f')", "date_string if date_string is defined else strftime_now('%f')"]
+)
+def test_a_clock_that_goes_on_changes_no_prompt(read: str) -> None:
+    tokenizer = make_tokenizer(MARKS["chatml"])
+    tokenizer.chat_template = f"{{{{ {read} }}}}{PLAIN}"
+    made = ChatRenderer(tokenizer, FORMAT).free_text
+    begun = text_of(made, first(made))
+    grown = begun + SAID + made.template.turn_close + text_of(made, made.continuation(Rules(RULES), Observation(THEN)))
+    past = Recollection((PastTurn(SEEN, "", SAID),))
+    assert grown == text_of(made, made.render(Rules(RULES), Observation(THEN), past).segments)
+
+
+def test_a_date_is_written_in_the_form_of_the_template() -> None:
+    tokenizer, date = make_tokenizer(MARKS["chatml"]), RunDate()
+    tokenizer.chat_template = f"{{{{ strftime_now('%d %b %Y') }}}}{PLAIN}"
+    date.now = datetime(2024, 7, 26)
+    template = ChatTemplate(tokenizer, date=date)
+    assert template.writes_date
+    assert template.apply([template.message("user", "a")]).startswith("26 Jul 2024")
+    assert not ChatTemplate(make_tokenizer(MARKS["chatml"])).writes_date
