@@ -25,7 +25,8 @@ from typing import IO, Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from lightning_agentrl.agents.checkpoint_code import read_metadata
 
 LAST_SAVED = "last_saved"  # attribute of a strategy
 PART = ".part"  # behind the name of a checkpoint that is being written
@@ -175,7 +176,7 @@ def _archive_damage(checkpoint: Path, name: str) -> str:
     file = checkpoint / name
     if file.suffix != ".distcp":
         return _directory_damage(file) if not name or file.suffix == ".pt" else ""
-    pieces = FileSystemReader(checkpoint).read_metadata().storage_data.values()
+    pieces = read_metadata(checkpoint / ".metadata").storage_data.values()
     with file.open("rb") as opened:  # an archive for each tensor, one behind the other
         for piece in pieces:
             if piece.relative_path == name:

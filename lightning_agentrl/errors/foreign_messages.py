@@ -261,7 +261,7 @@ def error_number(error: BaseException) -> int | None:
 
 def not_plain(error: BaseException) -> str:
     """Return what makes the object in a checkpoint that torch does not read, a class or a function; empty if none."""
-    found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    found = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
     return found[1] if found else ""
 
 
