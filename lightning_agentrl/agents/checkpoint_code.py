@@ -54,7 +54,7 @@ def read_metadata(file: Path) -> Metadata:
 def check_folder(checkpoint: Path) -> None:
     """Refuse a folder that holds other objects than tensors and plain types. A file is not looked at.
 
-    torch unpickles the metadata and what is no tensor in the shares without ``weights_only``, and DeepSpeed all it reads.
+    torch unpickles the metadata, and shares other than tensors, without ``weights_only``; DeepSpeed unpickles all so.
 
     Raises:
         pickle.UnpicklingError: as torch.load does with weights_only.

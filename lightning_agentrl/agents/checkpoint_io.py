@@ -205,8 +205,8 @@ def _whole(trainer: L.Trainer, checkpoint_path: Any) -> Any:
         return checkpoint_path
     damaged = given.resolve()
     found = {path for folder in (damaged.parent, given.absolute().parent) for path in files.checkpoints_in(folder)}
-    others = [path for path in sorted(found, key=files.age, reverse=True) if path.resolve() != damaged]
-    before = next((path for path in others if not _damage(trainer, path)), None)
+    others = [path for path in files.in_order(found) if path.resolve() != damaged]
+    before = next((path for path in reversed(others) if not _damage(trainer, path)), None)
     if before is None:
         raise CheckpointError(reason)
     if not given.is_symlink():

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from lightning_agentrl.agents.checkpoint_code import check_folder, read_metadata
-from lightning_agentrl.agents.checkpoint_files import METADATA, damage
+from lightning_agentrl.agents.checkpoint_files import METADATA, OF_ZERO, damage
 from lightning_agentrl.agents.checkpoints import KEY
 from lightning_agentrl.commands.model_argument import naming_argument
 from lightning_agentrl.errors.foreign_messages import not_plain
@@ -21,7 +21,6 @@ from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.models.lora import LoRA
 
 PREFIX = "actor."  # of the policy's weights in a checkpoint
-OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # in a folder of DeepSpeed: all but the optimizer
 
 
 def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None, model: str | None = None) -> None:
