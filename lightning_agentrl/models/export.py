@@ -100,7 +100,7 @@ def _write(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Pa
 
 
 def _save_model(lm: PreTrainedModel, folder: Path) -> None:
-    """Write a model with its settings for generation unchanged.
+    """Write a model with its settings for sampling unchanged.
 
     transformers loads settings that contradict each other, such as a temperature without ``do_sample``, but refuses to
     save a model with them.
