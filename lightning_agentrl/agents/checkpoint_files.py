@@ -100,12 +100,11 @@ def newest_of(folders: Iterable[Path]) -> Path | None:
     """
     from lightning_agentrl.view.locate import version_of  # TensorBoard comes with it
 
-    found = [path for path in map(newest, folders) if path is not None]
-    versions = {path: next((folder for folder in path.parents if version_of(folder) >= 0), path) for path in found}
-    last = {}
-    for path in sorted(found, key=lambda path: version_of(versions[path])):
-        last[path if versions[path] == path else versions[path].parent] = path
-    return next(reversed(in_order(last.values())), None)
+    found = {path: next((p for p in path.parents if version_of(p) >= 0), None) for path in map(newest, folders) if path}
+    last: dict[Path, Path] = {}
+    for version in sorted(filter(None, found.values()), key=version_of):
+        last[version.parent] = version
+    return next(reversed(in_order(path for path, own in found.items() if not own or last[own.parent] == own)), None)
 
 
 def in_order(checkpoints: Iterable[Path]) -> list[Path]:
@@ -125,7 +124,7 @@ def _recorded(checkpoint: Path) -> tuple[str, int, int, int]:
         saved = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)
         counts = saved["loops"]["fit_loop"]["epoch_progress"]["current"]
         return str(saved["run_id"]), int(counts["ready"]), int(counts["completed"]), int(saved["global_step"])
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, TypeError, pickle.UnpicklingError):
+    except (OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, pickle.UnpicklingError):
         return "", -1, -1, -1
 
 

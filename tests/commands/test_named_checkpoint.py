@@ -108,6 +108,14 @@ def test_last_is_of_the_last_version_and_of_the_run_that_wrote_last(tmp_path: Pa
     assert find("last", tmp_path) == signaled
 
 
+def test_last_in_two_folders_of_one_version_is_the_latest_iteration(tmp_path: Path) -> None:
+    """Which the root may lie in too."""
+    root = tmp_path / "version_2"
+    latest = save(root / "a" / "iteration-00012.ckpt", 1, iteration=12)
+    save(root / "b" / "iteration-00011.ckpt", 2, iteration=11)
+    assert find("last", root) == latest
+
+
 def test_runs_of_other_names_beside_those_of_the_logger_are_none_of_it(tmp_path: Path) -> None:
     """`save_dir` may be the working folder, as it is by default of a WandbLogger."""
     own = save(tmp_path / "mine" / "version_0" / "checkpoints" / "iteration-00001.ckpt", 1)
