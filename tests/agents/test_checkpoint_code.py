@@ -10,10 +10,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch.distributed.checkpoint import metadata as of_torch
 from torch.distributed.checkpoint.state_dict_loader import load as load_shares
 from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
 from lightning_agentrl.agents import checkpoint_files as files
+from lightning_agentrl.agents.checkpoint_code import read_metadata
 from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.errors import CheckpointError
 from tests.agents.harness import make_trainer
@@ -114,6 +116,15 @@ def test_loading_a_sound_folder_reads_it(tmp_path: Path) -> None:
     cast(Any, trainer.strategy).load_checkpoint = read_by_libraries
     guard_checkpoints(trainer)
     assert trainer.strategy.load_checkpoint(str(sound(tmp_path / "a.ckpt")), weights_only=None) == IN_META
+
+
+def test_metadata_with_members_of_enums_by_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python pickled them so before 3.11.4."""
+    by_name = lambda self, protocol: (getattr, (type(self), self._name_))  # noqa: E731
+    monkeypatch.setattr(of_torch._MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    file = sound(tmp_path / "a.ckpt") / ".metadata"
+    assert b"getattr" in file.read_bytes()
+    assert read_metadata(file) == pickle.loads(file.read_bytes())
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["bare", "sealed"])
