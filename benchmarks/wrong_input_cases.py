@@ -206,7 +206,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "a misspelt place in the system text",
         {"data.init_args.prompt.system": "You must {mision}."},
-        says=["did you mean {mission}?", _LINE],
+        says=["must be one of {mission}, {actions}, {tips}", _LINE],
     ),
     Case(
         "a place that the environment does not fill",

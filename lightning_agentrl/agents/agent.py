@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
@@ -561,12 +562,14 @@ class Agent(L.LightningModule, ABC):
             )
         for difference in self.run.steps.begin(self.trainer):
             rank_zero_info(difference)
+        if (template := self.datamodule.renderer.template).writes_date:
+            rank_zero_info(f"{template.name} writes the date: {self.datamodule.date.now:%Y-%m-%d} in the whole run")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         described = self.run.made_of | {"undescribed": self._undescribed}
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora, described)
         refuse_not_finite(checkpoint, self.trainer)
-        checkpoint |= self.run.state_dict()
+        checkpoint |= self.run.state_dict() | {"date": self.datamodule.date.now.isoformat()}
         if self.datamodule.preparing:
             rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
 
@@ -578,6 +581,8 @@ class Agent(L.LightningModule, ABC):
             check_described(checkpoint[KEY], given | {*self._undescribed})
         else:
             self.run.go_on_from(checkpoint, self.trainer, self.resume_with_changes)
+            if "date" in checkpoint:  # older ones have none
+                self.datamodule.date.now = datetime.fromisoformat(checkpoint["date"])
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""

@@ -13,19 +13,22 @@ import fcntl
 import io
 import json
 import os
+import pickle
 import re
 import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from lightning_agentrl.agents.checkpoint_code import read_metadata
 
 LAST_SAVED = "last_saved"  # attribute of a strategy
 PART = ".part"  # behind the name of a checkpoint that is being written
@@ -33,6 +36,7 @@ OLD = ".old"  # behind the name of a folder while another one takes its place
 MANIFEST = "manifest.json"
 _CHECKPOINT = ".ckpt"  # ends the name of a checkpoint
 METADATA = "meta.pt"  # everything but tensors, in a folder that ModelParallelStrategy wrote
+OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # in a folder of DeepSpeed: all but the optimizer
 OTHER_MODEL = "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out"
 NOT_OURS = "cannot be read: it was not saved by agentrl fit, or is damaged"
 _CHUNK = 16 * 2**20  # bytes
@@ -55,7 +59,7 @@ def last_good_checkpoint(trainer: L.Trainer) -> str:
     saved = [Path(callback._last_checkpoint_saved) for callback in _callbacks(trainer)]
     last: Path | None = getattr(trainer.strategy, LAST_SAVED, None)  # also by others than callbacks
     there = [path for path in (*saved, last) if path is not None and path.name and path.exists()]
-    return str(max(there, key=age, default=trainer.ckpt_path or ""))
+    return str(there[-1] if there else trainer.ckpt_path or "")
 
 
 def folders_of(trainer: L.Trainer) -> set[Path]:
@@ -70,15 +74,63 @@ def _callbacks(trainer: L.Trainer) -> list[ModelCheckpoint]:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder that were written to their end, the oldest first; links are left out."""
-    if not folder.is_dir():
-        return []
-    found = (path for path in folder.glob("*.ckpt") if not path.is_symlink() and is_complete(path))
-    return sorted(found, key=age)
+    return in_order(path for path in folder.glob("*.ckpt") if not path.is_symlink() and is_complete(path))
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the checkpoint in a folder that was written last, if there is one."""
-    return next(reversed(checkpoints_in(folder)), None)
+    """Return the newest checkpoint in a folder, by its link if it has one.
+
+    A link names what was saved last, also after a run went back to an earlier iteration. A callback that makes no link
+    may have saved after that: then both iteration and time are later.
+    """
+    paths = sorted(folder.glob("*.ckpt"), key=Path.is_symlink)
+    named = {path.resolve(): path for path in paths if is_complete(path)}
+    ordered = in_order(named)
+    linked = [path for path in ordered if named[path].is_symlink()]
+    if linked:
+        since = ordered[ordered.index(linked[-1]) :]
+        ordered = [linked[-1], *(path for path in since if age(path) > age(linked[-1]))]
+    return named[ordered[-1]] if ordered else None
+
+
+def newest_of(folders: Iterable[Path]) -> Path | None:
+    """Return the newest checkpoint of several folders: of the run that wrote last, the one of the latest iteration.
+
+    A logger makes a folder ``version_N`` at each start, so of folders that differ in N alone the last one counts.
+    """
+    from lightning_agentrl.view.locate import version_of  # TensorBoard comes with it
+
+    found = {path: next((p for p in path.parents if version_of(p) >= 0), None) for path in map(newest, folders) if path}
+    last: dict[Path, Path] = {}
+    for version in sorted(filter(None, found.values()), key=version_of):
+        last[version.parent] = version
+    return next(reversed(in_order(path for path, own in found.items() if not own or last[own.parent] == own)), None)
+
+
+def in_order(checkpoints: Iterable[Path]) -> list[Path]:
+    """Return checkpoints the oldest first: by run, the one that wrote last at the end, then by iteration.
+
+    Times of files, which copies lose, decide between runs only, and where the iteration is the same or not recorded.
+    """
+    by_age = sorted(checkpoints, key=age)
+    recorded = {path: _recorded(path) for path in by_age}
+    last_of_run = {recorded[path][0]: age(path) for path in by_age}
+    return sorted(by_age, key=lambda path: (last_of_run[recorded[path][0]], recorded[path][1:], age(path)))
+
+
+def _recorded(checkpoint: Path) -> tuple[str, int, int, int]:
+    """Return the run of a checkpoint, its iterations begun and completed, and its steps; -1 if it records none."""
+    try:
+        saved = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)
+        counts = saved["loops"]["fit_loop"]["epoch_progress"]["current"]
+        return str(saved["run_id"]), int(counts["ready"]), int(counts["completed"]), int(saved["global_step"])
+    except (OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, pickle.UnpicklingError):
+        return "", -1, -1, -1
+
+
+def main_file(checkpoint: Path) -> Path:
+    """Return the file of a checkpoint that holds all but tensors, or all; the checkpoint itself if it is a file."""
+    return next((inner for inner in (checkpoint / METADATA, checkpoint / OF_ZERO) if inner.is_file()), checkpoint)
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -175,7 +227,7 @@ def _archive_damage(checkpoint: Path, name: str) -> str:
     file = checkpoint / name
     if file.suffix != ".distcp":
         return _directory_damage(file) if not name or file.suffix == ".pt" else ""
-    pieces = FileSystemReader(checkpoint).read_metadata().storage_data.values()
+    pieces = read_metadata(checkpoint / ".metadata").storage_data.values()
     with file.open("rb") as opened:  # an archive for each tensor, one behind the other
         for piece in pieces:
             if piece.relative_path == name:

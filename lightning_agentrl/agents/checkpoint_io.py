@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from lightning_agentrl.agents import checkpoint_files as files
+from lightning_agentrl.agents.checkpoint_code import check_folder
 from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, one_line
 from lightning_agentrl.errors.foreign_messages import disk_full, lacks_actor_state, not_plain, out_of_memory
@@ -111,10 +112,11 @@ def _write(trainer: L.Trainer, save: Callable[..., None], target: Path) -> None:
 
 def _unread(part: Path) -> str:
     """Return what makes an object that a run does not read from a checkpoint; empty if all can be read."""
-    file = part / files.METADATA if part.is_dir() else part
     try:
-        if file.is_file():
-            torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        if part.is_dir():
+            check_folder(part)
+        else:
+            torch.load(part, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, *_UNREADABLE) as error:  # others are damage, which was looked for
         return not_plain(error)
     return ""
@@ -146,8 +148,13 @@ def _together(trainer: L.Trainer, target: Path) -> Iterator[None]:
 
 def _load(trainer: L.Trainer, load: Callable[..., dict[str, Any]], checkpoint_path: Any, **kwargs: Any) -> Any:
     strategy, training = trainer.strategy, trainer.state.fn == TrainerFn.FITTING
+    if kwargs.get("weights_only", False) is None:
+        kwargs["weights_only"] = True  # with None, Lightning unpickles what comes from a URL
     try:
-        checkpoint = load(_whole(trainer, checkpoint_path), **kwargs)
+        whole = _whole(trainer, checkpoint_path)
+        with raise_once():
+            check_folder(Path(str(whole)))
+        checkpoint = load(whole, **kwargs)
     except CheckpointError:
         raise
     except OSError as error:
@@ -198,8 +205,8 @@ def _whole(trainer: L.Trainer, checkpoint_path: Any) -> Any:
         return checkpoint_path
     damaged = given.resolve()
     found = {path for folder in (damaged.parent, given.absolute().parent) for path in files.checkpoints_in(folder)}
-    others = [path for path in sorted(found, key=files.age, reverse=True) if path.resolve() != damaged]
-    before = next((path for path in others if not _damage(trainer, path)), None)
+    others = [path for path in files.in_order(found) if path.resolve() != damaged]
+    before = next((path for path in reversed(others) if not _damage(trainer, path)), None)
     if before is None:
         raise CheckpointError(reason)
     if not given.is_symlink():

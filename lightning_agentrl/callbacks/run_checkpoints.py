@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checkpoint_files import exists, newest, remove
+from lightning_agentrl.agents.checkpoint_files import exists, newest_of, remove
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import all_gather
 
@@ -129,9 +129,9 @@ class RunCheckpoints(ModelCheckpoint):
         folder = Path(self.dirpath) if self.dirpath else run_folder(trainer) / "checkpoints"
         versions = folder.parent.parent.glob(f"version_*/{folder.name}")
         folders = {folder, *(versions if folder.parent.name.startswith("version_") else ())}
-        links = {place: place / LAST for place in folders}
-        found = {place: link if link.exists() else newest(place) for place, link in links.items()}
-        return {str(checkpoint) for checkpoint in found.values() if checkpoint is not None}
+        damaged = (link for link in (place / LAST for place in folders) if link.exists())
+        last = newest_of(folders) or next(damaged, None)  # which is refused, rather than that a run begins anew
+        return set() if last is None else {str(last)}
 
     @property
     def state_key(self) -> str:

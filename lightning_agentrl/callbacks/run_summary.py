@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checkpoint_files import age
+from lightning_agentrl.agents.checkpoint_files import in_order
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.distributed import raise_once
@@ -89,7 +89,7 @@ class RunSummary(L.Callback):
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
             return ""
         named = {callback.last_model_path, callback.best_model_path, *callback.best_k_models}
-        found = str(max((path for path in map(Path, named - {""}) if path.exists()), key=age, default=""))
+        found = str(next(reversed(in_order(path for path in map(Path, named - {""}) if path.exists())), ""))
         path = trainer.strategy.broadcast(found)  # other nodes may not see the files, and all save or none does
         if self._saved_at != trainer.global_step or not path:
             if isinstance(callback, RunCheckpoints):

@@ -19,7 +19,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from lightning_agentrl.agents.checkpoint_files import age, last_good_checkpoint, remove
+from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint, remove
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.callbacks.signal_watch import SignalWatch
@@ -136,7 +136,8 @@ class StopOnSignals(L.Callback):
             path = trainer.strategy.broadcast(cast(Any, trainer)._checkpoint_connector.hpc_save_path(root))
         trainer.save_checkpoint(path, weights_only=False)
         if for_slurm and trainer.is_global_zero:
-            for old in sorted(Path(path).parent.glob(SLURM_SAVED), key=age)[:-SLURM_KEPT]:
+            saved = Path(path).parent.glob(SLURM_SAVED)
+            for old in sorted(saved, key=lambda file: int(file.stem.rpartition("_")[2]))[:-SLURM_KEPT]:
                 remove(old)
         if isinstance(callback, RunCheckpoints):
             callback.name_last(trainer, path)

@@ -8,17 +8,20 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_agentrl.errors import OWN_PACKAGES, ConfigError, Problem, causes, in_one_line
-from lightning_agentrl.errors.foreign_messages import missing_package
+from lightning_agentrl.errors import OWN_PACKAGES, ConfigError, Problem, in_one_line
+from lightning_agentrl.errors.foreign_messages import in_tried_versions, missing_package
 from lightning_agentrl.errors.names import keys_of
 
 
-class ConstructorError(ValueError):
-    """An error of a class's constructor, which is its cause."""
+class ConstructorError(BaseException):
+    """An error of a class's constructor, which is its cause.
+
+    It is no ``Exception``, of which the parser keeps only the first where a key takes several types.
+    """
 
     def __init__(self, owner: type) -> None:
         super().__init__(f"{owner.__name__} cannot be made")
@@ -42,25 +45,21 @@ def construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
     return class_type(*args, **kwargs)
 
 
-def constructor_error(error: Exception, config: dict[str, Any]) -> ConfigError | None:
-    """Return the sentence of a constructor's error, with its key; None if no constructor raised it.
+def constructor_error(error: ConstructorError, config: dict[str, Any]) -> ConfigError:
+    """Return the sentence of a constructor's error, with its key.
 
     Args:
-        error: what the parser raised from it.
+        error: names the class.
         config: the parsed config, in which the class is looked up.
     """
-    refused = [cause for cause in causes(error) if isinstance(cause, ConstructorError)]
-    if not refused:
-        return None
-    owner, cause = refused[-1].owner, refused[-1].__cause__
-    assert cause is not None
+    owner, cause = error.owner, cast(Exception, error.__cause__)
     keys = list(_keys_of_arguments(owner, config, ""))
     if isinstance(cause, ImportError):
         key = keys[0].removesuffix(".init_args") if keys else ""
         return ConfigError(missing_package(cause, owner.__name__, key))
     if isinstance(cause, ConfigError):
         return ConfigError(cause.problem)  # a new one, since it is raised from the error that it caused
-    text = in_one_line(cause)
+    text = in_tried_versions(in_one_line(cause))
     if owner.__module__.split(".")[0] not in (*OWN_PACKAGES, "lightning"):
         frame = traceback.extract_tb(cause.__traceback__)[-1]
         text += f" (raised in {Path(frame.filename).name}, line {frame.lineno})"

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from lightning_agentrl.agents.checkpoint_files import METADATA, damage
+from lightning_agentrl.agents.checkpoint_code import check_folder, read_metadata
+from lightning_agentrl.agents.checkpoint_files import METADATA, OF_ZERO, damage
 from lightning_agentrl.agents.checkpoints import KEY
 from lightning_agentrl.commands.model_argument import naming_argument
+from lightning_agentrl.errors.foreign_messages import not_plain
 from lightning_agentrl.models.export import DRAFT, export_policy, load_policy, take_weights
 from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.models.lora import LoRA
 
 PREFIX = "actor."  # of the policy's weights in a checkpoint
-OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # in a folder of DeepSpeed: all but the optimizer
 
 
 def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None, model: str | None = None) -> None:
@@ -60,8 +60,13 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
-    if checkpoint.exists() and (reason := damage(checkpoint)).startswith("is damaged"):
-        raise ValueError(f"the checkpoint '{checkpoint}' {reason}; give another one beside it")
+    try:
+        if checkpoint.exists() and (reason := damage(checkpoint)).startswith("is damaged"):
+            raise ValueError(f"the checkpoint '{checkpoint}' {reason}; give another one beside it")
+        check_folder(checkpoint)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        why = f"it holds an object of {kind}" if (kind := not_plain(error)) else "it is damaged"
+        raise ValueError(f"the checkpoint '{checkpoint}' cannot be read: {why}; give another one") from error
     if (checkpoint / METADATA).is_file():
         return _read_folder(checkpoint)
     if (checkpoint / OF_ZERO).is_file():
@@ -90,13 +95,12 @@ def _read_file(file: Path, weights: str = "state_dict") -> dict[str, Any]:
 def _read_folder(checkpoint: Path) -> dict[str, Any]:
     """Assemble the actor's weights from the shares that each process wrote; nothing else is read."""
     saved = torch.load(checkpoint / METADATA, map_location="cpu", weights_only=True)
-    reader = FileSystemReader(checkpoint)
     weights = {
         name.removeprefix("state_dict."): torch.empty(stored.size, dtype=stored.properties.dtype)
-        for name, stored in reader.read_metadata().state_dict_metadata.items()
+        for name, stored in read_metadata(checkpoint / ".metadata").state_dict_metadata.items()
         if isinstance(stored, TensorStorageMetadata) and name.startswith(f"state_dict.{PREFIX}")
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")  # one process is enough
-        load({"state_dict": weights}, storage_reader=reader)
+        load({"state_dict": weights}, checkpoint_id=checkpoint)
     return {KEY: saved[KEY], "state_dict": weights}

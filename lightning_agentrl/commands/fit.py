@@ -43,7 +43,7 @@ from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.callbacks.trainer import CALLBACKS, DEFAULTS, with_defaults
 from lightning_agentrl.commands.check_files import check_file
-from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
+from lightning_agentrl.commands.constructors import ConstructorError, construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.empty_keys import empty_keys
 from lightning_agentrl.commands.ending import lost_reader
 from lightning_agentrl.commands.failures import explained
@@ -225,11 +225,8 @@ class AgentCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except ValueError as error:
-            sentence = constructor_error(error, self.settings.as_dict())
-            if sentence is None:
-                raise
-            raise sentence from error
+        except ConstructorError as error:
+            raise constructor_error(error, self.settings.as_dict()) from error.__cause__
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add progress, a report of rollouts, a chain and checkpoints where the config has none; heed quiet runs."""

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_agentrl.agents.checkpoint_files import METADATA, age, checkpoints_in, newest
+from lightning_agentrl.agents.checkpoint_files import checkpoints_in, main_file, newest_of
 from lightning_agentrl.errors import ConfigError, Problem
 
 WORDS = ("last", "best", "hpc")
@@ -42,12 +42,10 @@ def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:
 
 def _last(trainer: L.Trainer) -> Path:
     """Return the newest checkpoint; by its link where there is one, so that a damaged one is skipped."""
-    folders = list(_folders(trainer))
-    last = max(filter(None, map(newest, folders)), key=age, default=None)
+    last = newest_of(_folders(trainer))
     if last is None:
         raise _none(f"there is no checkpoint below {_searched(trainer)}")
-    links = (link for folder in (last.parent, *folders) for link in folder.glob("*.ckpt") if link.is_symlink())
-    return next((link for link in links if link.resolve() == last.resolve()), last)
+    return last
 
 
 def _best(trainer: L.Trainer) -> Path:
@@ -72,8 +70,7 @@ def _states(folder: Path) -> list[dict[str, Any]]:
     """Return what the callbacks that save knew as the newest readable checkpoint of a folder was saved."""
     for checkpoint in reversed(checkpoints_in(folder)):
         try:
-            file = checkpoint / METADATA if checkpoint.is_dir() else checkpoint
-            callbacks = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["callbacks"]
+            callbacks = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)["callbacks"]
         except (*_UNREADABLE, KeyError):
             continue
         return [state for state in callbacks.values() if isinstance(state, dict) and "best_model_path" in state]

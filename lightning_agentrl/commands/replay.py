@@ -15,11 +15,10 @@ import lightning as L
 import torch
 import yaml
 
-from lightning_agentrl.agents.checkpoint_files import METADATA
+from lightning_agentrl.agents.checkpoint_files import main_file
 from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
 from lightning_agentrl.commands.bisect import first_difference, time_limit_struck, told_struck
 from lightning_agentrl.commands.check_files import check_file
-from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.view.locate import FACTS, json_object, owner_of, version_of
@@ -186,9 +185,8 @@ def _saved(path: Path) -> tuple[int, str] | None:
     Its "epoch" may be the last of these iterations or the next one. None, and a warning, for one that is damaged or is
     no checkpoint of a run: there may be others.
     """
-    file = next((inner for inner in (path / METADATA, path / OF_ZERO) if inner.is_file()), path)
     try:
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = torch.load(main_file(path), map_location="cpu", weights_only=True, mmap=True)
         done = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
         return done, str(checkpoint["run_id"])
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:

@@ -21,6 +21,7 @@ from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, rea
 from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
+from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types import ModelInput
 from lightning_agentrl.types.rollout import in_words
 
@@ -46,6 +47,7 @@ class Judge(ABC):
     """Strategy object: what a turn is worth beside the environment's reward. One judges all turns of a source."""
 
     key = "judge"  # of the config, once it belongs to a source
+    date: RunDate | None = None  # of the run
 
     @abstractmethod
     async def judge(self, turn: JudgedTurn) -> float:
@@ -193,7 +195,7 @@ class ModelJudge(Judge):
                 f"{self.max_reply_tokens}; lower {self.key}.init_args.max_reply_tokens"
             )
         words = PromptFormat(think=False, instruction="", max_prompt_tokens=room)
-        self._chat = ChatRenderer(tokenizer, words, reader).free_text
+        self._chat = ChatRenderer(tokenizer, words, reader, self.date).free_text
         engine = TransformersEngine(max_batch=self.max_batch, admission="as_they_come", gather_seconds=0.0)
         engine.start(PolicyHandle(policy, self._chat.stop_token_ids, nullcontext))
         engine.sync(0)

@@ -34,14 +34,14 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             "RawParser hands the whole reply to the environment, so a reply must not contain a thought; set "
             "data.init_args.prompt.think to false"
         )
-    template = session.renderer.template
-    if memory.grows and template.rewrites:
+    template, tools = session.renderer.template, session.renderer.writer.tools(contract.tool_schemas)
+    if tools:
+        template.check_tools(tools)
+    if memory.grows and (rewrites := template.rewriting(tools, [contract.observation_role])):
         raise ValueError(
-            f"{type(memory).__name__} needs a chat template that only appends, and {template.name} "
-            f"{template.rewrites}; use WindowMemory (key data.init_args.memory)"
+            f"{type(memory).__name__} needs a chat template that only appends, and {template.name} {rewrites}; use "
+            "WindowMemory (key data.init_args.memory)"
         )
-    if contract.tool_schemas:
-        template.check_tools(contract.tool_schemas)
     offered = {**contract.places, "actions": contract.actions}
     for place in form.places:
         if not offered[place]:

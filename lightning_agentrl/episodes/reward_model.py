@@ -16,10 +16,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from lightning_agentrl.episodes.judge import usable_device
 from lightning_agentrl.episodes.tasks import Scorer
 from lightning_agentrl.errors import first_line
+from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
 
 MAX_CHARS = 1 << 20  # of a prompt or a reply; longer than the context of any classifier
-_OF_RUNS = ("_classifier", "_tokenizer", "_safe", "_queue", "_queue_lock", "_reading")
+_OF_RUNS = ("_classifier", "_tokenizer", "_dated", "_safe", "_queue", "_queue_lock", "_reading")
 
 
 @dataclass
@@ -57,6 +58,7 @@ class RewardModel(Scorer):
         """Set all that a run changes to what it is before the first one; ``_OF_RUNS`` are its names."""
         self._classifier: PreTrainedModel | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._dated: dict[str, Any] = {}
         self._safe: Untrusted | None = None
         self._queue: list[_Waiting] = []
         self._queue_lock, self._reading = threading.Lock(), threading.Lock()
@@ -98,6 +100,7 @@ class RewardModel(Scorer):
                 f"the files of the reward model '{self.model}' lack {min(found['missing_keys'])}, so chance would "
                 f"stand in its place; give a model that was trained to reward (key {self.key}.init_args.model)"
             )
+        self._dated = (self.date or RunDate()).arguments(self._tokenizer)
         self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
         self._classifier = classifier.to(device).eval().requires_grad_(False)
 
@@ -141,7 +144,7 @@ class RewardModel(Scorer):
         assert self._safe is not None
         prompt, reply = self._safe(prompt), self._safe(reply)
         if self._tokenizer.chat_template:
-            text = _conversation(self._tokenizer, prompt, reply)
+            text = _conversation(self._tokenizer, prompt, reply, self._dated)
             encoded = self._tokenizer(text, add_special_tokens=False)
         else:
             encoded = self._tokenizer(prompt, reply)
@@ -161,7 +164,7 @@ class RewardModel(Scorer):
         if not tokenizer.chat_template:
             return set()
         contents = "probe of a prompt", "probe of a reply"
-        return role_markers(_conversation(tokenizer, *contents), contents, special_strings(tokenizer))
+        return role_markers(_conversation(tokenizer, *contents, {}), contents, special_strings(tokenizer))
 
     @torch.no_grad()
     def _read(self, batch: Sequence[_Waiting]) -> list[float]:
@@ -189,6 +192,6 @@ class RewardModel(Scorer):
         return [float(x) for x in output.logits[:, 0].float().cpu()]
 
 
-def _conversation(tokenizer: PreTrainedTokenizerBase, prompt: str, reply: str) -> str:
+def _conversation(tokenizer: PreTrainedTokenizerBase, prompt: str, reply: str, dated: dict[str, Any]) -> str:
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False))
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, **dated))

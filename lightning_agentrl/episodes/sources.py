@@ -20,6 +20,7 @@ from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording
+from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types.plain_config import from_plain
 
 ENVS = "data.init_args.envs"  # the key of several sources
@@ -30,6 +31,7 @@ class Source(Protocol):
 
     key: str  # the key of the config under which it was given
     judge: Judge | None  # of its turns
+    date: RunDate | None  # of the run
 
     @property
     def share(self) -> float:
@@ -86,6 +88,7 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         self.key = ENV
+        self.date: RunDate | None = None
         self._expert = False
         self.wording = from_plain(self.wording, Wording, f"{ENV}.wording")
         self.judge = from_plain(self.judge, Judge, f"{ENV}.judge")
@@ -126,7 +129,7 @@ class EnvConfig:
     def start(self, device: torch.device) -> None:
         """Prepare the judge, if there is one."""
         if self.judge is not None:
-            self.judge.key = f"{self.key}.judge"
+            self.judge.key, self.judge.date = f"{self.key}.judge", self.date
             self.judge.start(device)
 
     def release(self) -> None:

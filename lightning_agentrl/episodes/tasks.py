@@ -18,6 +18,7 @@ from lightning_agentrl.episodes.contract import check_reward, contract_error, we
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.judge import Judge, compiled, one_number
+from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types.plain_config import from_plain
 from lightning_agentrl.types.rollout import in_words
 
@@ -35,6 +36,7 @@ class Scorer(ABC):
 
     needs_answer: ClassVar[bool] = True
     key = "scorer"  # of the config, once the scorer is part of a task set
+    date: RunDate | None = None  # of the run
 
     @abstractmethod
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
@@ -110,6 +112,7 @@ class TaskSet:
 
     def __post_init__(self) -> None:
         self.key = "data.init_args.envs"
+        self.date: RunDate | None = None
         self.scorer = from_plain(self.scorer, Scorer, f"{self.key}.scorer")
         self.judge: Judge | None = None  # its scorer says all
 
@@ -146,7 +149,7 @@ class TaskSet:
         return EnvWorker(lambda: Environment(partial(self.make, held_out)), executor, self.retries)
 
     def start(self, device: torch.device) -> None:
-        self._scorer.key = f"{self.key}.scorer"
+        self._scorer.key, self._scorer.date = f"{self.key}.scorer", self.date
         self._scorer.start(device)
 
     def release(self) -> None:

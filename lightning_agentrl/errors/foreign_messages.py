@@ -261,7 +261,7 @@ def error_number(error: BaseException) -> int | None:
 
 def not_plain(error: BaseException) -> str:
     """Return what makes the object in a checkpoint that torch does not read, a class or a function; empty if none."""
-    found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    found = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
     return found[1] if found else ""
 
 
@@ -345,7 +345,7 @@ def trainer_problem(error: BaseException, settings: Mapping[str, Any]) -> Proble
         error: its text shows an argument and the value, names an argument, or shows a value.
         settings: the Trainer's arguments, as the config has them.
     """
-    text, known = f"trainer: {one_line(str(error))}", keys_of(import_class(ROOTS["trainer"]))
+    text, known = f"trainer: {in_tried_versions(one_line(str(error)))}", keys_of(import_class(ROOTS["trainer"]))
     given: list[tuple[str, str | None]] = re.findall(r"(\w+)='?([\w.-]*)", text)
     given = [(name, value) for name, value in given if name in known]
     if not given:  # a word such as `model` may be meant otherwise, so a name is in backticks or of several words
@@ -358,13 +358,27 @@ def trainer_problem(error: BaseException, settings: Mapping[str, Any]) -> Proble
     return Problem(text, key=f"trainer.{given[0][0]}", value=given[0][1]) if given else Problem(text)
 
 
+TRIED = ("deepspeed", "wandb")  # packages that Lightning needs, and of which an extra of that name has tried versions
+
+
+def how_to_install(requirement: str) -> str:
+    """Return the command that installs a package; by the extra if there is one, since it has the versions tried."""
+    name = re.split(r"[^\w.-]", requirement)[0]
+    return f'pip install "lightning-agentrl[{name}]"' if name in TRIED else f"pip install '{requirement}'"
+
+
+def in_tried_versions(text: str) -> str:
+    """Replace Lightning's commands that install the newest version of a package."""
+    return re.sub(r"pip install -U '?([\w.-]+)[^'`]*'?", lambda found: how_to_install(found[1]), text)
+
+
 def missing_package(error: ImportError, user: str, key: str) -> Problem:
     """Describe a class that needs a package which is not installed."""
     required = re.search(r"Requirement '([^']+)' not met", str(error))
     if required is None:
-        return Problem(f"{user} needs a package: {one_line(str(error))}", key=key)
+        return Problem(f"{user} needs a package: {in_tried_versions(one_line(str(error)))}", key=key)
     what = f"{user} needs the package {required[1]}, which is not installed"
-    return Problem(what, key=key, fix=f"pip install '{required[1]}'")
+    return Problem(what, key=key, fix=how_to_install(required[1]))
 
 
 def logger_refusal(error: BaseException) -> Problem | None:

@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.hub import cached_file
 
 from lightning_agentrl.errors.foreign_messages import error_number
@@ -58,9 +59,9 @@ def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, fol
             ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is always written.
 
     Raises:
-        OSError: it cannot be written, as on a full disk; what was in the folder is as it was.
+        OSError: it cannot be written, as on a full disk; what was in the folder is as it was, and a new one is removed.
     """
-    draft, whole = folder / DRAFT, merge or not has_adapters(policy.lm)
+    draft, whole, new = folder / DRAFT, merge or not has_adapters(policy.lm), not folder.exists()
     shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
     draft.mkdir(parents=True)
     try:
@@ -73,19 +74,21 @@ def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, fol
             if (folder / file.name).is_dir():  # further chat templates
                 shutil.rmtree(folder / file.name)
             file.replace(folder / file.name)
-    except SafetensorError as error:
-        if (code := error_number(error)) is None:
-            raise
-        raise OSError(code, os.strerror(code), str(folder)) from error
+    except BaseException as error:
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, SafetensorError) and (code := error_number(error)) is not None:
+            raise OSError(code, os.strerror(code), str(folder)) from error
+        raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # a full disk is to have the space again
 
 
 def _write(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Path, merge: bool) -> None:
     if not has_adapters(policy.lm):
-        policy.lm.save_pretrained(folder)
+        _save_model(policy.lm, folder)
     elif merge:
-        merge_adapters(policy.lm).save_pretrained(folder)
+        _save_model(merge_adapters(policy.lm), folder)
     else:
         save_adapters(policy.lm, folder)
     tokenizer.save_pretrained(folder)
@@ -94,6 +97,21 @@ def _write(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Pa
             file = cached_file(policy.image_reader.folder, name, _raise_exceptions_for_missing_entries=False)
             if file is not None:
                 shutil.copyfile(file, folder / name)
+
+
+def _save_model(lm: PreTrainedModel, folder: Path) -> None:
+    """Write a model with its settings for sampling unchanged.
+
+    transformers loads settings that contradict each other, such as a temperature without ``do_sample``, but refuses to
+    save a model with them.
+    """
+    settings = lm.generation_config
+    lm.generation_config = GenerationConfig()
+    try:
+        lm.save_pretrained(folder)
+    finally:
+        lm.generation_config = settings
+    settings.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
 
 def save_adapters(lm: PreTrainedModel, folder: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_agentrl.errors.names import closest
 from lightning_agentrl.types import ModelInput
 
 PLACES = ("mission", "actions", "tips")  # what a system text of the config may take from the environment
+INSTRUCTION_PLACES = ("actions",)
+_BRACES = re.compile(r"\{\{|\}\}|\{(\w+)\}|\{[^{}\n]{0,40}\}?|\}")  # the last two are mistakes
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,11 @@ class PromptFormat:
     Args:
         think: ask for a THINK line before the ACTION line; otherwise a reply is the action alone.
         instruction: text that ends the current user message in place of the built-in one. ``{actions}`` in it stands
-            for the names of the actions; an empty text omits the instruction.
+            for the names of the actions, and ``{{`` and ``}}`` for braces; an empty text omits the instruction.
         examples: show the worked examples of the environment.
         system: system message in place of the environment's; an empty text omits the message. In it ``{mission}``,
             ``{actions}`` and ``{tips}`` stand for what the environment says: the mission of the episode, the actions
-            with their descriptions, and its hints.
+            with their descriptions, and its hints; ``{{`` and ``}}`` stand for braces.
         max_prompt_tokens: the most tokens of a rendered prompt, those of images included; the oldest history is dropped
             first.
         max_images: the most images of a prompt; None: no limit. The oldest history is dropped first.
@@ -40,19 +42,31 @@ class PromptFormat:
             raise ValueError(f"max_prompt_tokens must be at least 1, got {self.max_prompt_tokens}")
         if self.max_images is not None and self.max_images < 0:
             raise ValueError(f"max_images must be at least 0 or null, got {self.max_images}")
-        for name in re.findall(r"\{(\w+)\}", self.system or ""):
-            if name not in PLACES and (meant := closest(name, PLACES, cutoff=0.85)):
-                raise ValueError(
-                    f"the system text has {{{name}}}, which stands for nothing; did you mean {{{meant}}}? (key "
-                    "data.init_args.prompt.system)"
-                )
+        _check_places("system", self.system or "", PLACES)
+        _check_places("instruction", self.instruction or "", INSTRUCTION_PLACES)
 
     @property
     def places(self) -> list[str]:
         """What the system text takes from the environment."""
-        return [name for name in PLACES if f"{{{name}}}" in (self.system or "")]
+        named = {match[1] for match in _BRACES.finditer(self.system or "")}
+        return [name for name in PLACES if name in named]
 
     def allows(self, prompt: ModelInput) -> bool:
         """Return whether a prompt is within the limits."""
         few = self.max_images is None or len(prompt.images) <= self.max_images
         return few and len(prompt) <= self.max_prompt_tokens
+
+
+def filled(text: str, places: Mapping[str, str]) -> str:
+    """Return a text of the config with its places filled, by name, and ``{{`` and ``}}`` as single braces."""
+    return _BRACES.sub(lambda match: places.get(match[1], "") if match[1] else match[0][0], text)
+
+
+def _check_places(name: str, text: str, known: Sequence[str]) -> None:
+    for match in _BRACES.finditer(text):
+        if match[0] not in ("{{", "}}") and match[1] not in known:
+            raise ValueError(
+                f"the {name} text of the prompt has '{match[0]}', and what stands in braces must be one of "
+                f"{', '.join(f'{{{place}}}' for place in known)}; write {{{{ and }}}} for literal braces (key "
+                f"data.init_args.prompt.{name})"
+            )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from lightning_agentrl.prompts.format import PLACES, PromptFormat
+from lightning_agentrl.prompts.format import PromptFormat, filled
 from lightning_agentrl.prompts.memory import OwnMessages, PastTurn, Recollection
 from lightning_agentrl.prompts.parser import split_reply
 from lightning_agentrl.prompts.template import ChatTemplate, Message, Tool
@@ -17,7 +16,6 @@ from lightning_agentrl.types import ModelInput
 
 REMEMBERED_RULES, REMEMBERED_RULES_CHARS = 64, 1 << 14  # texts of rules, and what they are made of
 Pairs = tuple[tuple[str, str], ...]  # of a mapping, which can be remembered
-_PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class MessageWriter:
     def _rules_text(self, system: str, actions: Pairs, places: Pairs) -> str:
         if self.format.system is not None:
             texts = {**dict(places), "actions": "\n".join(_listed(dict(actions)))}
-            return _PLACE.sub(lambda place: self._safe(texts.get(place[1], "")), self.format.system)
+            return filled(self.format.system, {name: self._safe(text) for name, text in texts.items()})
         listed = _listed({name: text for name, text in actions if text and text not in system})
         return self._safe("\n".join([system, *(["Actions:"] if listed else []), *listed]).strip())
 
@@ -152,7 +150,7 @@ class MessageWriter:
         """Return the text that ends the current user message."""
         names = self._safe(", ".join(actions))
         if self.format.instruction is not None:
-            return self.format.instruction.replace("{actions}", names)
+            return filled(self.format.instruction, {"actions": names})
         if self.format.think:
             action = f"one of {names}" if names else "what you do"
             return f"Answer with two lines.\nTHINK: your reasoning, step by step\nACTION: {action}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,14 @@ from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.messages import MessageWriter, Observation, Pairs, Rules
-from lightning_agentrl.prompts.template import ChatTemplate, Message, RefusedMessagesError, Tool, images_of
+from lightning_agentrl.prompts.template import ChatTemplate, Message, RefusedMessagesError, RunDate, Tool, images_of
 from lightning_agentrl.prompts.untrusted import Untrusted
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
 REMEMBERED, REMEMBERED_CHARS = 1024, 1024  # prompts, and their length: some ten megabytes at most, 40 bytes an id
 REMEMBERED_REPLY_TOKENS = 16  # the most in a reply of which the text is remembered
+UTF8_BYTES = 4  # of a character at most
 
 
 class _Texts(NamedTuple):
@@ -62,6 +64,7 @@ class ChatRenderer:
         tokenizer: with a chat template.
         prompt_format: the wording of prompts.
         image_reader: what the model makes of images; None: it reads text only.
+        date: of the run, which some templates write; now when not given.
 
     Raises:
         ValueError: the template cannot render an agent's conversation; see :class:`ChatTemplate`.
@@ -72,11 +75,12 @@ class ChatRenderer:
         tokenizer: PreTrainedTokenizerBase,
         prompt_format: PromptFormat | None = None,
         image_reader: ImageReader | None = None,
+        date: RunDate | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.format = prompt_format or PromptFormat()
         self.image_reader = image_reader
-        self.template = ChatTemplate(tokenizer, image_reader)
+        self.template = ChatTemplate(tokenizer, image_reader, date)
         # A text of so many characters is over the limit of tokens, whatever it says; megabytes are never encoded.
         longest = max(map(len, tokenizer.get_vocab()))
         most = longest * (self.format.max_prompt_tokens + 1)
@@ -129,7 +133,7 @@ class ChatRenderer:
         """
         recollection = recollection or Recollection()
         past = recollection.turns
-        self._check_roles(observation, later=bool(past))
+        self._check_roles(rules, observation, later=bool(past))
         if (texts := self._as_texts(rules, observation, recollection)) is not None:
             return self._remembered(texts)
         parts = self.writer.parts(rules, observation, Recollection(note=recollection.note))
@@ -203,13 +207,15 @@ class ChatRenderer:
                 does.
             ValueError: the template is not append-only.
         """
-        self._check_roles(observation, later=True)
+        self._check_roles(rules, observation, later=True)
+        tools, roles = self.writer.tools(rules.tools), _roles(observation)
         messages = self.writer.observed(observation, "", self.writer.instruction(rules.actions))
         with self._refusing():
-            suffix = self.template.suffix(self.writer.system(rules), messages, tools=self.writer.tools(rules.tools))
-        if observation.messages and suffix is None and not self.template.rewrites:
+            suffix = self.template.suffix(self.writer.system(rules), messages, tools=tools)
+        rewrites = self.template.rewriting(tools, roles)
+        if observation.messages and (suffix is None or rewrites) and not self.template.rewriting(tools):
             raise RefusedMessagesError(f"{self.template.name} rewrites earlier messages where it shows these")
-        if suffix is None or self.template.rewrites:
+        if suffix is None or rewrites:
             raise ValueError(f"{self.template.name} is not append-only, a growing sample cannot be built with it")
         glue = suffix[: len(suffix) - len(suffix.lstrip())]
         if not closed:
@@ -241,15 +247,29 @@ class ChatRenderer:
         """Return how many leading tokens of a reply lie within its first ``chars`` characters."""
         if not chars:
             return 0
-        beyond = bisect_left(range(len(ids) + 1), True, key=lambda count: len(self.decode(ids[:count])) > chars)
+        beyond = bisect_left(range(len(ids) + 1), True, key=lambda count: self._length(ids, count) > chars)
         return beyond - 1
+
+    def _length(self, ids: Sequence[int], count: int) -> int:
+        """Return the length of the text of the first ``count`` tokens, an unfinished character counted once.
+
+        With byte fallback, one unfinished character turns each byte of its run into a replacement character. The
+        length is right again when the character is complete, at most three tokens later.
+        """
+        shortest = sys.maxsize
+        for end in range(count, min(count + UTF8_BYTES, len(ids) + 1)):
+            text = self.decode(ids[:end])
+            shortest = min(shortest, len(text))
+            if not text.endswith("\ufffd"):
+                break
+        return shortest
 
     # From messages to ids
 
-    def _check_roles(self, observation: Observation, later: bool) -> None:
-        roles = [role for role, _ in observation.messages] or [observation.role]
+    def _check_roles(self, rules: Rules, observation: Observation, later: bool) -> None:
+        roles = _roles(observation)
         if roles != ["user"]:  # which every template shows
-            self.template.check_roles(roles, later)
+            self.template.check_roles(roles, later, self.writer.tools(rules.tools))
 
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
         with self._refusing():
@@ -280,3 +300,8 @@ class ChatRenderer:
         for start, end, image in zip([0, *(place + 1 for place in places)], places, images, strict=False):
             parts += [ModelInput.of_ids(ids[start:end]), image]
         return ModelInput.join([*parts, ModelInput.of_ids(ids[places[-1] + 1 :])])
+
+
+def _roles(observation: Observation) -> list[str]:
+    """Return the roles of the messages that show an observation."""
+    return [role for role, _ in observation.messages] or [observation.role]

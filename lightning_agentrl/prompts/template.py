@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -14,16 +17,35 @@ from lightning_agentrl.prompts.untrusted import role_markers, special_strings
 from lightning_agentrl.types import ModelInput
 from lightning_agentrl.types.model_input import ImageReader
 
+PROBED = 64  # cached probes, by tools and roles
 Tool = Mapping[str, Any]  # a function as JSON schema, in the form that chat templates read
 Message = dict[str, Any]  # role, and content: a text, or images and a text as a list of items
 
 _IMAGE = "input"  # key of an item that holds an image as the model reads it; templates do not look at it
 _SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
 _TOOL = "probe of a tool's answer"
+_THOUGHT = "probe of a thought"
+_REPLIES = (  # with their thoughts, as a prompt asks for them and as reasoning models write them
+    _REPLY,
+    f"THINK: {_THOUGHT}\nACTION: {_REPLY}",
+    f"<think>\n{_THOUGHT}\n</think>\n\n{_REPLY}",
+)
 
 
 class RefusedMessagesError(ValueError):
     """The chat template cannot show what an environment gave as messages of its own."""
+
+
+class RunDate:
+    """The date that chat templates write: one for a whole run, so that its prompts do not change overnight."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now()
+
+    def arguments(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Return what ``apply_chat_template`` takes in place of the clock; empty if the template writes no date."""
+        reads_clock = "strftime_now" in str(tokenizer.chat_template)
+        return {"strftime_now": lambda form: self.now.strftime(form)} if reads_clock else {}
 
 
 class ChatTemplate:
@@ -32,6 +54,7 @@ class ChatTemplate:
     Args:
         tokenizer: with a chat template.
         image_reader: what the model makes of images; None: it reads text only.
+        date: of the run; now when not given.
 
     Raises:
         ValueError: there is no chat template, or it leaves out the text of a message, does not close a reply with a
@@ -39,16 +62,22 @@ class ChatTemplate:
     """
 
     folds_system: bool = False  # it has no system role: system text stands at the start of the first user message
-    rewrites: str = ""  # how a rendered conversation differs from the start of the longer one; empty: it does not
     turn_close: str  # the special token that ends an assistant message
     turn_close_id: int
     markers: set[str]  # its role markers that are plain text
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        image_reader: ImageReader | None = None,
+        date: RunDate | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self._dated = (date or RunDate()).arguments(tokenizer)
         self.name = f"the chat template of '{tokenizer.name_or_path}'"
         self._as_items = False  # it reads contents as lists of items only
-        self._refused: dict[tuple[Any, ...], str] = {}  # why messages of such roles cannot be shown; empty: they can
+        self._why_refused = lru_cache(PROBED)(self._refusal)
+        self._how_it_rewrites = lru_cache(PROBED)(self._rewriting)
         if not tokenizer.chat_template:
             raise ValueError(
                 f"the tokenizer of '{tokenizer.name_or_path}' has no chat template, and prompts are rendered with "
@@ -62,7 +91,15 @@ class ChatTemplate:
         """Return the text of a conversation, with the header of the next reply if one is to be generated."""
         shown: Any = [dict(tool) for tool in tools] or None
         given = folded(messages) if self.folds_system else messages
-        return str(self.tokenizer.apply_chat_template(given, shown, tokenize=False, add_generation_prompt=generate))
+        text = self.tokenizer.apply_chat_template(
+            given, shown, tokenize=False, add_generation_prompt=generate, **self._dated
+        )
+        return str(text)
+
+    @property
+    def writes_date(self) -> bool:
+        """Whether prompts hold the date."""
+        return bool(self._dated)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a rendered text."""
@@ -85,30 +122,44 @@ class ChatTemplate:
         """Return the text that ``messages`` and the next header add to a closed reply; None if they rewrite it."""
         start = [*head, self.message("user", _USER), self.message("assistant", reply)]
         before = self.apply(start, tools=tools)
-        before = before[: before.rindex(self.turn_close) + len(self.turn_close)]
+        close = before.find(self.turn_close, before.rfind(reply) + len(reply)) if reply in before else -1
+        before = before[: close + len(self.turn_close)]
         after = self.apply([*start, *messages], generate=True, tools=tools)
-        return after[len(before) :] if after.startswith(before) else None
+        return after[len(before) :] if close >= 0 and after.startswith(before) else None
 
-    def check_roles(self, roles: Sequence[str], later: bool) -> None:
+    @property
+    def rewrites(self) -> str:
+        """How a conversation of users and replies differs from the start of the longer one; empty if it does not."""
+        return self.rewriting()
+
+    def rewriting(self, tools: Sequence[Tool] = (), roles: Sequence[str] = ("user",)) -> str:
+        """Return how a rendered conversation differs from the start of the longer one; empty if it does not.
+
+        Args:
+            tools: that are shown.
+            roles: of the messages that follow a reply, in order.
+        """
+        return self._how_it_rewrites(json.dumps(tools), tuple(roles))
+
+    def check_roles(self, roles: Sequence[str], later: bool, tools: Sequence[Tool] = ()) -> None:
         """Refuse messages of an environment's own that the template does not show in their order.
 
         Args:
             roles: of the messages, in order.
             later: they follow a reply; else they begin a conversation.
+            tools: that are shown.
 
         Raises:
             RefusedMessagesError: it refuses such a conversation, or leaves one of its texts out.
         """
-        if (why := self._refused.get((*roles, later))) is None:
-            why = self._refused[(*roles, later)] = self._why_refused(roles, later)
-        if why:
+        if why := self._why_refused(json.dumps(tools), tuple(roles), later):
             raise RefusedMessagesError(f"{self.name} {why}")
 
     def check_tools(self, tools: Sequence[Tool]) -> None:
-        """Refuse tools that the template does not show.
+        """Refuse tools that the template does not show, or shows in a conversation that differs in more than the tools.
 
         Raises:
-            ValueError: it leaves them or the message of a tool out.
+            ValueError: it leaves out them, the message of a tool or the system text, or closes a reply otherwise.
         """
         names = [str(tool.get("function", tool).get("name", "")) for tool in tools]
         start = [self.message("system", _SYSTEM), self.message("user", _USER), self.message("assistant", _REPLY)]
@@ -120,6 +171,13 @@ class ChatTemplate:
             raise ValueError(
                 f"{self.name} leaves out the tools of the environment ({', '.join(left_out)}); choose a model whose "
                 "template has tools (key model.init_args.model), or describe them in the system text"
+            )
+        shown = [said for said in (_SYSTEM, _USER, _REPLY) if said in text]
+        if len(shown) < 3 or self._close_of(text) != self.turn_close:
+            raise ValueError(
+                f"{self.name} leaves out the system text or a message where it shows tools, or does not close a reply "
+                f"with '{self.turn_close}' there; choose another model (key model.init_args.model), or put a "
+                "chat_template.jinja that shows both alike into the model folder"
             )
 
     def _probe(self) -> None:
@@ -135,51 +193,61 @@ class ChatTemplate:
             raise ValueError(f"{self.name} refuses [user, assistant] messages: {error}") from error
         if not (_SYSTEM in text and _USER in text and _REPLY in text):
             raise ValueError(f"{self.name} leaves out the text of a user or assistant message")
-        special = special_strings(self.tokenizer)
-        strings = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)"
-        close = re.match(strings, text[text.rindex(_REPLY) + len(_REPLY) :].lstrip())
-        if close is None:
+        self.turn_close = self._close_of(text)
+        if not self.turn_close:
             raise ValueError(f"{self.name} does not close a reply with a special token")
-        self.turn_close = close[0]
         (self.turn_close_id,) = self.encode(self.turn_close)
         bos = self.tokenizer.bos_token_id
         if bos is not None and self.encode(text)[:2] == [bos, bos]:
             raise ValueError(f"{self.name} and the tokenizer both add the token '{self.tokenizer.bos_token}'")
         whole = self.apply([*head, *pair, pair[0]], generate=True)
-        self.rewrites = self._rewriting(head, pair, whole)
+        special = special_strings(self.tokenizer)
         self.markers = role_markers(whole, (_SYSTEM, _USER, _REPLY), special)
         with suppress(TemplateError):  # it knows no tools
             answered = self.apply([*head, *pair, self.message("tool", _TOOL)], generate=True)
             self.markers |= role_markers(answered, (_SYSTEM, _USER, _REPLY, _TOOL), special)
 
-    def _why_refused(self, roles: Sequence[str], later: bool) -> str:
+    def _close_of(self, text: str) -> str:
+        """Return the special token behind the last reply of a probe; empty if there is none."""
+        special = sorted(special_strings(self.tokenizer), key=len, reverse=True)
+        behind = text[text.rindex(_REPLY) + len(_REPLY) :].lstrip()
+        return next(filter(behind.startswith, special), "")
+
+    def _refusal(self, tools_json: str, roles: Sequence[str], later: bool) -> str:
         texts = [f"probe of message {number}." for number in range(len(roles))]
         start = [self.message("user", _USER), self.message("assistant", _REPLY)] if later else []
         messages = [self.message(role, text) for role, text in zip(roles, texts, strict=True)]
         named = f"messages of the roles {', '.join(roles)}"
         try:
-            shown = self.apply([self.message("system", _SYSTEM), *start, *messages], generate=True)
+            shown = self.apply([self.message("system", _SYSTEM), *start, *messages], True, json.loads(tools_json))
         except TemplateError as error:
             return f"refuses {named}: {error}"
         places = [shown.find(text) for text in texts]
         return "" if -1 not in places and places == sorted(places) else f"leaves out or moves {named}"
 
-    def _rewriting(self, head: list[Message], pair: list[Message], later: str) -> str:
-        """Return how a conversation differs from the start of the later one; empty if it does not.
+    def _rewriting(self, tools_json: str, roles: Sequence[str]) -> str:
+        """Compare conversations of one, two and three rounds.
 
         A growing sample is what was asked with, the reply, and what comes next. So the header of a reply that is asked
         for has to be that of an earlier reply.
         """
-        replies = (_REPLY, f"THINK: {_REPLY}\nACTION: {_REPLY}")
-        if not all(self.suffix(head, pair[:1], reply) for reply in replies):
-            return "rewrites earlier messages"
-        asked = self.apply([*head, pair[0]], generate=True)
-        same = next((i for i, (one, other) in enumerate(zip(asked, later, strict=False)) if one != other), len(asked))
-        if asked[same:]:
-            return f"writes {asked[same:]!r} before a reply that is asked for, and not before an earlier one"
-        between = later[same : later.index(_REPLY)]
-        if between.strip():  # blanks a policy may write itself
-            return f"writes {between!r} before an earlier reply, and not before one that is asked for"
+        tools = json.loads(tools_json)
+        then = [self.message(role, f"probe of message {number}.") for number, role in enumerate(roles)]
+        first = [self.message("system", _SYSTEM), self.message("user", _USER)]
+        for reply in _REPLIES:
+            round_ = [self.message("assistant", reply), *then]
+            try:
+                suffix = self.suffix(first[:1], then, reply, tools)
+                texts = [self.apply([*first, *round_ * count], True, tools) for count in range(3)]
+            except TemplateError as error:
+                return f"refuses messages of the roles {', '.join(roles)}: {error}"
+            if texts[1].count(reply) < 1 or texts[2].count(reply) < 2:
+                return "leaves out a part of earlier replies, such as their thoughts"
+            if not suffix:
+                return "rewrites earlier messages"
+            for asked, later in pairwise(texts):
+                if header := _other_header(asked, later, reply):
+                    return header
         return ""
 
     def _probe_images(self, reader: ImageReader) -> None:
@@ -203,6 +271,17 @@ class ChatTemplate:
                 f"{reader.placeholder} of the model's config: put a chat_template.jinja that does into the model "
                 "folder, or choose another model (key model.init_args.model)"
             )
+
+
+def _other_header(asked: str, later: str, reply: str) -> str:
+    """Return how the header of a reply that is asked for differs from the one in the longer conversation."""
+    same = next((i for i, (one, other) in enumerate(zip(asked, later, strict=False)) if one != other), len(asked))
+    if asked[same:]:
+        return f"writes {asked[same:]!r} before a reply that is asked for, and not before an earlier one"
+    between = later[same : later.index(reply, same)]
+    if between.strip():  # blanks a policy may write itself
+        return f"writes {between!r} before an earlier reply, and not before one that is asked for"
+    return ""
 
 
 def folded(messages: list[Message]) -> list[Message]:

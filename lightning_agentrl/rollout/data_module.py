@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.distributed import raise_once
+from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
@@ -28,6 +28,7 @@ from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.rollout.connection import Connection
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.fault_limits import FaultLimits
@@ -136,6 +137,7 @@ class RolloutDataModule(L.LightningDataModule):
     def _begin_anew(self, sources: Sequence[Source]) -> None:
         """Set all that a run changes to what it is before the first one."""
         self.pool = EnvPool(sources, threads=max(self.sizes.num_envs, self.validation.num_envs))
+        self.date = RunDate()
         self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
         self.stream: RolloutStream | None = None
         self._connection: Connection | None = None  # once there is an agent
@@ -213,6 +215,7 @@ class RolloutDataModule(L.LightningDataModule):
 
         One environment of each source is made, and kept as the first to be played.
         """
+        self.date.now = all_gather(self.date.now)[0]
         with raise_once():
             self.sizes.check_processes(self._rank_and_world[1])
             self.engine.check()
@@ -363,6 +366,7 @@ class RolloutDataModule(L.LightningDataModule):
         handle = replace(handle, max_model_len=self.longest_turn, trained_meanwhile=self.max_staleness > 0)
         make = replace(make, context_length=learner.context_length)
         for source in self.pool.sources:
+            source.date = self.date
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)
@@ -390,7 +394,8 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def _make_sessions(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None) -> SessionMaker:
-        return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt, image_reader), self.memory, self.seed)
+        renderer = ChatRenderer(tokenizer, self.prompt, image_reader, self.date)
+        return SessionMaker(self.pool, renderer, self.memory, self.seed)
 
     def collect(self) -> Rollout:
         """Return the next rollout of this rank: the one begun before, or one sampled with the current weights.

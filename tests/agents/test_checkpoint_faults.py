@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lightning_agentrl.agents import PPOAgent, checkpoint_files
 from lightning_agentrl.agents.checkpoint_files import MANIFEST, damage, last_good_checkpoint
+from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.callbacks import RunCheckpoints
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError
@@ -104,6 +105,23 @@ def test_the_newest_is_damaged_and_the_run_goes_on_from_the_one_before(tiny_fold
         trainer, resumed = fit(tmp_path, tiny_folder, 4, RunCheckpoints(dirpath=str(saved)), ckpt_path="last")
     assert same_weights(whole, resumed)
     assert not any(damage(saved / name) for name in names(saved))
+
+
+def test_the_one_before_a_damaged_one_is_that_of_the_iteration_before(tmp_path: Path) -> None:
+    """Whatever the times of the files, which copies lose."""
+    for minute, iteration in ((2, 10), (1, 11), (3, 12)):
+        counts = {"ready": iteration, "completed": iteration - 1}
+        loops = {"fit_loop": {"epoch_progress": {"current": counts}}}
+        saved = {"run_id": "a", "global_step": iteration, "loops": loops, "pytorch-lightning_version": "2.6.0"}
+        torch.save(saved, path := tmp_path / f"iteration-{iteration:05d}.ckpt")
+        checkpoint_files.seal(path)
+        os.utime(path, (60 * minute, 60 * minute))
+    flip(path)
+    (tmp_path / "last.ckpt").symlink_to(path.name)
+    trainer = make_trainer(tmp_path, 1)
+    guard_checkpoints(trainer)
+    with pytest.warns(UserWarning, match=r"continuing from the one before it"):
+        assert trainer.strategy.load_checkpoint(tmp_path / "last.ckpt")["global_step"] == 11
 
 
 @pytest.mark.slow

@@ -14,11 +14,12 @@ import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy, SingleDeviceStrategy
 
+from lightning_agentrl.agents.checkpoint_files import OF_ZERO
 from lightning_agentrl.agents.checks import check_critic
 from lightning_agentrl.agents.optimizer import step_by_group
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero, zero_stage
-from lightning_agentrl.commands.export import OF_ZERO, PREFIX, export_checkpoint
+from lightning_agentrl.commands.export import PREFIX, export_checkpoint
 from lightning_agentrl.models.critic import LeastSquaresCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,25 @@ from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence
 
 
-def save(path: Path, minute: int, best: Path | None = None, score: float | None = None) -> Path:
-    """What those who search read of a checkpoint."""
+def save(
+    path: Path,
+    minute: int,
+    best: Path | None = None,
+    score: float | None = None,
+    iteration: int | None = None,
+    stopped: bool = False,
+    run: str = "a",
+) -> Path:
+    """What those who search read of a checkpoint; of the end of an iteration, or stopped in the next one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     known = None if score is None else torch.tensor(score)
     state = {"monitor": "val/success", "best_model_path": str(best or path), "best_model_score": known}
-    torch.save({"callbacks": {"RunCheckpoints": state}}, path)
+    saved: dict[str, Any] = {"callbacks": {"RunCheckpoints": state}}
+    if iteration is not None:
+        counts = {"ready": iteration, "completed": iteration if stopped else iteration - 1}
+        loops = {"fit_loop": {"epoch_progress": {"current": counts}}}
+        saved |= {"run_id": run, "global_step": 4 * iteration, "loops": loops}
+    torch.save(saved, path)
     os.utime(path, (60 * minute, 60 * minute))
     return path
 
@@ -47,6 +61,59 @@ def test_last_is_the_newest_below_the_root_and_best_has_the_best_score(tmp_path:
     assert find("last", tmp_path) == second / "last.ckpt"  # in its place, the one before would be taken
     assert find("best", tmp_path) == best
     assert find("best", tmp_path, mode="min") == lower
+
+
+def test_last_is_the_latest_iteration_whatever_the_times_of_files(tmp_path: Path) -> None:
+    save(tmp_path / "iteration-00011.ckpt", 10, iteration=11)
+    latest = save(tmp_path / "iteration-00012.ckpt", 1, iteration=12)
+    assert find("last", tmp_path) == latest
+    (tmp_path / "last.ckpt").symlink_to(latest.name)
+    assert find("last", tmp_path) == tmp_path / "last.ckpt"
+
+
+def test_last_from_python_is_the_latest_iteration_too(tmp_path: Path) -> None:
+    callback = RunCheckpoints(dirpath=str(tmp_path))
+    trainer = make_trainer(tmp_path, 1, [callback], enable_checkpointing=True)
+    save(tmp_path / "iteration-00011.ckpt", 10, iteration=11)
+    latest = save(tmp_path / "iteration-00012.ckpt", 1, iteration=12)
+    assert callback._find_last_checkpoints(trainer) == {str(latest)}
+
+
+def test_last_is_where_a_run_was_stopped(tmp_path: Path) -> None:
+    """Whether the callback that saved it made a link or not."""
+    save(tmp_path / "iteration-00012.ckpt", 1, iteration=12)
+    (tmp_path / "last.ckpt").symlink_to("iteration-00012.ckpt")
+    stopped = save(tmp_path / "stopped-12.ckpt", 2, iteration=12, stopped=True)
+    assert find("last", tmp_path) == stopped
+    os.utime(stopped, (0, 0))
+    (tmp_path / "last.ckpt").unlink()
+    assert find("last", tmp_path) == stopped
+
+
+def test_last_after_going_back_is_what_was_saved_since(tmp_path: Path) -> None:
+    """Of a run that went on from iteration 10 in the same folder, those of before are still there."""
+    save(tmp_path / "iteration-00012.ckpt", 1, iteration=12)
+    save(tmp_path / "iteration-00011.ckpt", 2, iteration=11)
+    (tmp_path / "last.ckpt").symlink_to("iteration-00011.ckpt")
+    assert find("last", tmp_path) == tmp_path / "last.ckpt"
+
+
+def test_last_is_of_the_last_version_and_of_the_run_that_wrote_last(tmp_path: Path) -> None:
+    save(tmp_path / "logs" / "version_9" / "checkpoints" / "iteration-00012.ckpt", 5, iteration=12)
+    went_on = save(tmp_path / "logs" / "version_10" / "checkpoints" / "iteration-00011.ckpt", 1, iteration=11)
+    assert find("last", tmp_path) == went_on
+    other = save(tmp_path / "iteration-00002.ckpt", 3, iteration=2, run="b")  # of another run
+    assert find("last", tmp_path) == other
+    signaled = save(tmp_path / "hpc_ckpt_1.ckpt", 4, iteration=11, stopped=True)  # of the first
+    assert find("last", tmp_path) == signaled
+
+
+def test_last_in_two_folders_of_one_version_is_the_latest_iteration(tmp_path: Path) -> None:
+    """Which the root may lie in too."""
+    root = tmp_path / "version_2"
+    latest = save(root / "a" / "iteration-00012.ckpt", 1, iteration=12)
+    save(root / "b" / "iteration-00011.ckpt", 2, iteration=11)
+    assert find("last", root) == latest
 
 
 def test_runs_of_other_names_beside_those_of_the_logger_are_none_of_it(tmp_path: Path) -> None:

@@ -22,11 +22,10 @@ import torch
 import yaml
 from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
-from lightning_agentrl.agents.checkpoint_files import METADATA, seal, write_manifest
+from lightning_agentrl.agents.checkpoint_files import METADATA, OF_ZERO, seal, write_manifest
 from lightning_agentrl.callbacks import Chain
 from lightning_agentrl.callbacks.chain import drop_links, link_path, read_link, read_links, write_link
 from lightning_agentrl.commands.bisect import bisect_runs
-from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.replay import _check_processes, checkpoint_before
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.seeds import derive_seed

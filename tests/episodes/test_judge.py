@@ -10,6 +10,7 @@ import pickle
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, Patt
 from lightning_agentrl.episodes.sources import all_sources
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import read_images
+from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.types import input_of
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.models.seen import picture
 from tests.rollout.scripted import Scripted, workplace
-from tests.tiny import tiny_model_folder, tiny_vision_folder
+from tests.tiny import CHATML, tiny_model_folder, tiny_tokenizer, tiny_vision_folder
 
 TURN = JudgedTurn("Find the key.", "a door", (), "THINK: the key\nACTION: open", "the key", "open", True, 0.5)
 
@@ -170,6 +172,19 @@ def test_a_model_is_asked_and_its_last_number_counts(tmp_path, monkeypatch):
     for said, expected in (numbers | fractions).items():
         monkeypatch.setattr(judge._chat, "decode", lambda ids, said=said: said)
         assert asyncio.run(judge.judge(TURN)) == pytest.approx(expected)
+
+
+def test_a_judge_reads_the_date_of_the_run(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + CHATML
+    folder = tiny_model_folder(tmp_path, tokenizer=tokenizer)
+    judge = ModelJudge(str(folder), "How good?", max_reply_tokens=8)
+    source = EnvConfig("agentrl_envs:Bandit-v0", judge=judge)
+    source.date = RunDate()
+    source.date.now = datetime(2024, 7, 26)
+    source.start(torch.device("cpu"))
+    assert tokenizer.decode(judge._prompt(TURN).ids).startswith("26 Jul 2024")
+    source.release()
 
 
 def test_a_copy_of_a_judge_has_loaded_nothing(tmp_path):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, LlamaConfig
 
 from lightning_agentrl.episodes.reward_model import _Waiting
+from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.rollout import GroupRollout, RewardModel, RolloutDataModule, TaskSet
 from tests.episodes.test_tasks import SUMS, collect, file_of
-from tests.tiny import tiny_tokenizer
+from tests.tiny import CHATML, tiny_tokenizer
 
 CPU = torch.device("cpu")
 PAIRS = [("1 + 1 =", "2"), ("Say it.", "go forward, then left, then right"), ("Why?", ""), ("1 + 1 =", "3 or so")]
@@ -42,6 +44,21 @@ def started(path: Path, **settings: int) -> RewardModel:
     model = RewardModel(str(path), **settings)
     model.start(CPU)
     return model
+
+
+def test_a_score_depends_on_the_date_of_the_run_only(tmp_path: Path) -> None:
+    folder = classifier_folder(tmp_path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y %f') }}" + CHATML
+    tokenizer.save_pretrained(folder)
+    scores = []
+    for day in (26, 26, 27):
+        model = RewardModel(str(folder))
+        model.date = RunDate()
+        model.date.now = datetime(2024, 7, day)
+        model.start(CPU)
+        scores.append(model.score(*PAIRS[0], None))
+    assert scores[0] == scores[1] != scores[2]
 
 
 def test_the_score_is_the_head_at_the_last_token(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from lightning_agentrl.prompts.format import PromptFormat
@@ -199,6 +200,62 @@ def test_tokens_before_a_place_in_the_reply():
         assert len(made.decode(ids[:count])) <= chars
         assert count == len(ids) or len(made.decode(ids[: count + 1])) > chars
     assert made.tokens_before(ids, len(text)) == len(ids)
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """As of Llama 2: characters, and the bytes of characters that are not in the vocabulary."""
+    pieces = ["<unk>", "<|im_start|>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    pieces += [chr(code) for code in range(33, 127)]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", unk_token="<unk>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+TOKENIZERS = {"byte_level": TOKENIZER, "byte_fallback": byte_fallback_tokenizer()}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(thought=st.text("a 🙂🙃東京ü\n", min_size=1), action=st.text("b 🙂🙃東京ü\n"))
+@settings(max_examples=60, deadline=None)
+@example(thought="go 🙂", action="\nACTION: 🙃 右")
+def test_the_thought_ends_at_the_first_token_that_completes_it(kind: str, thought: str, action: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    made = ChatRenderer(tokenizer)
+    ids = tokenizer.encode(f"x{thought}{action}", add_special_tokens=False)
+    end = len(thought) + 1
+    first = next(count for count in range(len(ids) + 1) if made.decode(ids[:count])[:end] == f"x{thought}")
+    assert made.tokens_before(ids, end) == (first if action else len(ids))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_reply_cut_inside_a_character_is_split_at_its_action(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    made = ChatRenderer(tokenizer)
+    ids = tokenizer.encode("THINK: 🙂🙃\nACTION: left 東京", add_special_tokens=False)[:-1]
+    start = made.decode(ids).index("ACTION")
+    count = made.tokens_before(ids, start)
+    assert made.decode(ids[:count]) == made.decode(ids)[:start]
+    assert made.decode(ids[: count + 1])[start:].startswith("A")
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_split_of_a_long_reply_decodes_it_few_times(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TOKENIZERS[kind]
+    made = ChatRenderer(tokenizer)
+    text = "THINK: " + "東京 over 🙂" * 400
+    ids = tokenizer.encode(f"{text}\nACTION: left", add_special_tokens=False)
+    read = []
+    decode = made.decode
+    monkeypatch.setattr(made, "decode", lambda some: read.append(len(some)) or decode(some))
+    assert decode(ids[: made.tokens_before(ids, len(text))]) == text
+    assert len(read) <= 4 * len(ids).bit_length()
 
 
 # Limits
@@ -407,12 +464,23 @@ def with_places(system: str, **format_args: object) -> str:
 
 
 def test_places_of_the_system_text_are_filled_once() -> None:
-    assert with_places('You must {mission}.\n{actions}\n{tips}\n{mission}! {"a": {b}} {{x}}') == (
+    assert with_places("You must {mission}.\n{actions}\n{tips}\n{mission}!") == (
         "You must go to the key.\n- turn left\n- turn right\n- go forward: one step\n"
-        '- look first\n- {actions} are no place here\ngo to the key! {"a": {b}} {{x}}'
+        "- look first\n- {actions} are no place here\ngo to the key!"
     )
     assert renderer(system="{tips} {mission}").format.places == ["mission", "tips"]
-    assert renderer(system="{instruction} {permission}").format.places == renderer().format.places == []
+    assert renderer(system="{{tips}}").format.places == renderer().format.places == []
+
+
+LITERAL = r"""{{"a": {{"b": 1}}}} \boxed{{answer}} {{mission}} {{{name}}}"""
+
+
+@pytest.mark.parametrize("key", ["system", "instruction"])
+def test_doubled_braces_write_literal_ones(key: str) -> None:
+    text = LITERAL.replace("name", "actions")
+    chat = renderer(**{"system": "", "instruction": "", key: text}, examples=False)
+    prompt = text_of(chat.render(Rules("not shown", actions={"go": ""}), Observation("a key")).segments)
+    assert text.format(actions="- go" if key == "system" else "go") in prompt
 
 
 def test_what_fills_a_place_cannot_forge_a_token() -> None:
@@ -424,7 +492,8 @@ def test_what_fills_a_place_cannot_forge_a_token() -> None:
     assert counts(plain) == counts(forged)
 
 
-@pytest.mark.parametrize(("written", "meant"), [("{mision}", "mission"), ("{Tips}", "tips"), ("{action}", "actions")])
-def test_a_misspelt_place_is_told(written: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=rf"\{written}.*{{{meant}}}.*data\.init_args\.prompt\.system"):
-        PromptFormat(system=f"Go. {written}")
+@pytest.mark.parametrize("written", ["{mision}", "{Tips}", "{achievements_open}", '{"a": 1}', "{ mission }", "{", "}"])
+@pytest.mark.parametrize("key", ["system", "instruction"])
+def test_other_braces_are_refused_with_the_known_names(written: str, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"{re.escape(written)}.*{{actions}}.*{{{{.*data\.init_args\.prompt\.{key}"):
+        PromptFormat(**{key: f"Go. {written}"})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
+
 import pytest
 
 from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.prompts.template import ChatTemplate, folded
+from lightning_agentrl.prompts.template import ChatTemplate, RunDate, folded
 from lightning_agentrl.types import Segment, input_of
 from tests.prompts.templates import TEMPLATES as MARKS
 from tests.prompts.templates import make_tokenizer
@@ -117,3 +120,115 @@ def test_folding_keeps_images_and_invents_no_message() -> None:
     answer = {"role": "tool", "content": "c"}
     assert folded([{"role": "system", "content": "a"}, answer]) == [{"role": "user", "content": "a"}, answer]
     assert folded([{"role": "system", "content": ""}, {"role": "user", "content": "b"}])[0]["content"] == "b"
+
+
+# Tokenizers with a template for conversations with tools beside the one for others
+
+SEARCH = {"name": "search", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}}
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WITH_TOOLS = "<|im_start|>system\nTools: {{ tools | map(attribute='name') | join(', ') }}<|im_end|>\n" + PLAIN
+AT_THE_END = WITH_TOOLS.replace("{% if add", "<|im_start|>system\nWrite a call.<|im_end|>\n{% if add")
+LAST_ANSWER = WITH_TOOLS.replace(
+    "<|im_end|>\n{% e", "{% if m.role != 'tool' or loop.last %}<|im_end|>\n{% endif %}{% e"
+)
+
+
+def with_tools(tool_use: str) -> ChatRenderer:
+    tokenizer = make_tokenizer(replace(MARKS["chatml"], special=("<|im_start|>", "<|im_end|>", "<|eot|>")))
+    tokenizer.chat_template = {"default": PLAIN, "tool_use": tool_use}
+    return ChatRenderer(tokenizer, FORMAT).free_text
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_growing_sample_with_tools_is_what_the_template_of_tools_renders(role: str) -> None:
+    made, rules, seen = with_tools(WITH_TOOLS), Rules(RULES, tools=[SEARCH]), Observation(THEN, role=role)
+    made.template.check_tools([SEARCH])
+    assert not made.template.rewriting([SEARCH], [role])
+    begun = text_of(made, made.render(rules, Observation(SEEN)).segments)
+    grown = begun + SAID + made.template.turn_close + text_of(made, made.continuation(rules, seen))
+    assert grown == text_of(made, made.render(rules, seen, Recollection((PastTurn(SEEN, "", SAID),))).segments)
+    assert "Tools: search" in grown
+
+
+@pytest.mark.parametrize(
+    ("tool_use", "role", "message"),
+    [
+        (AT_THE_END, "user", "Write a call"),
+        (LAST_ANSWER, "tool", "not before an earlier one"),
+        (
+            WITH_TOOLS.replace("{{ m.role }}", "{{ raise_exception('no tools') if m.role == 'tool' }}"),
+            "tool",
+            "no tools",
+        ),
+    ],
+)
+def test_the_probe_shows_the_tools_and_the_role_that_follows(tool_use: str, role: str, message: str) -> None:
+    made = with_tools(tool_use)
+    assert not made.template.rewrites
+    assert message in made.template.rewriting([SEARCH], [role])
+    with pytest.raises(ValueError, match="models/tiny"):
+        made.continuation(Rules(RULES, tools=[SEARCH]), Observation(THEN, role=role))
+
+
+@pytest.mark.parametrize(
+    "tool_use",
+    [
+        WITH_TOOLS.replace("<|im_end|>\n{% e", "{{ '<|eot|>' if m.role == 'assistant' else '<|im_end|>' }}\n{% e"),
+        WITH_TOOLS.replace("in messages", "in messages if m.role != 'system'"),
+    ],
+)
+def test_tools_that_change_the_rest_of_a_conversation_are_refused(tool_use: str) -> None:
+    made = with_tools(tool_use)
+    with pytest.raises(ValueError, match=r"models/tiny.*key model\.init_args\.model"):
+        made.template.check_tools([SEARCH])
+
+
+def test_no_text_of_a_probe_is_in_a_growing_sample() -> None:
+    """Where the template of tools closes replies in its own way, which :meth:`check_tools` refuses."""
+    made = with_tools(PLAIN.replace("<|im_end|>\n{% e", "{{ '<|im_end|>' if m.role != 'assistant' }}\n{% e"))
+    with pytest.raises(ValueError, match="not append-only"):
+        made.continuation(Rules(RULES, tools=[SEARCH]), Observation(THEN))
+
+
+# Thoughts of earlier replies
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("m.content.split('</think>')[-1]", "thoughts"), ("m.content | trim", ""), ("m.content", "")],
+)
+def test_a_template_that_strips_thoughts_does_not_only_append(content: str, message: str) -> None:
+    tokenizer = make_tokenizer(MARKS["chatml"])
+    tokenizer.chat_template = PLAIN.replace("m.content", f"({content} if m.role == 'assistant' else m.content)")
+    rewrites = ChatTemplate(tokenizer).rewrites
+    assert message in rewrites
+    assert bool(rewrites) == bool(message)
+
+
+# The date
+
+
+@pytest.mark.parametrize(
+    "read", ["strftime_now('%f')", "date_string if date_string is defined else strftime_now('%f')"]
+)
+def test_a_clock_that_goes_on_changes_no_prompt(read: str) -> None:
+    tokenizer = make_tokenizer(MARKS["chatml"])
+    tokenizer.chat_template = f"{{{{ {read} }}}}{PLAIN}"
+    made = ChatRenderer(tokenizer, FORMAT).free_text
+    begun = text_of(made, first(made))
+    grown = begun + SAID + made.template.turn_close + text_of(made, made.continuation(Rules(RULES), Observation(THEN)))
+    past = Recollection((PastTurn(SEEN, "", SAID),))
+    assert grown == text_of(made, made.render(Rules(RULES), Observation(THEN), past).segments)
+
+
+def test_a_date_is_written_in_the_form_of_the_template() -> None:
+    tokenizer, date = make_tokenizer(MARKS["chatml"]), RunDate()
+    tokenizer.chat_template = f"{{{{ strftime_now('%d %b %Y') }}}}{PLAIN}"
+    date.now = datetime(2024, 7, 26)
+    template = ChatTemplate(tokenizer, date=date)
+    assert template.writes_date
+    assert template.apply([template.message("user", "a")]).startswith("26 Jul 2024")
+    assert not ChatTemplate(make_tokenizer(MARKS["chatml"])).writes_date

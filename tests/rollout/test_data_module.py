@@ -186,6 +186,29 @@ def test_a_growing_sample_needs_a_template_that_only_appends(tiny_folder):
         data_module(memory=FullMemory(), mini_batch_turns=8).check(learner.tokenizer, 2048)
 
 
+class WithTools(Scripted):
+    actions = {"go": "go on"}
+    default_action = "go"
+    tool_schemas = ({"name": "search"},)
+    observation_role = "tool"
+
+
+gymnasium.register("WithTools-v0", WithTools)
+
+
+@pytest.mark.parametrize("end", ["", "<|im_start|>system\nWrite a call.<|im_end|>\n"])
+def test_a_growing_sample_is_tried_with_the_tools_of_the_environment(tiny_folder, end):
+    tokenizer = load_tokenizer(str(tiny_folder))
+    plain = tokenizer.chat_template
+    tools = "<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n" + plain.replace("{% if add", end + "{% if add")
+    tokenizer.chat_template = {"default": plain, "tool_use": tools}
+    env = EnvConfig("WithTools-v0", {"length": 3})
+    data_module(env=env).check(tokenizer, 2048)
+    growing = data_module(env=env, memory=FullMemory(), mini_batch_turns=8)
+    with pytest.raises(ValueError, match=r"FullMemory.*data.init_args.memory") if end else nullcontext():
+        growing.check(tokenizer, 2048)
+
+
 MADE: Counter[str] = Counter()  # instances by the name of their source
 
 

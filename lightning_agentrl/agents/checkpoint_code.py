@@ -1,0 +1,75 @@
+"""Checks that no file of a checkpoint folder executes code, before torch or DeepSpeed unpickles it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint import metadata as of_torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+# What torch.distributed.checkpoint writes into its metadata, by module.
+_IN_METADATA = {
+    of_torch.__name__: {
+        name for name, kind in vars(of_torch).items() if getattr(kind, "__module__", "") == of_torch.__name__
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},  # Python 3.13
+}
+# What DeepSpeed's ZeRO writes into its files beside plain types.
+_OF_ZERO = {
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+}
+
+
+class _MetadataReader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):  # before 3.11.4, Python pickled members of enums by name
+            return lambda kind, member: of_torch._MEM_FORMAT_ENCODING[member]
+        if name not in _IN_METADATA.get(module, ()):
+            raise _refusal(f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def read_metadata(file: Path) -> Metadata:
+    """Read which tensors a folder holds, and where.
+
+    Raises:
+        pickle.UnpicklingError: as torch.load does with weights_only, of an object of a class that torch does not write
+            there; the file is damaged.
+    """
+    with file.open("rb") as opened:
+        return cast(Metadata, _MetadataReader(opened).load())
+
+
+def check_folder(checkpoint: Path) -> None:
+    """Refuse a folder that holds other objects than tensors and plain types. A file is not looked at.
+
+    torch unpickles the metadata, and shares other than tensors, without ``weights_only``; DeepSpeed unpickles all so.
+
+    Raises:
+        pickle.UnpicklingError: as torch.load does with weights_only.
+    """
+    for file in checkpoint.glob("*.metadata"):  # without that of all ranks, torch reads those of each
+        metadata = read_metadata(file)
+        for index, piece in metadata.storage_data.items():
+            if not isinstance(metadata.state_dict_metadata.get(index.fqn), TensorStorageMetadata):
+                with (checkpoint / piece.relative_path).open("rb") as share:
+                    share.seek(piece.offset)
+                    torch.load(io.BytesIO(share.read(piece.length)), map_location="cpu", weights_only=True)
+    for file in checkpoint.rglob("*.pt"):
+        if foreign := set(get_unsafe_globals_in_checkpoint(file)) - _OF_ZERO:
+            raise _refusal(min(foreign))
+
+
+def _refusal(name: str) -> pickle.UnpicklingError:
+    return pickle.UnpicklingError(f"Unsupported global: GLOBAL {name}")  # the words of torch.load
