@@ -9,11 +9,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy, deepcopy
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import all_gather, raise_once
@@ -258,6 +258,10 @@ class RolloutDataModule(L.LightningDataModule):
         One environment of each source is made, and kept as the first to be played.
         """
         self.date.now = all_gather(self.date.now)[0]
+        if self.trainer is not None:
+            # Lightning reads the rank from environment variables, which may be stale, and corrects it for strategies of
+            # several processes only. This is the first hook of a run.
+            cast(Any, rank_zero_only).rank = self.trainer.global_rank
         with raise_once():
             self.sizes.check_processes(self._rank_and_world[1])
             self.engine.check()
