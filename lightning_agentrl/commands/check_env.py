@@ -12,8 +12,8 @@ from lightning_agentrl.check_env.page import page
 from lightning_agentrl.check_env.terminal import lines
 from lightning_agentrl.commands.room_to_write import make_room_for, write
 from lightning_agentrl.commands.written_over import PAGE
-from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.errors import EnvError
+from lightning_agentrl.errors.secrets import check_secrets
 
 
 def check_environment(

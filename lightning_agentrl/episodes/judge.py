@@ -14,8 +14,8 @@ import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.contract import as_float, check_reward
-from lightning_agentrl.episodes.secrets import masked
 from lightning_agentrl.errors import ConfigError, EnvError, first_line
+from lightning_agentrl.errors.secrets import masked
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.prompts.format import PromptFormat

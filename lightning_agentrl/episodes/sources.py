@@ -17,9 +17,9 @@ from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.hosting import make_worker, no_limit
 from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.episodes.recipe import ENV, Recipe
-from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording
+from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types.plain_config import from_plain
 
@@ -92,7 +92,7 @@ class EnvConfig:
         self._is_advised = False
         self.wording = from_plain(self.wording, Wording, f"{ENV}.wording")
         self.judge = from_plain(self.judge, Judge, f"{ENV}.judge")
-        check_secrets(self.kwargs)
+        check_secrets(self.kwargs, "kwargs")
 
     def check(self) -> None:
         """Refuse numbers out of range, and limits in a thread.
