@@ -40,7 +40,9 @@ def test_a_small_policy_climbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_cap_within_the_first_part_is_no_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(monkeypatch, "check-env", "tests.check_env.odd:Odd-v0", "--cap", "0.001") == 2
+    """The first part cannot end before the cap, on any machine: making the environment takes longer."""
+    given = ["tests.check_env.odd:Odd-v0", "--kwargs", '{"what": "takes for ever to make"}', "--cap", "0.001"]
+    assert run_command(monkeypatch, "check-env", *given) == 2
     assert "nothing is known about it" in capsys.readouterr().err
 
 
