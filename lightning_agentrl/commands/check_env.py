@@ -31,7 +31,7 @@ def check_environment(
     Raises:
         ValueError: a number is out of range, a file cannot be written, or a secret is written out.
     """
-    check_secrets(kwargs)
+    check_secrets(recipe_of(env, kwargs)[1])
     for name, value in (("seconds", seconds), ("cap", cap), ("max_prompt_tokens", most_tokens)):
         if not value > 0:
             raise ValueError(f"--{name} is {value}; give a number above 0")

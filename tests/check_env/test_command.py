@@ -72,6 +72,16 @@ def test_what_cannot_be_checked_is_refused(
     assert capsys.readouterr().err.startswith("agentrl: ")
 
 
+def test_an_address_with_a_password_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The certificate would hold it."""
+    assert run_command(monkeypatch, "check-env", "http://me:sk-0123@127.0.0.1:9") == 2
+    said = capsys.readouterr().err
+    assert "${PASSWORD}" in said
+    assert "sk-0123" not in said
+
+
 def test_one_file_for_json_and_page_is_refused_before_anything_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
