@@ -191,6 +191,10 @@ class RolloutDataModule(L.LightningDataModule):
     def trainer(self, trainer: L.Trainer | None) -> None:
         check_free(self, self._trainer, trainer)
         self._trainer = trainer
+        if trainer is not None:
+            # Lightning reads the rank from environment variables, which may be stale, and corrects it for strategies of
+            # several processes only. A run begins here, before its loggers open their files.
+            cast(Any, rank_zero_only).rank = trainer.global_rank
 
     @property
     def steps_per_iteration(self) -> int:
@@ -258,10 +262,6 @@ class RolloutDataModule(L.LightningDataModule):
         One environment of each source is made, and kept as the first to be played.
         """
         self.date.now = all_gather(self.date.now)[0]
-        if self.trainer is not None:
-            # Lightning reads the rank from environment variables, which may be stale, and corrects it for strategies of
-            # several processes only. This is the first hook of a run.
-            cast(Any, rank_zero_only).rank = self.trainer.global_rank
         with raise_once():
             self.sizes.check_processes(self._rank_and_world[1])
             self.engine.check()
