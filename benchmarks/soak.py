@@ -4,7 +4,7 @@
     python benchmarks/soak.py --minutes 60 --iterations 4000   # in one piece, so that the memory can be judged
     python benchmarks/soak.py --minutes 0     # what there is so far
 
-Half of the environments are threads, half are processes with a time limit of 1 s and a limit of their memory. Which
+Half of the environments are threads, half are processes with a time limit of 1 s. Which
 step fails, and how, follows from the seed of its episode. A piece of the run ends after its minutes, with a checkpoint,
 and the next one continues there; so it also does when a piece is killed.
 
@@ -89,7 +89,7 @@ def play(folder: Path, iterations: int, minutes: float) -> None:
     model = tiny_model_folder(folder / "model")
     marks = str(folder / "marks")
     game = "benchmarks.soak_game:Faulty-v0"
-    limits: dict[str, Any] = {"worker": "process", "timeout_seconds": 1.0, "memory_mb": 200.0}
+    limits: dict[str, Any] = {"worker": "process", "timeout_seconds": 1.0}
     data = RolloutDataModule(
         envs=[
             EnvConfig(game, {"folder": marks}, retries=1),

@@ -12,15 +12,9 @@ from typing import Any
 
 import gymnasium
 
-HELD: list[bytes] = []
-
 
 def _raise(error: type[BaseException]) -> None:
     raise error("as planned")
-
-
-def _hold_memory() -> None:
-    HELD.append(b"x" * 250_000_000)
 
 
 RAISED = (OSError, SystemExit, KeyboardInterrupt, StopIteration, asyncio.CancelledError, MemoryError)
@@ -29,7 +23,6 @@ IN_A_PROCESS: dict[str, Callable[[], None]] = {
     "exits": lambda: os._exit(3),
     "aborts": os.abort,
     "hangs": lambda: threading.Event().wait() and None,
-    "memory": _hold_memory,
 }
 GARBLED = ("observation", "reward", "terminated", "info", "contract", "too long", "nan")
 

@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +37,6 @@ T = TypeVar("T")
 
 CLOSING_SECONDS = 5.0  # that an environment has to close
 _LOOK_SECONDS = 1.0  # between two checks that the process is alive, since its own children may hold the pipe open
-_LOOK_AT_MEMORY_SECONDS = 0.05  # between two of its memory, in which a process can take some hundred megabytes more
 _SERVE = "import sys; sys.path[:] = {path!r}; from lightning_agentrl.episodes.env_process import serve; serve({fds})"
 
 
@@ -63,16 +61,15 @@ class ProcessEnvironment:
         recipe: how the environment is made.
         timeout: most seconds that making it, ``reset``, ``step`` and drawing may each take; None: no limit. Imports do
             not count.
-        memory_mb: most megabytes of main memory that the process may hold; None: no limit.
 
     Raises:
         ConfigError: the recipe cannot be read in another process.
         EnvError: no process can be started.
     """
 
-    def __init__(self, recipe: Recipe, timeout: float | None = None, memory_mb: float | None = None) -> None:
+    def __init__(self, recipe: Recipe, timeout: float | None = None) -> None:
         order = _portable(recipe)
-        self._recipe, self._timeout, self._memory_mb = recipe, timeout, memory_mb
+        self._recipe, self._timeout = recipe, timeout
         self._contract: Contract | None = None
         self._waiting = False  # for an answer
         self._closing_since: float | None = None
@@ -167,13 +164,12 @@ class ProcessEnvironment:
             since: when it began, by the monotonic clock; None: now.
 
         Raises:
-            EnvError: what the environment raised; ``died``: its process has ended; ``timeout`` and ``memory``: it was
-                ended here.
+            EnvError: what the environment raised; ``died``: its process has ended; ``timeout``: it was ended here.
             ConfigError: the environment cannot be made.
         """
         self._waiting = True
         try:
-            if not self._comes(call, limit, time.monotonic() if since is None else since):
+            if not self._comes(limit, time.monotonic() if since is None else since):
                 self.end()
                 if call == "close":
                     raise EnvError("timeout", f"the environment's close took longer than {limit:g} s")
@@ -183,7 +179,6 @@ class ProcessEnvironment:
                     f"{self._recipe.key}.timeout_seconds allows",
                 )
             answer = self._pipe.recv_bytes()
-            self._check_memory(call)
         except (EOFError, OSError):
             raise EnvError("died", f"the environment's process ended in {call} {self._how_it_ended()}") from None
         self._waiting = False
@@ -198,43 +193,23 @@ class ProcessEnvironment:
             raise result.error
         return result
 
-    def _comes(self, call: str, limit: float | None, since: float) -> bool:
+    def _comes(self, limit: float | None, since: float) -> bool:
         """Wait for an answer or the end of the process until ``limit`` seconds are over; return whether one is there.
 
         Raises:
             EOFError: the process has ended without an answer.
-            EnvError: it was ended here, since it held too much memory.
         """
         end = None if limit is None else since + limit
-        look = _LOOK_SECONDS if self._memory_mb is None else _LOOK_AT_MEMORY_SECONDS
         while True:
-            left = look if end is None else max(0.0, min(look, end - time.monotonic()))
+            left = _LOOK_SECONDS if end is None else max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))
             if self._pipe.poll(left):
                 return True
             if self._ended:
                 if self._pipe.poll(0):
                     return True
                 raise EOFError
-            self._check_memory(call)
             if end is not None and time.monotonic() >= end:
                 return False
-
-    def _check_memory(self, call: str) -> None:
-        """End the process if it holds more memory than it may.
-
-        Raises:
-            EnvError: it did.
-        """
-        if self._memory_mb is None or call == "close":
-            return
-        held = _resident_mb(self._process.pid)
-        if held > self._memory_mb:
-            self.end()
-            raise EnvError(
-                "memory",
-                f"the environment's process held {held:.0f} MB in {call}, more than the {self._memory_mb:g} MB that "
-                f"{self._recipe.key}.memory_mb allows",
-            )
 
     @property
     def _ended(self) -> bool:
@@ -250,15 +225,6 @@ class ProcessEnvironment:
         self.end()
         code = self._process.wait()
         return f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
-
-
-def _resident_mb(pid: int) -> float:
-    """Return the megabytes of main memory that a process holds; 0 if it is gone."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _portable(recipe: Recipe) -> bytes:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import gymnasium
 import torch
 
 from lightning_agentrl.episodes.env_worker import EnvWorker
-from lightning_agentrl.episodes.hosting import make_worker, no_limit
+from lightning_agentrl.episodes.hosting import make_worker, no_timeout
 from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.episodes.tasks import TaskSet
@@ -70,8 +69,6 @@ class EnvConfig:
             parallel and can be ended when it hangs. None: what the environment declares, else a thread.
         timeout_seconds: most seconds for making the environment, a reset, a step or a picture, each by itself. One that
             takes longer is ended, which counts as an error of the environment. None: no limit. Needs a process.
-        memory_mb: most megabytes of main memory that the process of an environment may hold. One that holds more is
-            ended, which counts as an error of the environment. None: no limit. Needs a process, on Linux.
         wording: words of prompts and actions that replace those of the environment; None: none.
         judge: adds to the reward of each turn; None: the environment's reward is all.
     """
@@ -82,7 +79,6 @@ class EnvConfig:
     share: float = 1.0
     worker: Literal["thread", "process"] | None = None
     timeout_seconds: float | None = None
-    memory_mb: float | None = None
     wording: Wording | None = None
     judge: Judge | None = None
 
@@ -95,7 +91,7 @@ class EnvConfig:
         check_secrets(self.kwargs, "kwargs")
 
     def check(self) -> None:
-        """Refuse numbers out of range, and limits in a thread.
+        """Refuse numbers out of range, and a timeout in a thread.
 
         Raises:
             ValueError: with the key to change.
@@ -104,19 +100,11 @@ class EnvConfig:
             raise ValueError(f"{self.key}.retries must be at least 0, got {self.retries}")
         if self.worker not in (None, "thread", "process"):
             raise ValueError(f"{self.key}.worker must be thread, process or null, got '{self.worker}'")
-        for name, limit in self._limits.items():
-            if not limit > 0:
-                raise ValueError(f"{self.key}.{name} must be above 0, got {limit}")
+        if self.timeout_seconds is not None:
+            if not self.timeout_seconds > 0:
+                raise ValueError(f"{self.key}.timeout_seconds must be above 0, got {self.timeout_seconds}")
             if self.worker == "thread":
-                raise ValueError(no_limit(name, limit, self.key))
-        if self.memory_mb is not None and not Path("/proc/self/statm").exists():
-            raise ValueError(f"{self.key}.memory_mb is read in /proc, which this machine does not have; remove the key")
-
-    @property
-    def _limits(self) -> dict[str, float]:
-        """The limits that are set, by key; they need a process."""
-        limits = {"timeout_seconds": self.timeout_seconds, "memory_mb": self.memory_mb}
-        return {name: limit for name, limit in limits.items() if limit is not None}
+                raise ValueError(no_timeout(self.timeout_seconds, self.key))
 
     @property
     def name(self) -> str:
@@ -157,7 +145,7 @@ class EnvConfig:
         Raises:
             ValueError: the environment cannot be made, or cannot run there; with the key to change.
         """
-        return make_worker(self._recipe, executor, self.worker, self._limits, self.retries, self.wording)
+        return make_worker(self._recipe, executor, self.worker, self.timeout_seconds, self.retries, self.wording)
 
     @property
     def _recipe(self) -> Recipe:

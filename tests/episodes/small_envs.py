@@ -23,22 +23,7 @@ def leave_a_child() -> None:
     threading.Event().wait()
 
 
-KEPT: list[bytes] = []
-
-
-def allocate() -> None:
-    """Hold 300 MB more from now on."""
-    KEPT.append(b"x" * 300_000_000)
-
-
-def allocate_and_hang() -> None:
-    allocate()
-    threading.Event().wait()
-
-
 FAULTS = {
-    "keeps memory": allocate,
-    "takes memory": allocate_and_hang,
     "asks for too much memory": lambda: bytearray(2**62),
     "exits beside a child": leave_a_child,
     "exits": lambda: os._exit(3),

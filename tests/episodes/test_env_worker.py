@@ -36,9 +36,9 @@ MANY = 20  # retries, for machines on which a call may take that long by itself
 
 
 def config(name: str = "Walk", worker: str | None = "process", retries: int = 2, **settings: Any) -> EnvConfig:
-    timeout, memory = settings.pop("timeout_seconds", None), settings.pop("memory_mb", None)
+    timeout = settings.pop("timeout_seconds", None)
     env_id = f"tests.episodes.small_envs:{name}-v0"
-    return EnvConfig(env_id, settings, retries, worker=worker, timeout_seconds=timeout, memory_mb=memory)
+    return EnvConfig(env_id, settings, retries, worker=worker, timeout_seconds=timeout)
 
 
 @contextmanager
@@ -405,10 +405,6 @@ def test_a_time_limit_needs_a_process():
             config(name, None, timeout_seconds=5).make_worker()
     with opened("Gambling", None, timeout_seconds=60) as worker:
         worker.reset_now(START)
-    with pytest.raises(ValueError, match=r"env\.memory_mb 200 needs a process, since a thread cannot be ended"):
-        config("Walk", "thread", memory_mb=200).check()
-    with pytest.raises(ValueError, match=r"env\.memory_mb must be above 0, got -1"):
-        config(memory_mb=-1).check()
     with pytest.raises(ValueError, match=r"env\.timeout_seconds must be above 0, got 0"):
         config(timeout_seconds=0).check()
     with pytest.raises(ValueError, match=r"env\.worker must be thread, process or null, got 'fork'"):
