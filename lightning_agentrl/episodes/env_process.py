@@ -1,18 +1,16 @@
 """An environment in a process of its own: both ends of the pipe.
 
 The process is a new interpreter that is given the module path and how to make the environment. It imports this file and
-with it nothing but gymnasium and the errors, never torch or transformers. It ignores Ctrl-C, and it ends when the
-trainer does, however that ends: the kernel signals the end of a pipe that only the trainer holds, also to a process
-that hangs.
+with it nothing but gymnasium and the errors, never torch or transformers. It ignores Ctrl-C. Its guard
+(:mod:`lightning_agentrl.episodes.descendants`) ends it with all its descendants when the trainer asks for that, or ends
+in any way, and ends the descendants when the environment's process ends by itself.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import random
-import select
 import signal
 import socket
 import subprocess
@@ -37,7 +35,14 @@ T = TypeVar("T")
 
 CLOSING_SECONDS = 5.0  # that an environment has to close
 _LOOK_SECONDS = 1.0  # between two checks that the process is alive, since its own children may hold the pipe open
-_SERVE = "import sys; sys.path[:] = {path!r}; from lightning_agentrl.episodes.env_process import serve; serve({fds})"
+_SERVE = """
+import sys
+sys.path[:] = {path!r}
+from lightning_agentrl.episodes.descendants import guard_descendants
+guard_descendants()
+from lightning_agentrl.episodes.env_process import serve
+serve({pipe})
+"""
 
 
 @dataclass(frozen=True)
@@ -80,20 +85,16 @@ class ProcessEnvironment:
 
     def _start(self, order: bytes) -> None:
         ours, theirs = socket.socketpair()
-        held, ending = os.pipe()
-        self._lifeline = os.fdopen(ending, "wb", buffering=0)  # closed with this object, or by the kernel when we end
-        fds = (theirs.fileno(), held)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, fds="{}, {}".format(*fds))],
-                stdin=subprocess.DEVNULL,
-                pass_fds=fds,
+                [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, pipe=theirs.fileno())],
+                stdin=subprocess.PIPE,  # closed with this object, or by the kernel when we end; then the guard acts
+                pass_fds=(theirs.fileno(),),
                 env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
-                process_group=0,  # Ctrl-C does not reach it, and it is ended with what it has started
+                process_group=0,  # Ctrl-C does not reach it
             )
         finally:
             theirs.close()
-            os.close(held)
         self._pipe = Connection(ours.detach())
         self._pipe.send_bytes(order)
 
@@ -139,15 +140,16 @@ class ProcessEnvironment:
                     self._process.wait(max(ends_by - time.monotonic(), 0.0))
         finally:
             self.end()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             self._process.wait()
             self._pipe.close()
-            self._lifeline.close()
 
     def end(self) -> None:
-        """End the process and what it has started, if it runs. A call that waits for it fails."""
+        """End the process with its descendants, if it runs. A call that waits for it fails."""
         if self._process.returncode is None:  # not reaped yet, so the process id is still its own
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.kill(self._process.pid, signal.SIGTERM)  # the guard, which no environment can hold up
 
     def _ask(self, call: str, *args: Any) -> Any:
         assert self.contract is not None
@@ -256,22 +258,11 @@ def _not_portable(env_id: str, key: str, why: str) -> Problem:
     )
 
 
-def serve(pipe: int, lifeline: int) -> None:
-    """Run the calls of the trainer, at the process's end of the pipe. Takes the numbers of two open files."""
+def serve(pipe: int) -> None:
+    """Run the calls of the trainer, at the process's end of the pipe. Takes the number of an open file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with(lifeline)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer is gone
         _serve(Connection(pipe))
-
-
-def _end_with(lifeline: int) -> None:
-    """Let the kernel end this process, and those it starts, when nobody holds the other end of the lifeline."""
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # gone before the kernel was asked
-        os._exit(1)
 
 
 def _serve(pipe: Connection) -> None:

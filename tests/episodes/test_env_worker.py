@@ -20,6 +20,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from lightning_agentrl.check_env.certificate import certify
 from lightning_agentrl.episodes import env_process
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
@@ -375,6 +376,43 @@ environment.step("left")
         assert not gone(pid)
         trainer.kill()
     wait_for(lambda: gone(pid))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["closed", "exits", "hangs", "trainer killed", "check-env"])
+def test_descendants_of_an_environment_end_with_it(end, tmp_path):
+    """Children, children in sessions of their own, and orphans, however the environment ends."""
+    settings: dict[str, Any] = {"folder": str(tmp_path)}
+    if end == "trainer killed":
+        script = f"""
+from lightning_agentrl.episodes.env_process import ProcessEnvironment, Recipe
+environment = ProcessEnvironment(Recipe("tests.episodes.small_envs:Parent-v0", {settings!r}, "env"))
+environment.reset(0)
+print("begun", flush=True)
+input()
+"""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", script], **pipes) as trainer:
+            assert trainer.stdout.readline() == b"begun\n"
+            trainer.kill()
+    elif end == "check-env":
+        certify("tests.episodes.small_envs:Parent-v0", settings, seconds=1.0)
+    else:
+        settings["fault"] = "" if end == "closed" else end
+        with opened("Parent", retries=0, at=1, **settings) as worker:
+            worker.reset_now(START)
+            if end != "closed":
+                worker._environment._timeout = 0.2 if end == "hangs" else None
+                with pytest.raises(EnvError):
+                    asyncio.run(worker.step("left"))
+    pids = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(pids) == 4
+    try:
+        wait_for(lambda: all(map(gone, pids)))
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 # Which place
