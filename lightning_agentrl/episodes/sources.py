@@ -14,7 +14,7 @@ import torch
 
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.hosting import make_worker, no_timeout
-from lightning_agentrl.episodes.judge import Judge
+from lightning_agentrl.episodes.judge import Judge, check_timeout
 from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording
@@ -30,6 +30,7 @@ class Source(Protocol):
 
     key: str  # the key of the config under which it was given
     judge: Judge | None  # of its turns
+    judge_timeout_seconds: float | None
     date: RunDate | None  # of the run
 
     @property
@@ -71,6 +72,8 @@ class EnvConfig:
             takes longer is ended, which counts as an error of the environment. None: no limit. Needs a process.
         wording: words of prompts and actions that replace those of the environment; None: none.
         judge: adds to the reward of each turn; None: the environment's reward is all.
+        judge_timeout_seconds: most seconds for the verdict on a turn, with its wait for other turns. A longer call
+            counts as failed. None: no limit.
     """
 
     id: str
@@ -81,6 +84,7 @@ class EnvConfig:
     timeout_seconds: float | None = None
     wording: Wording | None = None
     judge: Judge | None = None
+    judge_timeout_seconds: float | None = 600.0
 
     def __post_init__(self) -> None:
         self.key = ENV
@@ -100,11 +104,10 @@ class EnvConfig:
             raise ValueError(f"{self.key}.retries must be at least 0, got {self.retries}")
         if self.worker not in (None, "thread", "process"):
             raise ValueError(f"{self.key}.worker must be thread, process or null, got '{self.worker}'")
-        if self.timeout_seconds is not None:
-            if not self.timeout_seconds > 0:
-                raise ValueError(f"{self.key}.timeout_seconds must be above 0, got {self.timeout_seconds}")
-            if self.worker == "thread":
-                raise ValueError(no_timeout(self.timeout_seconds, self.key))
+        check_timeout(self.timeout_seconds, f"{self.key}.timeout_seconds")
+        check_timeout(self.judge_timeout_seconds, f"{self.key}.judge_timeout_seconds")
+        if self.timeout_seconds is not None and self.worker == "thread":
+            raise ValueError(no_timeout(self.timeout_seconds, self.key))
 
     @property
     def name(self) -> str:
