@@ -443,7 +443,7 @@ def test_a_time_limit_needs_a_process():
             config(name, None, timeout_seconds=5).make_worker()
     with opened("Gambling", None, timeout_seconds=60) as worker:
         worker.reset_now(START)
-    with pytest.raises(ValueError, match=r"env\.timeout_seconds must be above 0, got 0"):
+    with pytest.raises(ValueError, match=r"env\.timeout_seconds must be above 0 or null, got 0"):
         config(timeout_seconds=0).check()
     with pytest.raises(ValueError, match=r"env\.worker must be thread, process or null, got 'fork'"):
         config(worker="fork").check()
