@@ -191,12 +191,12 @@ class ChatRenderer:
                     f"one observation shows {images} images, over the limit of {self.format.max_images}; raise it "
                     "(key data.init_args.prompt.max_images)"
                 )
-            length = f"{len(prompts[turns])} tokens"
+            more, text = "", ""
             if longest > self._most:  # only the beginning of that text was encoded
-                length = f"more than {length}, with one text of {longest} characters"
+                more, text = "more than ", f", and one text of {longest} characters"
             raise PromptTooLongError(
-                f"the prompt without history has {length}, over the limit of "
-                f"{self.format.max_prompt_tokens}; its parts (system text, examples, notes, current observation, "
+                f"the prompt without history has {more}{len(prompts[turns])} tokens, over the limit of "
+                f"{self.format.max_prompt_tokens}{text}; its parts (system text, examples, notes, current observation, "
                 "instruction) are never cut: raise max_prompt_tokens or make them shorter (key "
                 "data.init_args.prompt.max_prompt_tokens)"
             )

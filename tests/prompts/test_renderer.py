@@ -284,7 +284,7 @@ def test_a_prompt_that_cannot_fit_raises(turns):
 
 
 def test_error_names_the_length_of_an_observation_before_it_is_cut():
-    with pytest.raises(ValueError, match="one text of 1000000 characters, over the limit of 50"):
+    with pytest.raises(ValueError, match="over the limit of 50, and one text of 1000000 characters"):
         renderer(max_prompt_tokens=50).render(Rules(SYSTEM), Observation("far " * 250_000))
 
 
