@@ -101,13 +101,16 @@ def seeded(quiet_torch: None) -> None:
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """Every test leaves the environment variables as it found them, and `sys.exit`, which Weights & Biases replaces.
+    """Every test leaves environment variables, Lightning's rank and `sys.exit` as it found them.
 
-    Lightning writes the rank of a process there. A later test's command that inherits it takes itself for one of
-    several processes that somebody else starts, and waits for the others.
+    Lightning sets the first two, and Weights & Biases replaces the third. The command of a later test that inherited a
+    rank would wait for the processes of the other ranks.
     """
-    before, leave = dict(os.environ), sys.exit
+    from lightning.pytorch.utilities import rank_zero_only
+
+    before, leave, rank = dict(os.environ), sys.exit, rank_zero_only.rank
     yield
+    rank_zero_only.rank = rank
     sys.exit = leave
     for name in os.environ.keys() - before.keys():
         del os.environ[name]

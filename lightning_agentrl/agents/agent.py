@@ -446,7 +446,10 @@ class Agent(L.LightningModule, ABC):
     # Building: Lightning's hooks in the order in which they are called
 
     def configure_callbacks(self) -> Sequence[L.Callback] | L.Callback:
-        """Refuse callbacks that would fail in words of their own in their setup, which comes before the agent's."""
+        """Refuse callbacks whose own setup would fail, and set the rank: Lightning calls this before loggers open files."""
+        # Lightning reads the rank from environment variables, which may be stale, and corrects it for strategies of
+        # several processes only.
+        cast(Any, rank_zero_only).rank = self.trainer.global_rank
         if self.trainer.state.fn == TrainerFn.FITTING:
             check_callbacks(self.trainer)
         return super().configure_callbacks()

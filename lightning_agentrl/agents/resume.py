@@ -32,7 +32,7 @@ FREE = (  # taken from the configuration; learning rates are meant to be changed
     r"data\.init_args\.engine\.init_args\."
     r"(max_batch|gpu_memory_utilization|kv_cache_gb|sleep|tensor_parallel|cuda_graphs|compiled|model_runner_v2|"
     r"async_scheduling|urls|weights_folder|transfer|.*_seconds)\b.*",
-    r"data\.init_args\.envs?(\[\d+\])?\.(retries|worker|timeout_seconds|memory_mb)",
+    r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(retries|worker|(judge_|scorer_)?timeout_seconds)",
     r"trainer\.callbacks\.CriticWarmup\.init_args\.min_explained_variance",
 )
 _NEVER = (  # the episodes in a checkpoint follow from them, which the data module checks (`RolloutState.check_origin`)

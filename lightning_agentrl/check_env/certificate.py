@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -24,7 +23,14 @@ from lightning_agentrl.check_env.stopwatch import ProcessorWait
 from lightning_agentrl.check_env.texts import shown
 from lightning_agentrl.errors import ConfigError
 
-_START = "import sys; sys.path[:] = {path!r}; import runpy; runpy.run_module({module!r}, run_name='__main__')"
+_START = """
+import os, runpy, sys
+sys.path[:] = {path!r}
+from lightning_agentrl.episodes.descendants import guard_descendants
+guard_descendants()
+print(os.getpid(), flush=True)
+runpy.run_module({module!r}, run_name="__main__")
+"""
 _MODULE = "lightning_agentrl.check_env.child"
 HASH_SEEDS = ("1", "2")  # of the processes that play again; the exam itself has 0, as the trainer's processes have
 _URLS = ("http://", "https://", "ws://", "wss://")
@@ -86,9 +92,11 @@ class _Process:
     def __init__(self, order: Mapping[str, Any], hash_seed: str) -> None:
         self.folder = TemporaryDirectory()
         self.said: Queue[dict[str, Any] | None] = Queue()
+        file = Path(self.folder.name, "order.json")
+        file.write_text(json.dumps({**order, "folder": self.folder.name}), encoding="utf-8")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START.format(path=sys.path, module=_MODULE)],
-            stdin=subprocess.PIPE,
+            [sys.executable, "-c", _START.format(path=sys.path, module=_MODULE), str(file)],
+            stdin=subprocess.PIPE,  # its guard acts when we end
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
@@ -96,10 +104,9 @@ class _Process:
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": hash_seed},
             process_group=0,
         )
-        self._waiting, self._before = ProcessorWait(self._process.pid), 0.0
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**order, "folder": self.folder.name}))
-        self._process.stdin.close()
+        assert self._process.stdout is not None
+        child = self._process.stdout.readline().strip()  # of the guard
+        self._waiting, self._before = ProcessorWait(child), 0.0
         self.errors: list[str] = []
         Thread(target=self._read, daemon=True).start()
         Thread(target=self._read_errors, daemon=True).start()
@@ -119,8 +126,7 @@ class _Process:
 
     def end(self) -> int:
         """End it with everything that it has started; return its exit status."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.terminate()  # the guard
         return self._process.wait()
 
     def hear(self, end: float) -> dict[str, Any] | None:

@@ -65,5 +65,5 @@ def main(order: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.stdin.read()))
+    main(json.loads(Path(sys.argv.pop()).read_text(encoding="utf-8")))
     os._exit(0)  # threads that an environment has left do not hold it up

@@ -187,7 +187,8 @@ def check_memory_needed(log: Log, episodes: Sequence[Play]) -> None:
     log.figures["memory_needed"] = {"pairs": len(often), "share": share}
     if open_places and share >= 0.02:
         seed, actions = list(followed[open_places[0]].values())[1]
-        said = f"of {len(often)} pairs of text and action seen again, {share:.0%} are followed by different things"
+        what = f"of {len(often)} pairs of text and action seen again, {share:.0%} are followed by different things"
+        said = f"{what}: by chance, or because of earlier turns"
         log.add("memory.needed", said, seed, actions)
 
 

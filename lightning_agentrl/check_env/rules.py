@@ -146,5 +146,8 @@ RULES: dict[str, Rule] = {
     "leak.answer": Rule("warning", "keep the answer out of what the policy reads", "semantic.no_solution_leakage"),
     "solver.raises": Rule("error", "the scripted player goes on from whatever state it finds"),
     "solver.levels": Rule("warning", "make only levels that can be solved within the limit", "semantic.oracle_max"),
-    "memory.needed": Rule("notice", "give the prompt a memory of earlier turns (data.init_args.memory)"),
+    "memory.needed": Rule(
+        "notice",
+        "give the prompt a memory of earlier turns (data.init_args.memory), unless what follows is left to chance",
+    ),
 }

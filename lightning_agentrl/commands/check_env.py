@@ -12,8 +12,8 @@ from lightning_agentrl.check_env.page import page
 from lightning_agentrl.check_env.terminal import lines
 from lightning_agentrl.commands.room_to_write import make_room_for, write
 from lightning_agentrl.commands.written_over import PAGE
-from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.errors import EnvError
+from lightning_agentrl.errors.secrets import check_secrets
 
 
 def check_environment(
@@ -31,7 +31,7 @@ def check_environment(
     Raises:
         ValueError: a number is out of range, a file cannot be written, or a secret is written out.
     """
-    check_secrets(kwargs)
+    check_secrets(recipe_of(env, kwargs)[1])
     for name, value in (("seconds", seconds), ("cap", cap), ("max_prompt_tokens", most_tokens)):
         if not value > 0:
             raise ValueError(f"--{name} is {value}; give a number above 0")

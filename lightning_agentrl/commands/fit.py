@@ -58,6 +58,7 @@ from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, expl
 from lightning_agentrl.errors.foreign_messages import OPTIONS, trainer_problem
 from lightning_agentrl.errors.names import asked_by_others, import_class, raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
+from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.errors.unknown import nameless, unknown_argument
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
@@ -151,6 +152,7 @@ class AgentCLI(LightningCLI):
         settings = parsed.get(parsed.get("subcommand"), parsed)
         if "trainer" in settings and settings.trainer is None:
             raise ConfigError(Problem("trainer has no keys; give it some, or leave it out", key="trainer"))
+        check_secrets(settings.as_dict())
         for key, default in empty_keys(settings.as_dict()):
             left = "" if default is inspect.Parameter.empty else f", or leave the key out (it is {default!r} then)"
             raise ConfigError(Problem(f"{key.rpartition('.')[2]} has no value; write one{left}", key=key))

@@ -24,8 +24,8 @@ from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.hosting import make_worker
 from lightning_agentrl.episodes.recipe import ENV, Recipe
-from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.errors import ConfigError, EnvError
+from lightning_agentrl.errors.secrets import check_secrets
 
 _NOT_TOLD = ("render_mode", "worker", "deterministic")  # of the contract: about where an environment runs
 _MOST_BYTES = 100 * 2**20  # of a message

@@ -122,7 +122,7 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers in ``info["progression"]`` and ``info["metrics"]``.
 
     Raises:
-        EnvError: something other than numbers by name, or a name that is reserved.
+        EnvError: something other than numbers by name, or a name that is reserved, empty or of several lines.
     """
     numbers: dict[str, float] = {}
     for entry, needed in (("progression", "a number"), ("metrics", "a dictionary of names and numbers")):
@@ -139,6 +139,10 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
                 f"the environment reports info['{entry}'] = {in_short(info[entry])}, which {wrong}"
             ) from None
     for name in numbers:
+        if not name.strip() or name.splitlines() != [name]:
+            raise contract_error(
+                f"the environment reports {name!r} in info['metrics']; the name of a metric is one line of text"
+            )
         if ours := _our_metric(name):
             raise contract_error(
                 f"the environment reports '{name}' in info['metrics'], where that is the name of {ours}; choose another"

@@ -1,18 +1,16 @@
 """An environment in a process of its own: both ends of the pipe.
 
 The process is a new interpreter that is given the module path and how to make the environment. It imports this file and
-with it nothing but gymnasium and the errors, never torch or transformers. It ignores Ctrl-C, and it ends when the
-trainer does, however that ends: the kernel signals the end of a pipe that only the trainer holds, also to a process
-that hangs.
+with it nothing but gymnasium and the errors, never torch or transformers. It ignores Ctrl-C. Its guard
+(:mod:`lightning_agentrl.episodes.descendants`) ends it with all its descendants when the trainer asks for that, or ends
+in any way, and ends the descendants when the environment's process ends by itself.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import random
-import select
 import signal
 import socket
 import subprocess
@@ -23,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,8 +35,14 @@ T = TypeVar("T")
 
 CLOSING_SECONDS = 5.0  # that an environment has to close
 _LOOK_SECONDS = 1.0  # between two checks that the process is alive, since its own children may hold the pipe open
-_LOOK_AT_MEMORY_SECONDS = 0.05  # between two of its memory, in which a process can take some hundred megabytes more
-_SERVE = "import sys; sys.path[:] = {path!r}; from lightning_agentrl.episodes.env_process import serve; serve({fds})"
+_SERVE = """
+import sys
+sys.path[:] = {path!r}
+from lightning_agentrl.episodes.descendants import guard_descendants
+guard_descendants()
+from lightning_agentrl.episodes.env_process import serve
+serve({pipe})
+"""
 
 
 @dataclass(frozen=True)
@@ -63,16 +66,15 @@ class ProcessEnvironment:
         recipe: how the environment is made.
         timeout: most seconds that making it, ``reset``, ``step`` and drawing may each take; None: no limit. Imports do
             not count.
-        memory_mb: most megabytes of main memory that the process may hold; None: no limit.
 
     Raises:
         ConfigError: the recipe cannot be read in another process.
         EnvError: no process can be started.
     """
 
-    def __init__(self, recipe: Recipe, timeout: float | None = None, memory_mb: float | None = None) -> None:
+    def __init__(self, recipe: Recipe, timeout: float | None = None) -> None:
         order = _portable(recipe)
-        self._recipe, self._timeout, self._memory_mb = recipe, timeout, memory_mb
+        self._recipe, self._timeout = recipe, timeout
         self._contract: Contract | None = None
         self._waiting = False  # for an answer
         self._closing_since: float | None = None
@@ -83,20 +85,16 @@ class ProcessEnvironment:
 
     def _start(self, order: bytes) -> None:
         ours, theirs = socket.socketpair()
-        held, ending = os.pipe()
-        self._lifeline = os.fdopen(ending, "wb", buffering=0)  # closed with this object, or by the kernel when we end
-        fds = (theirs.fileno(), held)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, fds="{}, {}".format(*fds))],
-                stdin=subprocess.DEVNULL,
-                pass_fds=fds,
+                [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, pipe=theirs.fileno())],
+                stdin=subprocess.PIPE,  # closed with this object, or by the kernel when we end; then the guard acts
+                pass_fds=(theirs.fileno(),),
                 env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
-                process_group=0,  # Ctrl-C does not reach it, and it is ended with what it has started
+                process_group=0,  # Ctrl-C does not reach it
             )
         finally:
             theirs.close()
-            os.close(held)
         self._pipe = Connection(ours.detach())
         self._pipe.send_bytes(order)
 
@@ -142,15 +140,16 @@ class ProcessEnvironment:
                     self._process.wait(max(ends_by - time.monotonic(), 0.0))
         finally:
             self.end()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             self._process.wait()
             self._pipe.close()
-            self._lifeline.close()
 
     def end(self) -> None:
-        """End the process and what it has started, if it runs. A call that waits for it fails."""
+        """End the process with its descendants, if it runs. A call that waits for it fails."""
         if self._process.returncode is None:  # not reaped yet, so the process id is still its own
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.kill(self._process.pid, signal.SIGTERM)  # the guard, which no environment can hold up
 
     def _ask(self, call: str, *args: Any) -> Any:
         assert self.contract is not None
@@ -167,13 +166,12 @@ class ProcessEnvironment:
             since: when it began, by the monotonic clock; None: now.
 
         Raises:
-            EnvError: what the environment raised; ``died``: its process has ended; ``timeout`` and ``memory``: it was
-                ended here.
+            EnvError: what the environment raised; ``died``: its process has ended; ``timeout``: it was ended here.
             ConfigError: the environment cannot be made.
         """
         self._waiting = True
         try:
-            if not self._comes(call, limit, time.monotonic() if since is None else since):
+            if not self._comes(limit, time.monotonic() if since is None else since):
                 self.end()
                 if call == "close":
                     raise EnvError("timeout", f"the environment's close took longer than {limit:g} s")
@@ -183,7 +181,6 @@ class ProcessEnvironment:
                     f"{self._recipe.key}.timeout_seconds allows",
                 )
             answer = self._pipe.recv_bytes()
-            self._check_memory(call)
         except (EOFError, OSError):
             raise EnvError("died", f"the environment's process ended in {call} {self._how_it_ended()}") from None
         self._waiting = False
@@ -198,43 +195,23 @@ class ProcessEnvironment:
             raise result.error
         return result
 
-    def _comes(self, call: str, limit: float | None, since: float) -> bool:
+    def _comes(self, limit: float | None, since: float) -> bool:
         """Wait for an answer or the end of the process until ``limit`` seconds are over; return whether one is there.
 
         Raises:
             EOFError: the process has ended without an answer.
-            EnvError: it was ended here, since it held too much memory.
         """
         end = None if limit is None else since + limit
-        look = _LOOK_SECONDS if self._memory_mb is None else _LOOK_AT_MEMORY_SECONDS
         while True:
-            left = look if end is None else max(0.0, min(look, end - time.monotonic()))
+            left = _LOOK_SECONDS if end is None else max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))
             if self._pipe.poll(left):
                 return True
             if self._ended:
                 if self._pipe.poll(0):
                     return True
                 raise EOFError
-            self._check_memory(call)
             if end is not None and time.monotonic() >= end:
                 return False
-
-    def _check_memory(self, call: str) -> None:
-        """End the process if it holds more memory than it may.
-
-        Raises:
-            EnvError: it did.
-        """
-        if self._memory_mb is None or call == "close":
-            return
-        held = _resident_mb(self._process.pid)
-        if held > self._memory_mb:
-            self.end()
-            raise EnvError(
-                "memory",
-                f"the environment's process held {held:.0f} MB in {call}, more than the {self._memory_mb:g} MB that "
-                f"{self._recipe.key}.memory_mb allows",
-            )
 
     @property
     def _ended(self) -> bool:
@@ -250,15 +227,6 @@ class ProcessEnvironment:
         self.end()
         code = self._process.wait()
         return f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
-
-
-def _resident_mb(pid: int) -> float:
-    """Return the megabytes of main memory that a process holds; 0 if it is gone."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _portable(recipe: Recipe) -> bytes:
@@ -290,22 +258,11 @@ def _not_portable(env_id: str, key: str, why: str) -> Problem:
     )
 
 
-def serve(pipe: int, lifeline: int) -> None:
-    """Run the calls of the trainer, at the process's end of the pipe. Takes the numbers of two open files."""
+def serve(pipe: int) -> None:
+    """Run the calls of the trainer, at the process's end of the pipe. Takes the number of an open file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with(lifeline)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer is gone
         _serve(Connection(pipe))
-
-
-def _end_with(lifeline: int) -> None:
-    """Let the kernel end this process, and those it starts, when nobody holds the other end of the lifeline."""
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # gone before the kernel was asked
-        os._exit(1)
 
 
 def _serve(pipe: Connection) -> None:

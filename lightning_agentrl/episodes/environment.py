@@ -31,9 +31,9 @@ from lightning_agentrl.episodes.contract import (
 )
 from lightning_agentrl.episodes.noise import Generator, generators, global_state, reseed, state_of
 from lightning_agentrl.episodes.observation import OwnMessages, fingerprint_of, is_image, read_observation, with_type
-from lightning_agentrl.episodes.secrets import masked
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
+from lightning_agentrl.errors.secrets import masked
 
 _FORMS = {
     "reset": ("(observation, info)", 2),

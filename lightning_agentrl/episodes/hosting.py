@@ -5,7 +5,7 @@ It imports nothing that trains, so that a server of environments begins at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Literal
@@ -25,7 +25,7 @@ def make_worker(
     recipe: Recipe,
     executor: Executor | None = None,
     place: Place | None = None,
-    limits: Mapping[str, float] | None = None,
+    timeout: float | None = None,
     retries: int = 0,
     wording: Wording | None = None,
 ) -> EnvWorker:
@@ -35,20 +35,19 @@ def make_worker(
         recipe: of the environment.
         executor: runs its calls where it is in a thread; None: they run in the caller's.
         place: where it is to run; None: where it declares, else in a thread.
-        limits: ``timeout_seconds`` and ``memory_mb``, as far as they are set; they need a process.
+        timeout: most seconds of a call (``timeout_seconds``), which needs a process; None: no limit.
         retries: how often a call may fail.
         wording: what the config changes in its words.
 
     Raises:
         ConfigError: it cannot be made, or cannot run there; with the key to change.
     """
-    where, limits = _where(recipe, place), limits or {}
+    where = _where(recipe, place)
     make: Callable[[], Hosted] = partial(_made_here, recipe)
     if where == "process":
-        make = partial(ProcessEnvironment, recipe, limits.get("timeout_seconds"), limits.get("memory_mb"))
-    else:
-        for name, limit in limits.items():
-            raise ConfigError(no_limit(name, limit, recipe.key))
+        make = partial(ProcessEnvironment, recipe, timeout)
+    elif timeout is not None:
+        raise ConfigError(no_timeout(timeout, recipe.key))
     return EnvWorker(make, None if where == "inline" else executor, retries, wording, f"{recipe.key}.wording")
 
 
@@ -80,9 +79,9 @@ def _made_here(recipe: Recipe) -> Environment:
     return environment
 
 
-def no_limit(name: str, limit: float, key: str) -> str:
-    """Return a sentence about a limit that is given to an environment in a thread."""
+def no_timeout(seconds: float, key: str) -> str:
+    """Return a sentence about a timeout that is given to an environment in a thread."""
     return (
-        f"{key}.{name} {limit:g} needs a process, since a thread cannot be ended; set {key}.worker to process, or "
-        f"remove {name}"
+        f"{key}.timeout_seconds {seconds:g} needs a process, since a thread cannot be ended; set {key}.worker to "
+        "process, or remove timeout_seconds"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import traceback
@@ -14,8 +15,8 @@ import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.contract import as_float, check_reward
-from lightning_agentrl.episodes.secrets import masked
 from lightning_agentrl.errors import ConfigError, EnvError, first_line
+from lightning_agentrl.errors.secrets import masked
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.prompts.format import PromptFormat
@@ -51,7 +52,11 @@ class Judge(ABC):
 
     @abstractmethod
     async def judge(self, turn: JudgedTurn) -> float:
-        """Return what is added to the reward of a turn."""
+        """Return what is added to the reward of a turn.
+
+        It must ``await`` what takes long, blocking calls in ``asyncio.to_thread``: else all environments wait, and no
+        timeout ends it.
+        """
 
     def start(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to load
         """Prepare for judging; called before the first turn, with the device of the policy."""
@@ -60,18 +65,26 @@ class Judge(ABC):
         """Give back what :meth:`start` has loaded; called when a run has ended. Another one may start it again."""
 
 
-async def verdict_on(turn: JudgedTurn, judge: Judge) -> float:
-    """Ask a judge about a turn, and refuse what no reward can take.
+async def verdict_on(turn: JudgedTurn, judge: Judge, timeout: float | None = None) -> float:
+    """Ask a judge about a turn for at most ``timeout`` seconds, and refuse what no reward can take.
 
     Raises:
         TypeError: it is no number.
-        EnvError: it is not finite, or the judge raised something, such as what a server that is busy makes of it.
+        EnvError: it is not finite, came too late, or the judge raised something, such as what a server that is busy
+            makes of it.
     """
+    limit = asyncio.timeout(timeout)
     try:
-        given = await judge.judge(turn)
+        async with limit:
+            given = await judge.judge(turn)
     except (EnvError, ConfigError):
         raise
     except Exception as error:  # noqa: BLE001 - own code may raise anything
+        if limit.expired():
+            raise EnvError(
+                "timeout",
+                f"the judge took longer than {timeout:g} s, the most that {judge.key}_timeout_seconds allows",
+            ) from None
         own = error.__traceback__ and error.__traceback__.tb_next
         trace = "".join(traceback.format_exception(type(error), error, own))
         sentence = f"the judge raised {type(error).__name__}: {first_line(error)} (key {judge.key})"
@@ -83,6 +96,16 @@ async def verdict_on(turn: JudgedTurn, judge: Judge) -> float:
         )
     check_reward("the judge", verdict)
     return verdict
+
+
+def check_timeout(seconds: float | None, key: str) -> None:
+    """Refuse a timeout that is not above 0.
+
+    Raises:
+        ValueError: with the key to change.
+    """
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"{key} must be above 0 or null, got {seconds}")
 
 
 def one_number(given: Any) -> float | None:

@@ -17,8 +17,8 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_i
 from lightning_agentrl.episodes.argument_types import argument_problem
 from lightning_agentrl.episodes.expert import ExpertActions
 from lightning_agentrl.episodes.make_errors import environment_problem, import_problem
-from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.problem import ConfigError
+from lightning_agentrl.errors.secrets import filled, masked
 
 ENV = "data.init_args.env"  # the key of a config for one environment
 

@@ -69,6 +69,7 @@ class Session:
         pictures: keep a picture of each turn, where there is something to see.
         first_episode: number of the first episode.
         judge: adds to the rewards of turns; None: the environment's reward is all.
+        judge_timeout: most seconds for a verdict; None: no limit.
         moments: takes the state before each step, by environment, episode and turn; None: none is kept.
         place: number among the sessions that play at the same time; its index when not given.
         context_length: tokens that the model can read; None: any number.
@@ -84,6 +85,7 @@ class Session:
         pictures: bool = True,
         first_episode: int = 0,
         judge: Judge | None = None,
+        judge_timeout: float | None = None,
         moments: dict[tuple[int, int, int], Moment] | None = None,
         place: int | None = None,
         context_length: int | None = None,
@@ -97,7 +99,7 @@ class Session:
         self.memory = memory
         self.pictures = pictures
         self.first_episode = first_episode
-        self.judge = judge
+        self.judge, self.judge_timeout = judge, judge_timeout
         self.episode = first_episode - 1  # none yet
         self.running = False  # the episode goes on
         self.lost: list[str] = []  # kinds of faults that ended an episode and are in no turn yet
@@ -221,7 +223,7 @@ class Session:
             with NotingWhere(self._start, self.worker.actions):
                 for attempt in itertools.count():
                     try:
-                        return await verdict_on(turn, self.judge)
+                        return await verdict_on(turn, self.judge, self.judge_timeout)
                     except EnvError as error:
                         if attempt >= self.worker.retries:
                             del self.worker.errors[overcome:]

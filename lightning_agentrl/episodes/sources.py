@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import gymnasium
 import torch
 
 from lightning_agentrl.episodes.env_worker import EnvWorker
-from lightning_agentrl.episodes.hosting import make_worker, no_limit
-from lightning_agentrl.episodes.judge import Judge
+from lightning_agentrl.episodes.hosting import make_worker, no_timeout
+from lightning_agentrl.episodes.judge import Judge, check_timeout
 from lightning_agentrl.episodes.recipe import ENV, Recipe
-from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording
+from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types.plain_config import from_plain
 
@@ -31,6 +30,7 @@ class Source(Protocol):
 
     key: str  # the key of the config under which it was given
     judge: Judge | None  # of its turns
+    judge_timeout_seconds: float | None
     date: RunDate | None  # of the run
 
     @property
@@ -70,10 +70,10 @@ class EnvConfig:
             parallel and can be ended when it hangs. None: what the environment declares, else a thread.
         timeout_seconds: most seconds for making the environment, a reset, a step or a picture, each by itself. One that
             takes longer is ended, which counts as an error of the environment. None: no limit. Needs a process.
-        memory_mb: most megabytes of main memory that the process of an environment may hold. One that holds more is
-            ended, which counts as an error of the environment. None: no limit. Needs a process, on Linux.
         wording: words of prompts and actions that replace those of the environment; None: none.
         judge: adds to the reward of each turn; None: the environment's reward is all.
+        judge_timeout_seconds: most seconds for the verdict on a turn, with its wait for other turns. A longer call
+            counts as failed. None: no limit.
     """
 
     id: str
@@ -82,9 +82,9 @@ class EnvConfig:
     share: float = 1.0
     worker: Literal["thread", "process"] | None = None
     timeout_seconds: float | None = None
-    memory_mb: float | None = None
     wording: Wording | None = None
     judge: Judge | None = None
+    judge_timeout_seconds: float | None = 600.0
 
     def __post_init__(self) -> None:
         self.key = ENV
@@ -92,10 +92,10 @@ class EnvConfig:
         self._expert = False
         self.wording = from_plain(self.wording, Wording, f"{ENV}.wording")
         self.judge = from_plain(self.judge, Judge, f"{ENV}.judge")
-        check_secrets(self.kwargs)
+        check_secrets(self.kwargs, "kwargs")
 
     def check(self) -> None:
-        """Refuse numbers out of range, and limits in a thread.
+        """Refuse numbers out of range, and a timeout in a thread.
 
         Raises:
             ValueError: with the key to change.
@@ -104,19 +104,10 @@ class EnvConfig:
             raise ValueError(f"{self.key}.retries must be at least 0, got {self.retries}")
         if self.worker not in (None, "thread", "process"):
             raise ValueError(f"{self.key}.worker must be thread, process or null, got '{self.worker}'")
-        for name, limit in self._limits.items():
-            if not limit > 0:
-                raise ValueError(f"{self.key}.{name} must be above 0, got {limit}")
-            if self.worker == "thread":
-                raise ValueError(no_limit(name, limit, self.key))
-        if self.memory_mb is not None and not Path("/proc/self/statm").exists():
-            raise ValueError(f"{self.key}.memory_mb is read in /proc, which this machine does not have; remove the key")
-
-    @property
-    def _limits(self) -> dict[str, float]:
-        """The limits that are set, by key; they need a process."""
-        limits = {"timeout_seconds": self.timeout_seconds, "memory_mb": self.memory_mb}
-        return {name: limit for name, limit in limits.items() if limit is not None}
+        check_timeout(self.timeout_seconds, f"{self.key}.timeout_seconds")
+        check_timeout(self.judge_timeout_seconds, f"{self.key}.judge_timeout_seconds")
+        if self.timeout_seconds is not None and self.worker == "thread":
+            raise ValueError(no_timeout(self.timeout_seconds, self.key))
 
     @property
     def name(self) -> str:
@@ -157,7 +148,7 @@ class EnvConfig:
         Raises:
             ValueError: the environment cannot be made, or cannot run there; with the key to change.
         """
-        return make_worker(self._recipe, executor, self.worker, self._limits, self.retries, self.wording)
+        return make_worker(self._recipe, executor, self.worker, self.timeout_seconds, self.retries, self.wording)
 
     @property
     def _recipe(self) -> Recipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,12 +15,16 @@ import gymnasium
 import torch
 
 from lightning_agentrl.episodes.contract import check_reward, contract_error, well_formed
+from lightning_agentrl.episodes.daemon_threads import DaemonThreads
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
-from lightning_agentrl.episodes.judge import Judge, compiled, one_number
+from lightning_agentrl.episodes.judge import Judge, check_timeout, compiled, one_number
+from lightning_agentrl.errors import EnvError
 from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types.plain_config import from_plain
 from lightning_agentrl.types.rollout import in_words
+
+_THREADS = DaemonThreads()  # of scorers
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ class TaskSet:
         system: system message of every task.
         share: its part of all that is played, relative to the other sources.
         retries: how often the score of a reply may fail, such as where a server is busy; it is then asked for again.
+        scorer_timeout_seconds: most seconds for the score of a reply, with its wait for other replies. A longer call
+            counts as failed. None: no limit.
     """
 
     path: str
@@ -109,12 +115,14 @@ class TaskSet:
     system: str = ""
     share: float = 1.0
     retries: int = 2
+    scorer_timeout_seconds: float | None = 600.0
 
     def __post_init__(self) -> None:
         self.key = "data.init_args.envs"
         self.date: RunDate | None = None
         self.scorer = from_plain(self.scorer, Scorer, f"{self.key}.scorer")
         self.judge: Judge | None = None  # its scorer says all
+        self.judge_timeout_seconds: float | None = None
 
     def check(self) -> None:
         """Refuse numbers out of range.
@@ -124,6 +132,7 @@ class TaskSet:
         """
         if self.retries < 0:
             raise ValueError(f"{self.key}.retries must be at least 0, got {self.retries}")
+        check_timeout(self.scorer_timeout_seconds, f"{self.key}.scorer_timeout_seconds")
 
     @property
     def name(self) -> str:
@@ -135,7 +144,8 @@ class TaskSet:
 
     def make(self, held_out: bool = False) -> gymnasium.Env:
         """Return an environment that gives one task per episode."""
-        return OneTurn(self._held_out_tasks if held_out else self._tasks, self._scorer, self.system)
+        tasks = self._held_out_tasks if held_out else self._tasks
+        return OneTurn(tasks, self._scorer, self.system, self.scorer_timeout_seconds)
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
         """Return such an environment in a thread, since its scorer may hold a model on the device of the policy.
@@ -177,16 +187,17 @@ class OneTurn(gymnasium.Env[str, str]):
         tasks: taken at random, by the seed.
         scorer: scores replies.
         system: system message.
+        timeout: most seconds for a score; None: no limit.
     """
 
     free_text = True
     one_turn = True
 
-    def __init__(self, tasks: Sequence[Task], scorer: Scorer, system: str = "") -> None:
+    def __init__(self, tasks: Sequence[Task], scorer: Scorer, system: str = "", timeout: float | None = None) -> None:
         if not tasks:
             raise ValueError("OneTurn needs at least one task")
         self.tasks, self.scorer, self.system_prompt = tasks, scorer, system
-        self.task = tasks[0]
+        self.task, self.timeout = tasks[0], timeout
         self.observation_space = gymnasium.spaces.Text(max_length=2**20, min_length=0)
         self.action_space = gymnasium.spaces.Text(max_length=2**20, min_length=0)
 
@@ -196,8 +207,16 @@ class OneTurn(gymnasium.Env[str, str]):
         return self.task.prompt, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        given = self.scorer.score(self.task.prompt, action, self.task.answer)
-        score, whose = one_number(given), type(self.scorer).__name__
+        whose = type(self.scorer).__name__
+        scoring = _THREADS.submit(self.scorer.score, self.task.prompt, action, self.task.answer)
+        if wait([scoring], self.timeout).not_done:
+            raise EnvError(
+                "timeout",
+                f"the scorer {whose} took longer than {self.timeout:g} s, the most that "
+                f"{self.scorer.key}_timeout_seconds allows",
+            )
+        given = scoring.result()
+        score = one_number(given)
         if score is None:
             raise contract_error(
                 f"score of {whose} must return a number, got {in_words(given)} (key {self.scorer.key})"

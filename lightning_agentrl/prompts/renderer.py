@@ -83,8 +83,8 @@ class ChatRenderer:
         self.template = ChatTemplate(tokenizer, image_reader, date)
         # A text of so many characters is over the limit of tokens, whatever it says; megabytes are never encoded.
         longest = max(map(len, tokenizer.get_vocab()))
-        most = longest * (self.format.max_prompt_tokens + 1)
-        self._safe = Untrusted(tokenizer, self.template.markers, max_chars=most)
+        self._most = longest * (self.format.max_prompt_tokens + 1)
+        self._safe = Untrusted(tokenizer, self.template.markers, max_chars=self._most)
         self.writer = MessageWriter(self.format, self.template, self._safe)
         # States recur. What the config adds to every prompt counts for its length.
         self._remembered = lru_cache(REMEMBERED)(self._of_texts)
@@ -137,7 +137,8 @@ class ChatRenderer:
         if (texts := self._as_texts(rules, observation, recollection)) is not None:
             return self._remembered(texts)
         parts = self.writer.parts(rules, observation, Recollection(note=recollection.note))
-        return self._fitted(parts, past, len(observation.images), rules.tools)
+        whole = rules.system, recollection.note, observation.text, observation.short_term
+        return self._fitted(parts, past, len(observation.images), rules.tools, max(map(len, whole)))
 
     def _as_texts(self, rules: Rules, observation: Observation, recollection: Recollection) -> _Texts | None:
         """Return what a prompt is made of, if that is texts alone, and few enough of them to be remembered."""
@@ -164,9 +165,17 @@ class ChatRenderer:
         return self._fitted(self.writer.parts(rules, observation, Recollection(note=texts.note)), texts.past)
 
     def _fitted(
-        self, parts: Mapping[str, list[Message]], past: Sequence[PastTurn], images: int = 0, tools: Sequence[Tool] = ()
+        self,
+        parts: Mapping[str, list[Message]],
+        past: Sequence[PastTurn],
+        images: int = 0,
+        tools: Sequence[Tool] = (),
+        longest: int = 0,
     ) -> RenderedPrompt:
-        """Return the prompt of these parts, as in :meth:`MessageWriter.parts`, with as much of the past as fits."""
+        """Return the prompt of these parts, as in :meth:`MessageWriter.parts`, with as much of the past as fits.
+
+        ``longest`` is the number of characters of their longest text, for the error.
+        """
         head, current = parts["system"] + parts["examples"], parts["current"]
         prompts: dict[int, ModelInput] = {}
 
@@ -182,9 +191,12 @@ class ChatRenderer:
                     f"one observation shows {images} images, over the limit of {self.format.max_images}; raise it "
                     "(key data.init_args.prompt.max_images)"
                 )
+            more, text = "", ""
+            if longest > self._most:  # only the beginning of that text was encoded
+                more, text = "more than ", f", and one text of {longest} characters"
             raise PromptTooLongError(
-                f"the prompt without history has {len(prompts[turns])} tokens, over the limit of "
-                f"{self.format.max_prompt_tokens}; its parts (system text, examples, notes, current observation, "
+                f"the prompt without history has {more}{len(prompts[turns])} tokens, over the limit of "
+                f"{self.format.max_prompt_tokens}{text}; its parts (system text, examples, notes, current observation, "
                 "instruction) are never cut: raise max_prompt_tokens or make them shorter (key "
                 "data.init_args.prompt.max_prompt_tokens)"
             )

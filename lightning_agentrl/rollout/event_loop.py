@@ -9,6 +9,8 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from lightning_agentrl.episodes.daemon_threads import DaemonThreads
+
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.2  # between two looks whether to wait any longer
@@ -20,6 +22,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(DaemonThreads())  # of `asyncio.to_thread`, as judges use it
         self._thread = threading.Thread(target=self._work, name="rollout-loop", daemon=True)
         self._thread.start()
 

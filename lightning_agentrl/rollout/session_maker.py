@@ -44,6 +44,7 @@ class SessionMaker:
             held_out: whether it plays what validation plays.
             place: number among the sessions that play at the same time; ``index`` when not given.
         """
+        source = self.pool.sources[kind]
         return Session(
             index,
             self.pool.take(kind, held_out),
@@ -52,7 +53,8 @@ class SessionMaker:
             self.memory,
             pictures=pictures,
             first_episode=first_episode,
-            judge=self.pool.sources[kind].judge,
+            judge=source.judge,
+            judge_timeout=source.judge_timeout_seconds,
             moments=self.moments,
             place=place,
             context_length=self.context_length,

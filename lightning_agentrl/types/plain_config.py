@@ -15,13 +15,14 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, cast, get_args
 
 from lightning_agentrl.errors import ConfigError, causes, explain, in_one_line
+from lightning_agentrl.errors.secrets import is_secret
 
 
 def arguments(value: Any, key: str) -> dict[str, Any]:
     """Return the arguments with which an object was made by their keys in a config, as plain types.
 
     Objects hold them under the same names. What is no plain value, dataclass or object of a class with such arguments
-    counts by its class.
+    counts by its class. Secrets that an object holds, such as one that it has read from the environment, are left out.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return {key: value}
@@ -34,7 +35,7 @@ def arguments(value: Any, key: str) -> dict[str, Any]:
     if is_dataclass(value):
         return _merged(arguments(getattr(value, field.name), f"{key}.{field.name}") for field in fields(value))
     held = {name: getattr(value, name) for name in names_of(type(value)) if hasattr(value, name)}
-    given = {name: item for name, item in held.items() if not inspect.isroutine(item)}
+    given = {name: item for name, item in held.items() if not (inspect.isroutine(item) or is_secret(name, item))}
     own = _merged(arguments(item, f"{key}.init_args.{name}") for name, item in given.items())
     return {key: type(value).__name__.removeprefix("FSDP")} | own  # sharding renames classes
 

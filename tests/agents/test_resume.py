@@ -76,7 +76,14 @@ def changed(model: Path, agent: dict[str, Any] | None = None, warm_up: bool = Fa
         ({"agent": {"lr_actor": 1e-9, "max_tokens_per_micro_batch": 9}}, []),
         ({"validation": ValidationConfig(episodes=4, num_envs=2), "stall_seconds": 1.0}, []),
         ({"prove": "stop", "faults": FaultLimits(in_a_row=1, share=1.0)}, []),
-        ({"env": EnvConfig("agentrl_envs:GuessNumber-v0", memory_mb=2000.0, retries=9)}, []),
+        (
+            {
+                "env": EnvConfig(
+                    "agentrl_envs:GuessNumber-v0", timeout_seconds=60.0, judge_timeout_seconds=9.0, retries=9
+                )
+            },
+            [],
+        ),
         ({"engine": TransformersEngine(max_batch=1)}, []),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -13,8 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
+from lightning.pytorch.utilities import rank_zero_only
 
-from tests.cli import Config, changed, fit
+from tests.cli import Command, Config, changed, fit
 
 
 def log_records(data: bytes) -> Iterator[bytes]:
@@ -94,6 +98,37 @@ def test_without_a_logger_the_files_are_in_the_root(
     fit(config, tmp_path, monkeypatch)
     assert (tmp_path / "run.json").is_file()
     assert (tmp_path / "config.yaml").is_file()
+
+
+FILES = {"summary.json", "run.json", "config.yaml"}
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+
+
+def test_a_stale_rank_hides_no_file(
+    config: Config, tmp_path: Path, agentrl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # Lightning reads the variable as it is imported
+    assert agentrl(config=changed(config, "trainer.callbacks", [{"class_path": "RunSummary"}]))[0] == 0
+    assert {path.name for path in tmp_path.iterdir()} >= FILES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANKS)
+def test_one_process_with_a_stale_rank_writes_all_files(name: str, config: Config, tmp_path: Path) -> None:
+    config = with_logger(config, "TensorBoardLogger", save_dir="runs", name="bandit")
+    config["trainer"]["callbacks"] = [{"class_path": "RunSummary"}]
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+    environment = {key: value for key, value in os.environ.items() if key not in RANKS}
+    environment |= {"OMP_NUM_THREADS": "1", name: "1"}
+    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", "given.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "bandit" / "version_0"
+    assert {path.name for path in run.iterdir()} >= FILES
+    assert list(run.glob("checkpoints/*.ckpt"))
+    assert any(path.stat().st_size > 1000 for path in run.glob("events.out.tfevents*"))
+    assert '"after"' in done.stdout  # the summary is printed, too
 
 
 @pytest.mark.slow

@@ -255,6 +255,10 @@ class Question(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if self.defect == "generator of random":
+            random.random()
+        if self.defect == "generator of numpy":
+            np.random.rand()
         one, other = (int(number) for number in self.np_random.integers(10, 50, 2))
         self.total = one + other
         debug = f" [debug: total={self.total}]" if self.defect == "told" else ""
@@ -263,6 +267,8 @@ class Question(gymnasium.Env):
     def step(self, action):
         right = action.strip() == str(self.total + (self.defect == "wrong answer"))
         paid = float(right)
+        if self.defect in ("nan", "inf", "-inf"):
+            paid = float(self.defect)
         if self.defect == "any text" and action.strip() and not right:
             paid = 0.2
         if self.defect == "inside":
@@ -276,6 +282,15 @@ ASKED = {
     "any text": "gaming.hostile",
     "inside": "gaming.hostile",
 }
+
+AT_ONCE = {
+    "generator of random": "rng.global",
+    "generator of numpy": "rng.global",
+    "nan": "reward.finite",
+    "inf": "reward.finite",
+    "-inf": "reward.finite",
+}
+"""The same for a question, where the first calls show it."""
 
 gymnasium.register("Mine-v0", Mine)
 gymnasium.register("Question-v0", Question)

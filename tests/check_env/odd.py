@@ -73,6 +73,8 @@ class Odd(TextEnv):
             self.worker = "process" if what.endswith("process") else None
         if what == "no list of modes":
             self.metadata = {"render_modes": None}
+        if what == "takes for ever to make":
+            time.sleep(1000.0)
         if what == "cannot be made":
             raise RuntimeError("no licence")
         if what == "large number":

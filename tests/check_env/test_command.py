@@ -40,7 +40,9 @@ def test_a_small_policy_climbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_cap_within_the_first_part_is_no_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(monkeypatch, "check-env", "tests.check_env.odd:Odd-v0", "--cap", "0.001") == 2
+    """The first part cannot end before the cap, on any machine: making the environment takes longer."""
+    given = ["tests.check_env.odd:Odd-v0", "--kwargs", '{"what": "takes for ever to make"}', "--cap", "0.001"]
+    assert run_command(monkeypatch, "check-env", *given) == 2
     assert "nothing is known about it" in capsys.readouterr().err
 
 
@@ -68,6 +70,16 @@ def test_what_cannot_be_checked_is_refused(
 ) -> None:
     assert run_command(monkeypatch, "check-env", *given) == 2
     assert capsys.readouterr().err.startswith("agentrl: ")
+
+
+def test_an_address_with_a_password_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The certificate would hold it."""
+    assert run_command(monkeypatch, "check-env", "http://me:sk-0123@127.0.0.1:9") == 2
+    said = capsys.readouterr().err
+    assert "${PASSWORD}" in said
+    assert "sk-0123" not in said
 
 
 def test_one_file_for_json_and_page_is_refused_before_anything_is_played(

@@ -13,7 +13,7 @@ from lightning_agentrl.check_env import certificate
 from lightning_agentrl.check_env.certificate import Certificate, certify
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.episodes.recipe import Recipe
-from tests.check_env.defects import ASKED, ELSEWHERE, FOUND, Mine
+from tests.check_env.defects import ASKED, AT_ONCE, ELSEWHERE, FOUND, Mine
 from tests.check_env.examined import examined
 
 MINE, QUESTION, TOYS = (f"tests.check_env.{name}" for name in ("defects:Mine-v0", "defects:Question-v0", "toys"))
@@ -46,6 +46,12 @@ def test_a_defect_of_a_game_is_found(defect: str) -> None:
 @pytest.mark.parametrize("defect", [param for _, param in half(ASKED)])
 def test_a_defect_of_a_question_is_found(defect: str) -> None:
     assert ASKED[defect] in examined(QUESTION, defect=defect)
+
+
+@pytest.mark.parametrize("defect", AT_ONCE)
+def test_global_draws_and_rewards_not_finite_are_found(defect: str) -> None:
+    """One defect at a time, so that each generator and each kind of number must be watched."""
+    assert AT_ONCE[defect] in loud(examined(QUESTION, seconds=0.01, defect=defect))
 
 
 @pytest.mark.parametrize("env_id", [MINE, QUESTION, *OURS_AGAIN])
@@ -113,7 +119,7 @@ def test_evidence_can_be_repeated() -> None:
 
 
 def test_a_time_that_is_cut_is_named() -> None:
-    assert "what replies earn" in examined(f"{TOYS}:ToyCliff-v0", seconds=0.3).cut
+    assert "what replies earn" in examined(f"{TOYS}:ToyCliff-v0", seconds=0.01).cut
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -69,10 +68,8 @@ def test_a_win_at_the_limit_of_gymnasiums_wrapper_is_a_win() -> None:
 
 @pytest.mark.slow
 def test_a_step_after_the_end_that_hangs_is_told_in_time() -> None:
-    started = time.monotonic()
-    log = odd("hangs after the end")
-    assert "did not come back" in log.findings["ends.after"].said
-    assert time.monotonic() - started < 30.0
+    """The step would come back after 1000 seconds, which is no finding."""
+    assert "did not come back" in odd("hangs after the end").findings["ends.after"].said
 
 
 def test_every_instance_is_closed() -> None:
@@ -85,12 +82,10 @@ def test_every_instance_is_closed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["helper", "helper that stays"])
 def test_a_process_that_an_environment_forks_holds_nothing_up(what: str) -> None:
-    """It holds the pipe of the exam open."""
-    started = time.monotonic()
+    """It holds the pipe of the exam open. An exam that waited for the pipe to close would be cut by the cap."""
     certificate = certify(ODD, {"what": what}, seconds=10.0, cap=60.0)
     assert certificate.passed
     assert certificate.cut == {}
-    assert time.monotonic() - started < 50.0
     left = [one["said"] for one in certificate.findings if one["check"] == "left.threads"]
     assert bool(left) == (what == "helper that stays")
 

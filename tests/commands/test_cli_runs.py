@@ -385,6 +385,33 @@ def test_a_secret_in_the_config_is_refused_before_anything_is_written(
     assert {path.name for path in tmp_path.iterdir()} == {"given.yaml"}
 
 
+def judge(pattern: str) -> dict[str, Any]:
+    return {"class_path": "PatternJudge", "init_args": {"pattern": pattern, "reward": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.init_args.env.kwargs", {"github_token": SECRET}),
+        (
+            "data.init_args.env.judge",
+            {"class_path": "Own", "init_args": {"pattern": f"x://a:{SECRET}@h"}},
+        ),
+        ("data.init_args.engine", {"class_path": "VLLMServerEngine", "init_args": {"urls": [f"http://a:{SECRET}@h"]}}),
+        ("data.init_args.prompt.system", f"https://a:{SECRET}@host"),
+        ("trainer.logger", {"class_path": "CometLogger", "init_args": {"api_key": SECRET}}),
+        ("trainer.callbacks", [{"class_path": "RunSummary", "init_args": {"path": f"ftp://a:{SECRET}@host/x"}}]),
+    ],
+)
+def test_a_secret_is_refused_wherever_a_config_has_it(
+    key: str, value: Any, config: Config, agentrl: Command, tmp_path: Path
+) -> None:
+    message = sentence(agentrl(config=changed(config, key, value)))
+    assert key in message
+    assert SECRET not in message
+    assert {path.name for path in tmp_path.iterdir()} == {"given.yaml"}
+
+
 @pytest.mark.slow
 def test_a_signal_in_a_validation_ends_it_and_nothing_is_saved(
     config: Config, agentrl: Command, tmp_path: Path

@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import os
 import random
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -23,22 +24,7 @@ def leave_a_child() -> None:
     threading.Event().wait()
 
 
-KEPT: list[bytes] = []
-
-
-def allocate() -> None:
-    """Hold 300 MB more from now on."""
-    KEPT.append(b"x" * 300_000_000)
-
-
-def allocate_and_hang() -> None:
-    allocate()
-    threading.Event().wait()
-
-
 FAULTS = {
-    "keeps memory": allocate,
-    "takes memory": allocate_and_hang,
     "asks for too much memory": lambda: bytearray(2**62),
     "exits beside a child": leave_a_child,
     "exits": lambda: os._exit(3),
@@ -161,6 +147,34 @@ class Gambling(Walk):
 
     def text(self) -> str:
         return f"{random.random()} {np.random.random()}"
+
+
+class Parent(Walk):
+    """Starts processes in a reset: one plainly, one in a session of its own, and one that is orphaned at once.
+
+    Args:
+        folder: where each of them, and the environment itself, leaves a file named after its id; only while it is empty
+            are any started.
+    """
+
+    def __init__(self, folder: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.folder = folder
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        if os.listdir(self.folder):
+            return super().reset(seed=seed)
+        run = ["sh", "-c", f"touch {self.folder}/$$; exec sleep 600"]
+        subprocess.Popen(run)
+        subprocess.Popen(run, start_new_session=True)
+        if (child := os.fork()) == 0:
+            subprocess.Popen(run, start_new_session=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        Path(self.folder, str(os.getpid())).touch()
+        while len(os.listdir(self.folder)) < 4:
+            threading.Event().wait(0.01)
+        return super().reset(seed=seed)
 
 
 class Quick(Walk):
@@ -305,5 +319,5 @@ class Vault(gymnasium.Env[str, str]):
 
 
 OF_A_WALK = (Walk, Unrepeatable, Garbled, Changing, Telling, Gambling, Quick, Late, Locked, Closing, Together, Stubborn)
-for cls in (*OF_A_WALK, Vault, Blind):
+for cls in (*OF_A_WALK, Vault, Blind, Parent):
     gymnasium.register(f"{cls.__name__}-v0", cls)

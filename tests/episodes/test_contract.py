@@ -219,6 +219,8 @@ def test_actions_of_a_turn_stay_those_of_the_turn():
         ({"info": {"progression": "half"}}, r"info\['progression'\] = 'half', which must be a number"),
         ({"info": {"metrics": {"errors/mine": 1}}}, r"'errors/mine' in info\['metrics'\], where that .* its errors"),
         ({"info": {"metrics": {"gold": 1, "judge": 1}}}, r"'judge' in info\['metrics'\], where that .* a judge gave"),
+        ({"info": {"metrics": {"": 1}}}, r"reports '' in info\['metrics'\]; the name of a metric is one line of text"),
+        ({"info": {"metrics": {"gold\nmine": 1}}}, r"reports 'gold\\nmine' in info\['metrics'\]"),
         ({"observation": 7}, "an observation of type int; observations must be text"),
         ({"reward": "much"}, "a reward of type str; it must be a number"),
     ],

@@ -20,6 +20,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from lightning_agentrl.check_env.certificate import certify
 from lightning_agentrl.episodes import env_process
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
@@ -36,9 +37,9 @@ MANY = 20  # retries, for machines on which a call may take that long by itself
 
 
 def config(name: str = "Walk", worker: str | None = "process", retries: int = 2, **settings: Any) -> EnvConfig:
-    timeout, memory = settings.pop("timeout_seconds", None), settings.pop("memory_mb", None)
+    timeout = settings.pop("timeout_seconds", None)
     env_id = f"tests.episodes.small_envs:{name}-v0"
-    return EnvConfig(env_id, settings, retries, worker=worker, timeout_seconds=timeout, memory_mb=memory)
+    return EnvConfig(env_id, settings, retries, worker=worker, timeout_seconds=timeout)
 
 
 @contextmanager
@@ -377,6 +378,43 @@ environment.step("left")
     wait_for(lambda: gone(pid))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["closed", "exits", "hangs", "trainer killed", "check-env"])
+def test_descendants_of_an_environment_end_with_it(end, tmp_path):
+    """Children, children in sessions of their own, and orphans, however the environment ends."""
+    settings: dict[str, Any] = {"folder": str(tmp_path)}
+    if end == "trainer killed":
+        script = f"""
+from lightning_agentrl.episodes.env_process import ProcessEnvironment, Recipe
+environment = ProcessEnvironment(Recipe("tests.episodes.small_envs:Parent-v0", {settings!r}, "env"))
+environment.reset(0)
+print("begun", flush=True)
+input()
+"""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", script], **pipes) as trainer:
+            assert trainer.stdout.readline() == b"begun\n"
+            trainer.kill()
+    elif end == "check-env":
+        certify("tests.episodes.small_envs:Parent-v0", settings, seconds=1.0)
+    else:
+        settings["fault"] = "" if end == "closed" else end
+        with opened("Parent", retries=0, at=1, **settings) as worker:
+            worker.reset_now(START)
+            if end != "closed":
+                worker._environment._timeout = 0.2 if end == "hangs" else None
+                with pytest.raises(EnvError):
+                    asyncio.run(worker.step("left"))
+    pids = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(pids) == 4
+    try:
+        wait_for(lambda: all(map(gone, pids)))
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 # Which place
 
 
@@ -405,11 +443,7 @@ def test_a_time_limit_needs_a_process():
             config(name, None, timeout_seconds=5).make_worker()
     with opened("Gambling", None, timeout_seconds=60) as worker:
         worker.reset_now(START)
-    with pytest.raises(ValueError, match=r"env\.memory_mb 200 needs a process, since a thread cannot be ended"):
-        config("Walk", "thread", memory_mb=200).check()
-    with pytest.raises(ValueError, match=r"env\.memory_mb must be above 0, got -1"):
-        config(memory_mb=-1).check()
-    with pytest.raises(ValueError, match=r"env\.timeout_seconds must be above 0, got 0"):
+    with pytest.raises(ValueError, match=r"env\.timeout_seconds must be above 0 or null, got 0"):
         config(timeout_seconds=0).check()
     with pytest.raises(ValueError, match=r"env\.worker must be thread, process or null, got 'fork'"):
         config(worker="fork").check()

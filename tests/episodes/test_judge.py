@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import threading
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -29,7 +30,7 @@ from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.types import input_of
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.models.seen import picture
-from tests.rollout.scripted import Scripted, workplace
+from tests.rollout.scripted import Learner, Scripted, workplace
 from tests.tiny import CHATML, tiny_model_folder, tiny_tokenizer, tiny_vision_folder
 
 TURN = JudgedTurn("Find the key.", "a door", (), "THINK: the key\nACTION: open", "the key", "open", True, 0.5)
@@ -98,6 +99,46 @@ def test_a_judge_that_raises_too_often_costs_the_episode(tiny_folder):
     assert [turn.lost for turn in turns if turn.lost] == [("OSError",)]
     assert not any(turn.env_errors for turn in turns)  # which are those that were recovered from
     assert all(turn.metrics.get("judge") for turn in turns)
+
+
+class Silent(Counting):
+    """Never answers when it is asked for the second turn for the first so many times."""
+
+    def __init__(self, times: int, blocks: bool) -> None:
+        super().__init__()
+        self.times, self.blocks = times, blocks
+
+    async def judge(self, turn: JudgedTurn) -> float:
+        if len(self.turns) == 1 and self.times:
+            self.times -= 1
+            await (asyncio.to_thread(time.sleep, 3600) if self.blocks else asyncio.sleep(3600))
+        return await super().judge(turn)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize(("times", "lost"), [(1, ()), (2, ("timeout",))])
+def test_judge_that_never_answers_is_asked_again_and_then_costs_the_episode(tiny_folder, times, lost, blocks):
+    with workplace(tiny_folder, [Scripted(4)]) as place:
+        (session,) = place.sessions
+        session.judge, session.worker.retries, session.judge_timeout = Silent(times, blocks), 1, 0.2
+        with pytest.warns(UserWarning, match=r"took longer than 0.2 s, the most that judge_timeout_seconds allows"):
+            turns = place.collect(3).turns
+    assert [turn.lost for turn in turns if turn.lost] == ([lost] if lost else [])
+    assert [turn.env_errors for turn in turns if turn.env_errors] == ([] if lost else [("timeout",)])
+
+
+def test_judge_timeout_of_a_config_reaches_the_sessions(tiny_folder):
+    env = EnvConfig("agentrl_envs:Bandit-v0", judge=Counting(), judge_timeout_seconds=7.0)
+    data = RolloutDataModule(env, num_envs=1, turns_per_env=2, mini_batch_turns=2)
+    data.setup("fit")
+    data.connect(Learner(tiny_folder))
+    try:
+        data.collect()
+        assert [session.judge_timeout for session in data.episodes.sessions] == [7.0]
+    finally:
+        data.teardown("fit")
+    with pytest.raises(ValueError, match=r"env\.judge_timeout_seconds must be above 0 or null, got 0"):
+        RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0", judge_timeout_seconds=0))
 
 
 @pytest.mark.parametrize("verdict", [math.nan, pytest.param(10**400, id="no float")])

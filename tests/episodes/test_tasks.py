@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +221,10 @@ BANDIT = "agentrl_envs:Bandit-v0"
         ({"envs": [EnvConfig(BANDIT), TaskSet("tasks.jsonl", share=0)]}, ["data.init_args.envs[1].share"]),
         ({"envs": [EnvConfig(BANDIT, retries=-1), TaskSet("tasks.jsonl")]}, ["data.init_args.envs[0].retries"]),
         ({"envs": [EnvConfig(BANDIT), TaskSet("tasks.jsonl", retries=-1)]}, ["data.init_args.envs[1].retries"]),
+        (
+            {"envs": [TaskSet("tasks.jsonl", scorer_timeout_seconds=0)]},
+            ["data.init_args.envs[0].scorer_timeout_seconds"],
+        ),
     ],
 )
 def test_sources_that_cannot_be_played_are_refused_with_their_keys(sources: dict[str, Any], keys: list[str]) -> None:
@@ -295,6 +303,67 @@ def test_a_score_that_fails_is_asked_for_again(tmp_path: Path, retries: int, ref
         assert asyncio.run(worker.step("7")).reward == 0.5
     assert worker.take_errors() == ("ConnectionError",) * refuses
     assert asked in [task["prompt"] for task in SUMS]
+
+
+class Silent(Busy):
+    """A server that leaves so many requests without an answer."""
+
+    def score(self, prompt: str, reply: str, answer: str | None) -> float:
+        self.refuses -= 1
+        if self.refuses >= 0:
+            time.sleep(3600)
+        return self.given
+
+
+def test_scorer_that_never_answers_is_asked_again_and_then_is_an_error(tmp_path: Path) -> None:
+    tasks = TaskSet(str(_file(tmp_path)), Silent(1), retries=20, scorer_timeout_seconds=0.2)
+    sentence = "the scorer Silent took longer than 0.2 s, the most that scorer_timeout_seconds allows"
+    with ThreadPoolExecutor(1) as executor:
+        worker = tasks.make_worker(executor)
+        worker.reset_now(Start(0, 0, 3))
+        with pytest.warns(UserWarning, match=f"{sentence}.*trying again"):
+            assert asyncio.run(worker.step("7")).reward == 0.5
+        tasks.scorer.refuses, worker.retries = 2, 1
+        worker.reset_now(Start(0, 1, 3))
+        with pytest.raises(EnvError, match=sentence) as error:
+            asyncio.run(worker.step("7"))
+    assert error.value.kind == "timeout"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", ["judge", "scorer"])
+def test_process_ends_beside_a_judge_or_scorer_that_never_answers(tmp_path: Path, silent: str) -> None:
+    """Without waiting for their threads."""
+    script = f"""
+import asyncio, time, warnings
+from concurrent.futures import ThreadPoolExecutor
+from lightning_agentrl.episodes.env_worker import Start
+from lightning_agentrl.episodes.judge import verdict_on
+from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout import Judge, TaskSet
+from tests.episodes.test_tasks import Silent
+
+class SilentJudge(Judge):
+    async def judge(self, turn):
+        await asyncio.to_thread(time.sleep, 3600)
+
+loop = LoopThread()
+if {silent == "judge"}:
+    asked = verdict_on(None, SilentJudge(), 0.2)
+else:
+    worker = TaskSet({str(_file(tmp_path))!r}, Silent(1), retries=0, scorer_timeout_seconds=0.2).make_worker()
+    worker.reset_now(Start(0, 0, 3))
+    asked = worker.step("7")
+try:
+    loop.run(asked)
+except RuntimeError as error:
+    print(error)
+loop.stop()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert f"the {silent}" in done.stdout, done.stderr
+    assert "took longer than 0.2 s" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

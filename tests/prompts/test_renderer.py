@@ -283,6 +283,11 @@ def test_a_prompt_that_cannot_fit_raises(turns):
         render(renderer(max_prompt_tokens=least - 1), Recollection(PAST[:turns]))
 
 
+def test_error_names_the_length_of_an_observation_before_it_is_cut():
+    with pytest.raises(ValueError, match="over the limit of 50, and one text of 1000000 characters"):
+        renderer(max_prompt_tokens=50).render(Rules(SYSTEM), Observation("far " * 250_000))
+
+
 def test_limit_must_be_positive():
     with pytest.raises(ValueError, match="max_prompt_tokens"):
         PromptFormat(max_prompt_tokens=0)

@@ -21,6 +21,7 @@ from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
 from lightning_agentrl.engines.vllm_server.server import VLLMServer, open_session
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.errors.vllm_version import check_installed
 from lightning_agentrl.types.model_input import check_text_only
 from lightning_agentrl.vllm_worker.extension import sizes_of
@@ -42,7 +43,8 @@ class VLLMServerEngine(Engine):
     is back and has the current weights; with no server left, requests wait. All processes of a run share the servers.
 
     Args:
-        urls: addresses of the servers, such as http://127.0.0.1:8001. Each run needs servers of its own.
+        urls: addresses of the servers, such as http://127.0.0.1:8001. Each run needs servers of its own. ``${NAME}``
+            stands for an environment variable, so that records and logs do not hold a password.
         weights_folder: folder for weights that the servers see under the same path; by default a temporary folder, for
             servers on the trainer's machine.
         transfer: how weights get to the servers, which must be started with the same ``--transfer``: ``folder``;
@@ -64,6 +66,7 @@ class VLLMServerEngine(Engine):
         hang_seconds: float = 30.0,
         wait_seconds: float = 3600.0,
     ) -> None:
+        check_secrets(urls, f"{KEY}.init_args.urls")
         self.urls = [url.rstrip("/") for url in urls]
         if not self.urls or len(set(self.urls)) < len(self.urls):
             raise ValueError(f"urls must be different addresses, at least one, got {urls}")

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
-from lightning_agentrl.engines.vllm.start import sampling_arguments
+from lightning_agentrl.engines.vllm.start import KEY, sampling_arguments
 from lightning_agentrl.engines.vllm_server.answers import LOADING, Hangs, Lost, ServerFacts, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.deadlines import Deadlines
 from lightning_agentrl.errors import one_line
+from lightning_agentrl.errors.secrets import filled
 from lightning_agentrl.vllm_worker.extension import WorkerExtension
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class VLLMServer:
     """A server at an address, running or not.
 
     Args:
-        url: address such as http://127.0.0.1:8001.
+        url: address such as http://127.0.0.1:8001; ``${NAME}`` stands for an environment variable.
         session: the HTTP session to use.
         patience: seconds that it may take for an answer, besides those that its work takes.
     """
@@ -185,7 +186,7 @@ class VLLMServer:
 
         try:
             async with asyncio.timeout(seconds):
-                async with self._session.request(method, self.url + path, json=body) as answer:
+                async with self._session.request(method, filled(self.url, f"{KEY}.urls") + path, json=body) as answer:
                     status, text = answer.status, await answer.text(errors="replace")  # of a proxy, in any encoding
         except TimeoutError as error:
             within = f" within {seconds:.0f} s" if seconds else ""
