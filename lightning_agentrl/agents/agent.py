@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -446,7 +446,7 @@ class Agent(L.LightningModule, ABC):
     # Building: Lightning's hooks in the order in which they are called
 
     def configure_callbacks(self) -> Sequence[L.Callback] | L.Callback:
-        """Refuse callbacks whose own setup would fail, and set the rank: Lightning calls this before loggers open files."""
+        """Set the rank before loggers open files, and refuse callbacks whose own setup would fail."""
         # Lightning reads the rank from environment variables, which may be stale, and corrects it for strategies of
         # several processes only.
         cast(Any, rank_zero_only).rank = self.trainer.global_rank
