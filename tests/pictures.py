@@ -20,7 +20,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from lightning_agentrl.view import build_page
+from lightning_agentrl.tools.view import build_page
 
 
 @contextmanager

@@ -12,15 +12,16 @@ PACKAGE = ROOT / "lightning_agentrl"
 ROOMS = (
     ("__main__", "cli"),
     ("commands",),
+    ("tools",),
     ("callbacks",),
     ("agents",),
-    ("rollout", "check_env"),
+    ("rollout",),
     ("episodes",),
     ("engines", "prompts"),
     ("models",),
     ("metrics", "advantages", "losses"),
     ("types",),
-    ("distributed", "errors", "view", "vllm_worker"),
+    ("distributed", "errors", "run_files", "vllm_worker"),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
@@ -98,6 +99,11 @@ def test_imports_go_down():
         if name != "lightning_agentrl" and room(name) != room(other) and LEVEL[room(name)] >= LEVEL[room(other)]
     ]
     assert upwards == []
+
+
+def test_only_commands_import_tools():
+    users = {name for name, others in imports().items() for other in others if room(other) == "tools"}
+    assert {room(name) for name in users} <= {"tools", "commands"}
 
 
 def test_the_page_has_all_rooms_in_this_order():

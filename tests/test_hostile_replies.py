@@ -16,13 +16,13 @@ import agentrl_envs  # noqa: F401 - registers the ids
 from agentrl_envs.search.env import Search
 from agentrl_envs.text_env import TextEnv
 from agentrl_envs.textarena.env import _random_reply
-from lightning_agentrl.check_env.replies import HOSTILE
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.tasks import ExactMatch, PatternMatch
 from lightning_agentrl.episodes.unread import said, spellings
 from lightning_agentrl.metrics.invalid_replies import Invalid, judge
 from lightning_agentrl.prompts.notebook import kept_notes
 from lightning_agentrl.prompts.parser import RawParser, TolerantParser
+from lightning_agentrl.tools.check_env.replies import HOSTILE
 from tests.envs.hostile import REPLIES
 
 FEW, MANY, PARTS = 1500, 100_000, 10

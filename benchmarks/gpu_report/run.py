@@ -24,9 +24,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.engines.quickstart import commit
 from filelock import FileLock, Timeout
 
-from benchmarks.engines.quickstart import commit
 from benchmarks.gpu_report.page import named, page
 from benchmarks.gpu_report.parts import ROOT, Machine, parts_for
 from benchmarks.gpu_report.runner import outcome_of, run_parts

@@ -29,6 +29,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_agentrl.agents.checkpoint_code import read_metadata
+from lightning_agentrl.run_files import version_of
 
 LAST_SAVED = "last_saved"  # attribute of a strategy
 PART = ".part"  # behind the name of a checkpoint that is being written
@@ -98,8 +99,6 @@ def newest_of(folders: Iterable[Path]) -> Path | None:
 
     A logger makes a folder ``version_N`` at each start, so of folders that differ in N alone the last one counts.
     """
-    from lightning_agentrl.view.locate import version_of  # TensorBoard comes with it
-
     found = {path: next((p for p in path.parents if version_of(p) >= 0), None) for path in map(newest, folders) if path}
     last: dict[Path, Path] = {}
     for version in sorted(filter(None, found.values()), key=version_of):

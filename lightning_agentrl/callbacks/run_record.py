@@ -24,6 +24,7 @@ from lightning_agentrl.agents.resume import versions
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.models.names import resolve_model
 from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.run_files import FACTS, json_object
 
 
 class RunRecord(SaveConfigCallback):
@@ -67,8 +68,6 @@ class RunRecord(SaveConfigCallback):
     @rank_zero_only
     def _write(self, folder: Path, content: dict[str, Any]) -> None:
         """Write ``run.json``. Where a run goes on in its folder, it keeps when the run began there."""
-        from lightning_agentrl.view.locate import FACTS, json_object  # TensorBoard comes with it
-
         record = folder / FACTS
         before = json_object(record)
         began = None if content["continues"] else self.began

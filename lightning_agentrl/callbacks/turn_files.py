@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_agentrl.run_files import run_in
+
 
 class TurnFiles:
     """The series ``rank<R>-<number>.jsonl`` of one process in a folder.
@@ -34,8 +36,6 @@ class TurnFiles:
 
         Files of other runs stay as they are; one that was cut short before the id of its run counts as this run's.
         """
-        from lightning_agentrl.view.locate import run_in  # TensorBoard comes with it
-
         for other in self._ranks(world):
             paths = (self._path(other, number) for number in reversed(self._numbers(other)))
             for path in paths:  # of a rank, iterations of a run only grow

@@ -21,17 +21,16 @@ from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.commands.looking import Looked
-from lightning_agentrl.commands.one_run import one_run
-from lightning_agentrl.commands.replay import CONFIG, checkpoint_before
 from lightning_agentrl.commands.room_to_write import make_room_for
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.metrics.credit import Agreement, agreement, explained_by_exact_values, noise_of_means
 from lightning_agentrl.rollout import RolloutSource
+from lightning_agentrl.run_files import FACTS, one_run
+from lightning_agentrl.tools.credit import Agreement, agreement, explained_by_exact_values, noise_of_means
+from lightning_agentrl.tools.replay import CONFIG, checkpoint_before
+from lightning_agentrl.tools.view import Entry, Report, Table, build_report
 from lightning_agentrl.types import ForkPlan, Rollout, Turn
-from lightning_agentrl.view import Entry, Report, Table, build_report
-from lightning_agentrl.view.locate import FACTS
 
 LONGER = 1_000_000  # iterations than the run, so that another one is played; then the audit ends
 WORST = 20  # turns shown by themselves

@@ -11,17 +11,17 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.callbacks.turn_record import turn_records
-from lightning_agentrl.commands.inspect_report import make_report
 from lightning_agentrl.commands.looking import LookCLI
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.unread import said, spellings
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.metrics.looks import SeenEpisode, SeenTurn, look_at
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.validation import WholeEpisode
+from lightning_agentrl.tools.inspect_report import make_report
+from lightning_agentrl.tools.looks import SeenEpisode, SeenTurn, look_at
+from lightning_agentrl.tools.view import Report, build_report
 from lightning_agentrl.types import Rollout, Segment, input_of
-from lightning_agentrl.view import Report, build_report
 
 
 @dataclass(frozen=True)

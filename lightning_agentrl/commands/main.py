@@ -92,7 +92,7 @@ def replay(run: str, iteration: int | None = None) -> None:
         run: folder of the run, with its config.yaml, chain and checkpoints; of several versions the newest is taken.
         iteration: its number, from 1; the last one when not given. Exits with 1 if any bit differs.
     """
-    from lightning_agentrl.commands.replay import replay_iteration
+    from lightning_agentrl.tools.replay import replay_iteration
 
     with TemporaryDirectory() as folder:
         same, said = replay_iteration(Path(run), iteration, Path(folder))
@@ -129,7 +129,7 @@ def bisect(first: str, second: str, tolerance: float = 1e-5) -> None:
         second: folder of another run.
         tolerance: gap of two numbers that is not beyond it, relative above 1.
     """
-    from lightning_agentrl.commands.bisect import bisect_runs
+    from lightning_agentrl.tools.bisect import bisect_runs
 
     print("\n".join(bisect_runs(Path(first), Path(second), tolerance)))
 
@@ -259,7 +259,7 @@ def new(folder: str) -> None:
     Args:
         folder: to be made, such as my_agent.
     """
-    from lightning_agentrl.commands.new import make_project
+    from lightning_agentrl.tools.new import make_project
 
     names = make_project(Path(folder))
     there = shlex.quote(folder)
@@ -370,7 +370,6 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
     settings = parser.parse_args([FLAGS.get(argument, argument) for argument in own]).as_dict()
     for name in (name for name, value in settings.items() if value == ""):  # of a variable of the shell that is not set
         raise ConfigError(empty_argument(name, usage))
-    import_module(f"lightning_agentrl.commands.{function.__name__}")  # with all that it needs
     try:
         function(**settings, **options)
     except ConfigError:  # knows the place

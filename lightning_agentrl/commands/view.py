@@ -7,10 +7,10 @@ from pathlib import Path
 
 from lightning_agentrl.commands.room_to_write import make_room_for
 from lightning_agentrl.commands.written_over import PAGE
-from lightning_agentrl.view.build import build_page, page_file
-from lightning_agentrl.view.listing import list_runs
-from lightning_agentrl.view.locate import find_run, several
-from lightning_agentrl.view.serve import PageServer
+from lightning_agentrl.run_files import find_run, several
+from lightning_agentrl.tools.view.build import build_page, page_file
+from lightning_agentrl.tools.view.listing import list_runs
+from lightning_agentrl.tools.view.serve import PageServer
 
 PORT = 8002  # the same at each start, since browsers keep stars and notes by the address of a page
 

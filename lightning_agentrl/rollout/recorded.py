@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,11 +14,8 @@ from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout.data_module import RolloutDataModule
 from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
+from lightning_agentrl.run_files import LoggedTurn, environment_of, find_run, json_object, read_turns
 from lightning_agentrl.types import ModelInput, Sample, Segment, SegmentKind, StopReason, Turn
-
-if TYPE_CHECKING:
-    from lightning_agentrl.view.read import LoggedTurn
-
 
 _SAME = (  # of a turn and of its line in the log
     *("env", "episode", "observation", "reply", "thought", "action", "valid", "terminated", "truncated", "success"),
@@ -49,9 +46,6 @@ class Recorded(Demonstrations):
         Raises:
             ConfigError: there are none, they are of another game, or the model's tokenizer cannot read them.
         """
-        from lightning_agentrl.view.locate import environment_of, find_run, json_object  # TensorBoard comes with it
-        from lightning_agentrl.view.read import read_turns
-
         files = find_run(Path(self.run))
         if files.facts is not None and not self.other_game:
             check_game(environment_of(json_object(files.facts)), [each.label for each in data.pool.sources], self.run)

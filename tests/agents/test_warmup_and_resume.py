@@ -19,7 +19,7 @@ from lightning_agentrl.losses import AdaptiveKL
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.rollout import EnvConfig
-from lightning_agentrl.view.locate import find_run
+from lightning_agentrl.run_files import find_run
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 

@@ -14,10 +14,10 @@ import yaml
 from lightning_agentrl import __version__
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.commands.fit import AgentCLI
-from lightning_agentrl.view.read import read_turns
+from lightning_agentrl.run_files import read_turns
 from tests.cli import Config, changed, fit, run_command
 from tests.disks import mounted
-from tests.view.logs import random_turns, write_run
+from tests.tools.view.logs import random_turns, write_run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from lightning_agentrl.commands.view import view_runs
 from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.errors import ConfigError
-from tests.view.logs import make_turn, write_log
+from tests.tools.view.logs import make_turn, write_log
 
 
 def view(run: Path, out: Path) -> bytes:

@@ -20,7 +20,6 @@ from typing import Any
 import gymnasium
 import pytest
 
-from lightning_agentrl.check_env.certificate import certify
 from lightning_agentrl.episodes import env_process
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
@@ -28,6 +27,7 @@ from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, RolloutDataModule, TurnInteraction
+from lightning_agentrl.tools.check_env.certificate import certify
 from tests.episodes.small_envs import Walk
 from tests.rollout.scripted import FREE_TEXT, Learner, Workplace, story, workplace
 

@@ -1,0 +1,322 @@
+"""The certificate of an environment: starts the processes of the exam and puts together what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import Any
+
+from lightning_agentrl import __version__
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.tools.check_env.log import Finding
+from lightning_agentrl.tools.check_env.rules import PARTS, RULES, SEVERITIES
+from lightning_agentrl.tools.check_env.stopwatch import ProcessorWait
+from lightning_agentrl.tools.check_env.texts import shown
+
+_START = """
+import os, runpy, sys
+sys.path[:] = {path!r}
+from lightning_agentrl.episodes.descendants import guard_descendants
+guard_descendants()
+print(os.getpid(), flush=True)
+runpy.run_module({module!r}, run_name="__main__")
+"""
+_MODULE = "lightning_agentrl.tools.check_env.child"
+HASH_SEEDS = ("1", "2")  # of the processes that play again; the exam itself has 0, as the trainer's processes have
+_URLS = ("http://", "https://", "ws://", "wss://")
+_IMPORT_SECONDS = 60.0  # that do not count against the cap
+_LOOK_SECONDS = 1.0  # between two looks whether a process has ended
+_STUCK_SECONDS = 30.0  # without a step or a reset, in which no alarm of the process was heard
+
+
+@dataclass
+class Certificate:
+    """What was found out about an environment.
+
+    Args:
+        id: as ``gymnasium.make`` takes it.
+        kwargs: its arguments.
+        findings: plain `Finding`, the worst first.
+        figures: measured numbers by name.
+        cut: part of the exam -> why it was not made, or not whole.
+        seconds: of imports, of resets and making, of everything else, and in total.
+        train: what `--train` measured; None if it was not asked for.
+    """
+
+    id: str
+    kwargs: Mapping[str, Any]
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    cut: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    train: dict[str, Any] | None = None
+    version: str = __version__
+    texts: dict[str, Any] | None = field(default=None, repr=False)
+    """What a small model needs to know of the environment; not part of what is written."""
+    ordered: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """Episodes for fresh processes; not part of what is written, either."""
+
+    def count(self, severity: str) -> int:
+        """Return how many findings have this severity."""
+        return sum(finding["severity"] == severity for finding in self.findings)
+
+    @property
+    def counts(self) -> str:
+        """How many findings there are of each severity, in words."""
+        return ", ".join(f"{self.count(severity)} {severity}s" for severity in SEVERITIES)
+
+    @property
+    def passed(self) -> bool:
+        return self.count("error") == 0
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        counts = {f"{severity}s": self.count(severity) for severity in SEVERITIES}
+        written = {name: value for name, value in vars(self).items() if name not in ("texts", "ordered")}
+        return {"passed": self.passed, **counts, **written}
+
+
+class _Process:
+    """A child with its order; what it says arrives in a queue, and None at its end."""
+
+    def __init__(self, order: Mapping[str, Any], hash_seed: str) -> None:
+        self.folder = TemporaryDirectory()
+        self.said: Queue[dict[str, Any] | None] = Queue()
+        file = Path(self.folder.name, "order.json")
+        file.write_text(json.dumps({**order, "folder": self.folder.name}), encoding="utf-8")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START.format(path=sys.path, module=_MODULE), str(file)],
+            stdin=subprocess.PIPE,  # its guard acts when we end
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",  # whatever bytes an environment writes as its errors
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": hash_seed},
+            process_group=0,
+        )
+        assert self._process.stdout is not None
+        child = self._process.stdout.readline().strip()  # of the guard
+        self._waiting, self._before = ProcessorWait(child), 0.0
+        self.errors: list[str] = []
+        Thread(target=self._read, daemon=True).start()
+        Thread(target=self._read_errors, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                with suppress(ValueError):  # the process was ended within a line
+                    self.said.put(json.loads(line))
+        self.said.put(None)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.errors = [*self.errors[-50:], line.rstrip("\n")]
+
+    def end(self) -> int:
+        """End it with everything that it has started; return its exit status."""
+        self._process.terminate()  # the guard
+        return self._process.wait()
+
+    def hear(self, end: float) -> dict[str, Any] | None:
+        """Return what it says next; None if it has said its last, also where what it started still holds its pipe.
+
+        Raises:
+            Empty: it says nothing until that time of the monotonic clock.
+        """
+        while True:
+            ended = self._process.poll() is not None
+            left = _LOOK_SECONDS if ended else max(end - time.monotonic(), 0.0)
+            try:
+                return self.said.get(timeout=min(left, _LOOK_SECONDS))
+            except Empty:
+                if ended:
+                    return None
+                if time.monotonic() >= end:
+                    raise
+
+    def status(self) -> int:
+        """Return the exit status of a process that has said its last."""
+        try:
+            return self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return self.end()
+
+    def waited(self) -> float:
+        """Return the seconds that it has waited for a processor since the last call."""
+        before, self._before = self._before, self._waiting()
+        return self._before - before
+
+    def idle(self) -> float:
+        """Return the seconds since the last step or reset began."""
+        path = Path(self.folder.name, "journal.txt")
+        return time.time() - (path if path.is_file() else Path(self.folder.name)).stat().st_mtime
+
+    def journal(self) -> tuple[int | None, list[str]]:
+        """Return the seed and the actions of the episode that it was in."""
+        path = Path(self.folder.name, "journal.txt")
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return (int(lines[0]), lines[1:]) if lines else (None, [])
+
+
+def certify(
+    env_id: str, kwargs: Mapping[str, Any], seconds: float = 20.0, cap: float = 300.0, most_tokens: int = 1024
+) -> Certificate:
+    """Check an environment in processes of its own.
+
+    Args:
+        env_id: as ``gymnasium.make`` takes it, or the URL of an OpenEnv server.
+        kwargs: arguments of the environment, as JSON has them.
+        seconds: for the exam beside imports, making and resets.
+        cap: most seconds in all, beside imports; what is missing then is named in the certificate.
+        most_tokens: of a prompt of one turn.
+
+    Raises:
+        ConfigError: there is no such environment, it cannot be made with these arguments, or the cap leaves no time to
+            look at anything.
+    """
+    started = time.monotonic()
+    remote = env_id.startswith(_URLS)
+    made, given = recipe_of(env_id, kwargs)
+    order = {"id": made, "kwargs": given, "seconds": seconds, "most_tokens": most_tokens, "episodes": []}
+    certificate = Certificate(env_id, dict(kwargs))
+    _examine(certificate, order, cap)
+    if PARTS[0] in certificate.cut and not certificate.findings:
+        raise ConfigError(
+            f"the cap of {cap:g} s ended the exam of '{env_id}' within its first part, so nothing is known about it; "
+            "give more seconds with --cap"
+        )
+    if certificate.ordered:
+        left = max(cap - (time.monotonic() - started), 10.0)
+        alone = remote or any(one["check"] == "instances" for one in certificate.findings)
+        _replay(certificate, order | {"episodes": certificate.ordered}, left, together=not alone)
+    certificate.findings.sort(key=lambda one: (SEVERITIES.index(one["severity"]), list(RULES).index(one["check"])))
+    certificate.seconds["total"] = time.monotonic() - started
+    return certificate
+
+
+def recipe_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return id and arguments for ``gymnasium.make``; a URL is the argument of the client for OpenEnv."""
+    if env_id.startswith(_URLS):
+        return "agentrl_envs:OpenEnv-v0", {"url": env_id, **kwargs}
+    return env_id, dict(kwargs)
+
+
+def _examine(certificate: Certificate, order: Mapping[str, Any], cap: float) -> None:
+    process = _Process(order, "0")
+    doing, done, over = "import", set(), False
+    end = time.monotonic() + _IMPORT_SECONDS
+    try:
+        while True:
+            try:
+                said = process.hear(end)
+            except Empty:
+                if (waited := process.waited()) > 1.0:
+                    end += waited
+                    continue
+                process.end()
+                seed, actions = process.journal()
+                certificate.cut[doing] = (
+                    f"ended by the cap of {cap:g} s" if doing != "import" else "the import did not end"
+                )
+                if process.idle() > _STUCK_SECONDS:
+                    _add(certificate, "hang", f"in the part '{doing}' the process did not go on", seed, actions)
+                break
+            if said is None:
+                break
+            if "refused" in said:
+                raise ConfigError(said["refused"])
+            if "imported" in said:
+                certificate.seconds["import"] = said["imported"]
+                end = time.monotonic() + cap
+            doing = said.get("doing", doing)
+            if "done" in said:
+                done.add(said["done"])
+            if "findings" in said:
+                _take(certificate, said)
+            if over := said.get("over", False):
+                break  # processes that the environment has started may hold the pipe open
+        if not over and doing not in certificate.cut:
+            status = process.status()
+            seed, actions = process.journal()
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            trace = f"; {process.errors[-1]}" if process.errors else ""
+            _add(certificate, "died", f"in the part '{doing}' the process ended by {how}{trace}", seed, actions)
+            certificate.cut[doing] = "the process ended"
+    finally:
+        process.end()
+    if not over:
+        for part in PARTS:
+            if part not in done and part not in certificate.cut:
+                certificate.cut[part] = "not reached"
+
+
+def _take(certificate: Certificate, said: Mapping[str, Any]) -> None:
+    certificate.findings = said["findings"]
+    certificate.figures, certificate.ordered, certificate.texts = said["figures"], said["ordered"], said.get("texts")
+    certificate.cut = dict(said["cut"])
+    resets = sum(seconds for kind, seconds in said["times"].items() if kind in ("make", "reset"))
+    certificate.seconds |= {"resets": resets, "play": said["figures"]["play_seconds"]}
+
+
+def _replay(certificate: Certificate, order: Mapping[str, Any], cap: float, together: bool) -> None:
+    """Play the ordered episodes in fresh processes with other hash seeds; where they differ, with the same one, too."""
+    differing = _in_processes(certificate, order, HASH_SEEDS, cap, together)
+    if not differing:
+        return
+    same = _in_processes(certificate, order, ("0",), cap, together)
+    found = next(iter((same or differing).values()))
+    check = "replay.process" if same else "replay.hash"
+    how = "in a fresh process" if same else f"in a process with PYTHONHASHSEED={next(iter(differing))}"
+    _add(certificate, check, f"{how}, {found['said']}", found["seed"], [repr(action) for action in found["actions"]])
+
+
+def _in_processes(
+    certificate: Certificate, order: Mapping[str, Any], hash_seeds: Sequence[str], cap: float, together: bool
+) -> dict[str, dict[str, Any]]:
+    """Return what differs, by hash seed."""
+    found: dict[str, dict[str, Any]] = {}
+    for batch in [hash_seeds] if together else [(seed,) for seed in hash_seeds]:
+        with ExitStack() as begun:  # whatever comes between, none of them stays
+            processes = {}
+            for seed in batch:
+                processes[seed] = process = _Process(order, seed)
+                begun.callback(process.end)
+            end = time.monotonic() + cap + _IMPORT_SECONDS
+            for seed, process in processes.items():
+                try:
+                    if (difference := _replayed(process, end)) is not None:
+                        found[seed] = difference
+                except Empty:
+                    certificate.cut["fresh processes"] = "they did not end in time"
+    return found
+
+
+def _replayed(process: _Process, end: float) -> dict[str, Any] | None:
+    """Return where the replay in a process differs; None if it does not.
+
+    Raises:
+        Empty: it has not said so at that time of the monotonic clock.
+    """
+    said: dict[str, Any] | None = {}
+    while said is not None and "replayed" not in said:
+        said = process.hear(end)
+    if said is None:
+        return {"seed": None, "actions": [], "said": f"the process ended: {process.errors[-1:]}"}
+    difference: dict[str, Any] | None = said["replayed"]
+    return difference
+
+
+def _add(certificate: Certificate, check: str, said: str, seed: int | None, actions: Sequence[str]) -> None:
+    certificate.findings.append(Finding(check, shown(said, 600), RULES[check].severity, seed, list(actions)).plain())

@@ -1,0 +1,273 @@
+"""Checks of what replies earn that solve nothing, and whether the answer earns what it should."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from lightning_agentrl.tools.check_env.log import Log
+from lightning_agentrl.tools.check_env.probe import BrokenError, Probe
+from lightning_agentrl.tools.check_env.replies import CLAIMS, CONSTANTS
+from lightning_agentrl.tools.check_env.seen import Play, Seen
+from lightning_agentrl.tools.check_env.texts import shown
+
+Choose = Callable[[list[Seen]], str]
+ANSWERS = ("answer", "solution", "oracle_answer", "expected_answer", "correct_answer", "ground_truth", "label")
+SECRETS = ("secret", "password", "hidden", *ANSWERS)
+FORMS = ("{}", "[{}]", "Answer: {}", "\\boxed{{{}}}", "<answer>{}</answer>")
+_LITTLE, _MUCH, _MORE = 0.05, 0.5, 0.2  # of the best return seen
+_CONTEXT = 10  # characters before a value, which are the same wherever a text tells it
+
+
+@dataclass(frozen=True)
+class Earned:
+    """What a policy earned on some seeds."""
+
+    policy: str
+    kind: str
+    episodes: Sequence[Play]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(one.total for one in self.episodes) if self.episodes else 0.0
+
+    @property
+    def surely(self) -> float:
+        """Two standard errors below the mean."""
+        if len(self.episodes) < 2:
+            return -math.inf
+        return self.mean - 2 * statistics.stdev(one.total for one in self.episodes) / math.sqrt(len(self.episodes))
+
+
+def policies(first: Seen) -> list[tuple[str, str, Choose]]:
+    """Return kind, name and choice of every policy that knows nothing of the game."""
+    named = list(first.contract.actions)
+    legal = first.legal()
+    found: list[tuple[str, str, Choose]] = [
+        ("gaming.empty", "empty", lambda seen: ""),
+        ("gaming.copy", "copies the text", lambda seen: seen[-1].text),
+        ("gaming.copy", "copies the system prompt", lambda seen: seen[-1].contract.system_prompt),
+        ("gaming.copy", "names everything", lambda seen: ", ".join(seen[-1].legal()[:200])),
+        ("gaming.copy", "names everything in the order", lambda seen: "\n".join(seen[-1].legal()[:200])),
+    ]
+    found += [("gaming.hostile", f"says {shown(claim, 30)!r}", _always(claim)) for claim in CLAIMS]
+    found += [
+        ("gaming.constant", "takes the first that is offered", lambda seen: seen[-1].legal()[0]),
+        ("gaming.constant", "takes the last that is offered", lambda seen: seen[-1].legal()[-1]),
+    ]
+    constants = named[:12] or [*legal[:12], *(CONSTANTS if first.contract.one_turn or len(legal) > 12 else ())]
+    pairs = combinations(named[:4], 2)  # only played, in case they are paid again and again
+    found += [("gaming.constant", f"always {shown(one, 30)!r}", _always(one)) for one in constants]
+    return found + [("", f"alternates {one!r} and {other!r}", _turns(one, other)) for one, other in pairs]
+
+
+def _turns(one: str, other: str) -> Choose:
+    return lambda seen: (one, other)[len(seen) % 2]
+
+
+def _always(reply: str) -> Choose:
+    return lambda seen: reply
+
+
+def play_policy(
+    probe: Probe, policy: tuple[str, str, Choose], seeds: Sequence[int], spent: Callable[[], bool]
+) -> Earned:
+    """Play whole episodes of one policy until the time is spent."""
+    kind, name, choose = policy
+    episodes: list[Play] = []
+    for seed in seeds:
+        if spent() and episodes:
+            break
+        episode = probe.play(seed, name, choose)
+        if not episode.broken:
+            episodes.append(episode)
+    return Earned(name, kind, episodes)
+
+
+def full_return(episodes: Sequence[Play]) -> float:
+    """Return what solving the task earns, as far as it was seen: the best return and how much of the task it was."""
+    best = max(episodes, key=lambda one: one.total, default=None)
+    if best is None or best.total <= 0:
+        return 1.0
+    return best.total / best.progression if 0 < best.progression < 1 else best.total
+
+
+def suspicious(earned: Earned, best: float) -> bool:
+    """Return whether more episodes are worth their time."""
+    return earned.mean > _LITTLE * best
+
+
+def judge(log: Log, earned: Earned, random_mean: float, best: float, honest: float, one_turn: bool) -> None:
+    """Say so if a policy earns what it should not.
+
+    Args:
+        log: where findings go.
+        earned: by a policy that knows nothing of the game.
+        random_mean: mean return of random legal replies.
+        best: highest return seen, which counts as 1.
+        honest: mean return of the default action, where the environment says that it ran it; else -inf.
+        one_turn: an episode has one turn and takes any text.
+    """
+    mean, sure = earned.mean / best, earned.surely / best
+    random_mean, honest = random_mean / best, honest / best
+    if not earned.episodes or mean <= honest + 0.02:
+        return
+    if earned.kind == "gaming.constant":
+        wrong = sure > _MUCH and (one_turn or mean > random_mean + _MORE)
+    elif one_turn and earned.kind != "gaming.copy":
+        wrong = sure > _LITTLE
+    elif one_turn:
+        wrong = sure > _MUCH
+    else:
+        wrong = (mean >= _MUCH and sure > random_mean) or (sure > _LITTLE and mean >= 0.9 * random_mean)
+    if wrong:
+        example = max(earned.episodes, key=lambda one: one.total)
+        said = f"a policy that {_verb(earned.policy)} earns {earned.mean:.3g} in {len(earned.episodes)} episodes; "
+        log.add(earned.kind, f"{said}random play {random_mean * best:.3g}", example.seed, example.actions)
+
+
+def _verb(name: str) -> str:
+    return f"says {name}" if name.startswith(("always", "empty")) else name
+
+
+def published(probe: Probe, seen: Seen) -> str | None:
+    """Return the answer that an environment publishes for this episode; None if it does not."""
+    for _, source in _places(probe.unwrapped(), seen):
+        for name in ANSWERS:
+            value = source.get(name)
+            if isinstance(value, str | int | float) and not isinstance(value, bool) and (text := _written(value)):
+                return text
+    return None
+
+
+def check_answer(probe: Probe, seeds: Sequence[int]) -> None:
+    """Look whether a published answer of an episode of one turn earns the full reward."""
+    earned: dict[str, list[float]] = {form: [] for form in FORMS}
+    worst: dict[str, tuple[float, int, str]] = {}
+    with suppress(BrokenError):
+        for form in FORMS:
+            for seed in seeds:
+                answer = published(probe, probe.reset(seed))
+                if answer is None:
+                    return
+                reply = form.format(answer)
+                seen = probe.step(reply)
+                earned[form].append(seen.reward)
+                worst[form] = min(worst.get(form, (math.inf, 0, "")), (seen.reward, seed, reply))
+            if min(earned[form]) >= 0.999:
+                probe.log.figures["answer_return"] = 1.0
+                return
+        form = max(FORMS, key=lambda one: statistics.fmean(earned[one]))
+        reward, seed, reply = worst[form]
+        probe.log.figures["answer_return"] = mean = statistics.fmean(earned[form])
+        said = f"the published answer earns {mean:.3g} on {len(seeds)} seeds, and {reward:g} here"
+        probe.log.add("oracle.max", said, seed, [reply])
+
+
+def check_leak(probe: Probe, seeds: Sequence[int], best: float) -> None:
+    """Look for what the policy must find in the first text, always at the same place."""
+    with suppress(BrokenError):
+        rows = []
+        for seed in seeds:
+            first = probe.reset(seed)
+            rows.append((first.prompt, _hidden(probe.unwrapped(), first)))
+        names = set.intersection(*(set(row) for _, row in rows)) if rows else set()
+        for name in sorted(names):
+            values = [row[name] for _, row in rows]
+            if len(set(values)) < 3 or not (context := _common_context(rows, name)):
+                continue
+            strict = name.rsplit(".", 1)[-1].strip("_") in SECRETS
+            if strict or _wins(probe, seeds, name, best):
+                said = f"the value of {name!r} stands in the first text, after {context!r}"
+                probe.log.add("leak.answer", f"{said}: {shown(values[0])!r} with seed {seeds[0]}", seeds[0])
+                return
+
+
+def check_plan(log: Log, solved: Sequence[Play]) -> None:
+    """Look for the moves of the scripted player in the first text."""
+    leaking = [one for one in solved if len(one.actions) >= 3 and _plan_stands(one)]
+    long = [one for one in solved if len(one.actions) >= 3]
+    if len(long) >= 3 and len(leaking) >= 0.9 * len(long) and len({tuple(one.actions) for one in long}) >= 3:
+        log.add(
+            "leak.answer",
+            "the moves of the scripted player stand in the first text",
+            leaking[0].seed,
+            leaking[0].actions,
+        )
+
+
+def _plan_stands(one: Play) -> bool:
+    text = "".join(char if char.isalnum() else " " for char in one.seen[0].prompt.lower())
+    plan = "".join(char if char.isalnum() else " " for char in " ".join(one.actions).lower())
+    return " ".join(plan.split()) in " ".join(text.split())
+
+
+def _common_context(rows: Sequence[tuple[str, dict[str, str]]], name: str) -> str:
+    """Return the characters before a value that are the same in nine of ten texts; empty if there are none."""
+    contexts: Counter[str] = Counter()
+    for text, row in rows:
+        value, at, here = row[name], -1, set()
+        while (at := text.find(value, at + 1)) >= 0:
+            after = text[at + len(value) : at + len(value) + 1]
+            if at >= _CONTEXT and not (after.isalnum() and value[-1].isalnum()) and not text[at - 1].isalnum():
+                here.add(text[at - _CONTEXT : at])
+        contexts.update(here)
+    context, count = contexts.most_common(1)[0] if contexts else ("", 0)
+    follows = sum(text.split(context, 1)[1].startswith(row[name]) for text, row in rows if context and context in text)
+    return context if count >= 0.9 * len(rows) and follows >= 0.9 * len(rows) else ""
+
+
+def _wins(probe: Probe, seeds: Sequence[int], name: str, best: float) -> bool:
+    """Return whether a hidden value wins at once when it is sent as the reply."""
+    won = 0
+    for seed in seeds:
+        for form in FORMS[:2]:
+            value = _hidden(probe.unwrapped(), probe.reset(seed)).get(name, "")
+            seen = probe.step(form.format(value))
+            if seen.reward >= 0.9 * best and (seen.terminated or seen.success):
+                won += 1
+                break
+    return won >= 0.8 * len(seeds)
+
+
+def _attributes(env: Any) -> dict[str, Any]:
+    return {name.strip("_"): value for name, value in getattr(env, "__dict__", {}).items()}
+
+
+def _places(env: Any, seen: Seen) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return info, the attributes of an environment, and those of the objects and dictionaries that it holds."""
+    own = _attributes(env)
+    inner = [
+        (f"{name}.", {key: item for key, item in value.items() if isinstance(key, str)})
+        if isinstance(value, Mapping)
+        else (f"{name}.", _attributes(value))
+        for name, value in own.items()
+        if isinstance(value, Mapping) or hasattr(value, "__dict__")
+    ]
+    info = {key: item for key, item in seen.info.items() if isinstance(key, str)}
+    return [("info.", info), ("", own), *inner]
+
+
+def _written(value: str | float) -> str:
+    """Return a value as text; empty for a whole number that is longer than Python writes."""
+    try:
+        return str(value)
+    except ValueError:
+        return ""
+
+
+def _hidden(env: Any, first: Seen) -> dict[str, str]:
+    """Return texts and whole numbers that an environment holds, and those of the objects that it holds."""
+    found: dict[str, str] = {}
+    for prefix, values in _places(env, first):
+        for name, value in values.items():
+            plain = isinstance(value, str | int) and not isinstance(value, bool)
+            if plain and 1 <= len(text := _written(value)) <= 40 and not name.endswith("_text"):
+                found[f"{prefix}{name}"] = text
+    return found

@@ -1,0 +1,103 @@
+"""A certificate as one HTML file that needs nothing else and runs no script, whatever texts it shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from lightning_agentrl.tools.check_env.certificate import Certificate
+from lightning_agentrl.tools.check_env.terminal import figures
+
+_WIDTH, _HEIGHT, _EDGE = 640, 240, 44  # of the curve, in pixels
+_TRAINED, _RANDOM = "#1f8a70", "#8a8f98"
+
+
+def page(certificate: Certificate) -> str:
+    seconds = certificate.seconds.get("total", 0)
+    template = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=_text(certificate.id),
+        about=_text(f"{_json(certificate.kwargs)}, agentrl check-env {certificate.version}, {seconds:.1f} s"),
+        verdict="passed" if certificate.passed else "error",
+        counts=_text(f"{'Passed' if certificate.passed else 'Failed'}: {certificate.counts}"),
+        body="\n".join(_body(certificate)),
+    )
+
+
+def _body(certificate: Certificate) -> Iterable[str]:
+    yield from (_finding(finding) for finding in certificate.findings)
+    if certificate.train is not None:
+        yield f"<h2>Does a policy climb?</h2><p>{_text(certificate.train['said'])}</p>"
+        if certificate.train["curves"]:
+            yield _curve(certificate.train)
+    measured = "".join(_row(line.partition(": ")[::2]) for line in figures(certificate.figures))
+    yield f"<h2>Figures</h2><table>{measured}</table>"
+    if earned := certificate.figures.get("earned"):
+        rows = [(one["policy"], f"{one['return']:.3g}", f"{one['episodes']} episodes") for one in earned]
+        yield f"<h2>What replies earn</h2><table>{''.join(map(_row, rows))}</table>"
+    if certificate.cut:
+        yield f"<h2>Not looked at</h2><table>{''.join(map(_row, certificate.cut.items()))}</table>"
+
+
+def _finding(finding: Mapping[str, Any]) -> str:
+    other = f" ({finding['openenv']})" if finding["openenv"] else ""
+    times = f", seen {finding['times']} times" if finding["times"] > 1 else ""
+    parts = [f"<h3>{_text(finding['severity'])}: {_text(finding['check'] + other)}</h3>"]
+    parts.append(f"<p>{_text(finding['said'] + times)}</p>")
+    if finding["seed"] is not None:
+        calls = [f"env.reset(seed={finding['seed']})", *(f"env.step({action})" for action in finding["actions"])]
+        shown = f"<pre>{_text(chr(10).join(calls))}</pre>"
+        few = len(calls) <= 6
+        parts.append(shown if few else f"<details><summary>{len(calls)} calls to see it</summary>{shown}</details>")
+    parts.append(f'<p class="quiet">Mend: {_text(finding["mend"])}</p>')
+    return f'<section class="finding {_text(finding["severity"])}">{"".join(parts)}</section>'
+
+
+def _curve(train: Mapping[str, Any]) -> str:
+    """Return the curves of all seeds, the interval of their mean, and that of random replies."""
+    curves: Sequence[Sequence[float]] = train["curves"]
+    points: Sequence[Mapping[str, float]] = train["points"]
+    random = train["random"]
+    values = [value for curve in curves for value in curve] + [random["low"], random["high"]]
+    bottom, top = min(values), max(max(values), min(values) + 1e-9)
+    last = len(curves[0])
+
+    def at(iteration: float, value: float) -> str:
+        x = _EDGE + (_WIDTH - 2 * _EDGE) * (iteration - 1) / max(last - 1, 1)
+        y = _HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * (min(max(value, bottom), top) - bottom) / (top - bottom)
+        return f"{x:.1f},{y:.1f}"
+
+    def band(of: Sequence[Mapping[str, float]], colour: str) -> str:
+        edge = [at(one["iteration"], one["high"]) for one in of]
+        edge += [at(one["iteration"], one["low"]) for one in reversed(of)]
+        return f'<polygon fill="{colour}" opacity="0.25" points="{" ".join(edge)}"/>'
+
+    def line(of: Iterable[tuple[float, float]], width: int, opacity: float) -> str:
+        places = " ".join(at(*one) for one in of)
+        style = f'fill="none" stroke="{_TRAINED}" stroke-width="{width}" opacity="{opacity}"'
+        return f'<polyline {style} points="{places}"/>'
+
+    parts = [band([{**random, "iteration": 1}, {**random, "iteration": last}], _RANDOM), band(points, _TRAINED)]
+    parts += [line(enumerate(curve, start=1), 1, 0.5) for curve in curves]
+    parts.append(line(((one["iteration"], one["mean"]) for one in points), 3, 1.0))
+    parts += [f'<text x="4" y="{y}">{value:.3g}</text>' for value, y in ((top, _EDGE), (bottom, _HEIGHT - _EDGE))]
+    parts.append(f'<text x="{_WIDTH // 2}" y="{_HEIGHT - 10}">iteration 1 to {last}</text>')
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="return by iteration">'
+    said = "Green: three seeds, their mean and its interval of 95 %. Grey: random replies."
+    return f'{head}{"".join(parts)}</svg><p class="quiet">{said}</p>'
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def _text(text: str) -> str:
+    return escape(text.encode("utf-8", "backslashreplace").decode())

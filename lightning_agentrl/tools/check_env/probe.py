@@ -1,0 +1,282 @@
+"""One instance of an environment under watch: every call has a time limit, every answer is looked at."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import IO, Any, Self, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import TimeLimit
+
+from lightning_agentrl.episodes.contract import Contract, read_contract
+from lightning_agentrl.episodes.environment import AsEnvErrors
+from lightning_agentrl.episodes.observation import Observed, fingerprint_of, read_observation
+from lightning_agentrl.episodes.recipe import Recipe
+from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.errors.problem import ConfigError
+from lightning_agentrl.tools.check_env.answers import (
+    check_info,
+    check_pickles,
+    check_texts,
+    checked_ends,
+    checked_reward,
+    form,
+    looks,
+)
+from lightning_agentrl.tools.check_env.log import Log
+from lightning_agentrl.tools.check_env.seen import Play, Seen
+from lightning_agentrl.tools.check_env.stopwatch import Clock, HangError, alarm, now
+from lightning_agentrl.tools.check_env.texts import expression
+
+T = TypeVar("T")
+
+TURNS = 220  # of an episode at most
+MAKE_SECONDS, RESET_SECONDS, STEP_SECONDS = 60.0, 20.0, 5.0
+_WATCHED_CALLS = 400  # first calls of an instance round which generators and infos are compared, which takes time
+_PICKLED_CALLS = 20  # first calls whose infos are pickled
+
+
+class BrokenError(Exception):
+    """An instance cannot be used any more; why is in the log."""
+
+
+class Probe:
+    """An instance, made when it is first needed and again after it broke.
+
+    Args:
+        recipe: how it is made.
+        log: where findings go.
+        clock: where times go.
+        most_tokens: of a prompt.
+        journal: file that says what is being done, for the case that the process does not survive it.
+    """
+
+    def __init__(
+        self, recipe: Recipe, log: Log, clock: Clock, most_tokens: int, journal: IO[str] | None = None
+    ) -> None:
+        self.recipe, self.log, self.clock, self.most_tokens = recipe, log, clock, most_tokens
+        self._journal = journal
+        self.env: gymnasium.Env | None = None
+        self.seed: int | None = None
+        self.actions: list[str] = []
+        self.last: Seen | None = None
+        self.raises_as = "raises"
+        """The check that an error of this instance belongs to."""
+        self.makes_as = "contract.make"
+        """The check that a failure to make it belongs to."""
+        self._kept: tuple[Mapping[str, Any], str | None] | None = None  # info of the last answer, and how it looked
+        self._calls = 0
+        self._offer: list[Any] = []
+        self._looked_at: set[tuple[str, str | bool]] = set()
+
+    def made(self) -> gymnasium.Env:
+        """Return the instance; it is made if there is none."""
+        if self.env is None:
+            self.env = self.call("making it", "make", lambda: self.recipe.make(), MAKE_SECONDS, self.makes_as)
+        return self.env
+
+    def unwrapped(self) -> Any:
+        return self.made().unwrapped
+
+    def reset(self, seed: int) -> Seen:
+        """Begin the episode of a seed.
+
+        Raises:
+            BrokenError: the environment failed; the log says how.
+        """
+        env = self.made()
+        self.seed, self.actions, self.last, self._kept = seed, [], None, None
+        if self._journal is not None:
+            self._journal.seek(0)
+            self._journal.truncate()
+            self._write(str(seed))
+        answer: Any = self.call("reset", "reset", lambda: env.reset(seed=seed), RESET_SECONDS)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise self._broken("contract.reset", f"reset gave {form(answer)} in place of (observation, info)")
+        return self._look(*answer)
+
+    def step(self, action: str) -> Seen:
+        """Send one action text.
+
+        Raises:
+            BrokenError: as in `reset`.
+        """
+        env = self.made()
+        self.actions.append(action)
+        self._write(expression(action))
+        answer: Any = self.call("step", "step", lambda: env.step(action), STEP_SECONDS)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            five = "(observation, reward, terminated, truncated, info)"
+            raise self._broken("contract.step", f"step gave {form(answer)} in place of {five}")
+        observation, reward, terminated, truncated, info = answer
+        self._compare_kept()
+        earned, at_limit = checked_reward(reward, self._note), len(self.actions) == time_limit(env)
+        return self._look(observation, info, earned, *checked_ends(terminated, truncated, at_limit, self._note))
+
+    def play(self, seed: int, policy: str, choose: Callable[[list[Seen]], str], turns: int = TURNS) -> Play:
+        """Play an episode until it ends, breaks, or has so many turns. ``choose`` gets what was seen so far."""
+        episode = Play(seed, policy)
+        try:
+            episode.seen.append(self.reset(seed))
+            episode.actions = self.actions
+            while not episode.over and len(episode.actions) < turns:
+                episode.seen.append(self.step(choose(episode.seen)))
+        except BrokenError:
+            episode.broken = True
+            self.drop()
+        episode.actions = list(self.actions)
+        return episode
+
+    def _write(self, line: str) -> None:
+        if self._journal is not None:
+            self._journal.write(f"{line}\n")
+            self._journal.flush()
+
+    def drop(self) -> None:
+        """Close the instance if that is possible, and forget it."""
+        env, self.env = self.env, None
+        if env is not None:
+            with suppress(BrokenError):
+                self.call("close", "close", env.close, STEP_SECONDS, check="contract.close")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.drop()
+
+    def call(self, what: str, kind: str, function: Callable[[], T], seconds: float, check: str = "") -> T:
+        """Call the environment under watch.
+
+        Raises:
+            BrokenError: it raised or did not come back.
+        """
+        self._calls += kind in ("reset", "step")
+        watched = self._calls <= _WATCHED_CALLS and kind in ("reset", "step", "solver") and "rng.global" not in self.log
+        before = _generators() if watched else None
+        started = now()
+        try:
+            with AsEnvErrors(), alarm(seconds):
+                return self.run(function)
+        except EnvError as error:
+            if error.kind == HangError.__name__:
+                late, kind = kind, "hang"
+                if late == "solver":  # it may search for as long as it likes, but not here
+                    self.log.cut["scripted player"] = f"it did not answer within {seconds:g} seconds"
+                    raise BrokenError(what) from error
+                raise self._broken("hang", f"{what} did not come back within {seconds:g} seconds") from error
+            said = str(error).replace("the environment raised", f"{what} raised")
+            raise self._broken(check or self.raises_as, said) from error
+        except ConfigError as error:
+            if len(self.clock.times["make"]) == 0:
+                raise  # wrong input of the user
+            raise self._broken(check, f"making it once more failed: {error}") from error
+        finally:
+            self.clock.times.setdefault(kind, []).append(now() - started)
+            if before is not None and before != _generators():
+                self._note("rng.global", f"{what} changes the state of a global generator (random or numpy.random)")
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Run a call of the environment: here, as in a process of its own."""
+        return function()
+
+    def _broken(self, check: str, said: str) -> BrokenError:
+        self._note(check, said)
+        return BrokenError(said)
+
+    def _note(self, check: str, said: str) -> None:
+        self.log.add(check, said, self.seed, self.actions)
+
+    def _look(
+        self, raw: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
+    ) -> Seen:
+        try:
+            observed = read_observation(raw)
+        except EnvError as error:
+            self._note("text.type", str(error))
+            observed = Observed(type(raw).__name__)
+        if not isinstance(info, dict):
+            self._note("contract.info", f"info is {form(info)}, not a dictionary")
+            info = {}
+        own_info = dict(info)
+        check_info(own_info, observed.text, self._note)
+        if self._calls <= _PICKLED_CALLS:
+            check_pickles(own_info, self._note)
+        contract = self._contract()
+        state = fingerprint_of(observed.text, observed.images)
+        kept = raw if self._calls <= 1 else None
+        seen = Seen(observed.text, contract, own_info, reward, terminated, truncated, state, kept)
+        self._texts(seen)
+        self._kept = (info, looks(info)) if self._calls <= _WATCHED_CALLS else None
+        self.last = seen
+        return seen
+
+    def _contract(self) -> Contract:
+        """Return what is offered now: all is read after a reset, and when actions or rules have changed."""
+        env, last = self.made(), self.last
+
+        def read() -> Contract:
+            offer = _offered(env)
+            if last is not None and offer == self._offer:
+                return last.contract
+            self._offer = offer
+            return read_contract(env, begun=True)
+
+        try:
+            with AsEnvErrors(), alarm(STEP_SECONDS):
+                return self.run(read)
+        except EnvError as error:
+            self._note("contract.attribute", str(error))
+        return last.contract if last else Contract()
+
+    def _texts(self, seen: Seen) -> None:
+        said = self.actions[-1] if self.actions else ""
+        read = seen.prompt, len(said) > 9 and said  # short replies are not echoes
+        if read not in self._looked_at:
+            self._looked_at.add(read)
+            check_texts(seen, self.last, said, self.most_tokens, self.log, self._note)
+
+    def _compare_kept(self) -> None:
+        if self._kept is not None and looks(self._kept[0]) != self._kept[1]:
+            self._note("info.shared", "the info of an earlier turn was changed by the next one")
+
+
+class ThreadedProbe(Probe):
+    """An instance whose calls take turns in two threads, neither of them the main one, as a trainer's do."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.raises_as = self.makes_as = "replay.thread"
+        self._threads = [ThreadPoolExecutor(1) for _ in range(2)]
+
+    def run(self, function: Callable[[], T]) -> T:
+        self._threads.reverse()
+        return self._threads[0].submit(function).result()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for thread in self._threads:
+            thread.shutdown(wait="hang" not in self.log)
+
+
+def time_limit(env: gymnasium.Env) -> int | None:
+    """Return after how many turns gymnasium's own wrapper truncates; None if there is none."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, TimeLimit):
+            return env._max_episode_steps
+        env = env.env
+    return None
+
+
+def _offered(env: gymnasium.Env) -> list[Any]:
+    values = [env.get_wrapper_attr(name) for name in ("actions", "system_prompt") if env.has_wrapper_attr(name)]
+    return [dict(value) if isinstance(value, Mapping) else value for value in values]
+
+
+def _generators() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest

@@ -1,0 +1,221 @@
+"""`agentrl replay`: run an iteration of a run once more, from the nearest checkpoint, and compare."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Collection
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import yaml
+
+from lightning_agentrl.agents.checkpoint_files import main_file
+from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
+from lightning_agentrl.errors import ConfigError, one_line
+from lightning_agentrl.run_files import FACTS, json_object, one_run, owner_of, version_of
+from lightning_agentrl.tools.bisect import first_difference, time_limit_struck, told_struck
+
+CONFIG = "config.yaml"
+
+# Callbacks that only write files, which a replay must not do in the folder of the run, or need a logger.
+_WRITERS = {
+    *("Chain", "ModelCheckpoint", "PolicyFolder", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress"),
+    *("TurnLog", "DeviceStatsMonitor", "LearningRateMonitor"),
+}
+
+
+class StopAfter(L.Callback):
+    """The end of a run after an iteration, with ``max_epochs`` as it was, which learning rates may follow."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop behind the validation: an earlier wish to stop would bring one about that the run did not have."""
+        if trainer.current_epoch + 1 >= self.iteration:
+            trainer.should_stop = True
+
+
+def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bool, list[str]]:
+    """Run forward from the nearest checkpoint before an iteration, and compare every field on the way.
+
+    Args:
+        run: folder of the run, with its config.yaml and chain; of several versions the newest is taken.
+        iteration: its number, from 1; None: the last one.
+        folder: where to run; must be empty.
+
+    Returns:
+        Whether all is the same to the bit, and sentences that say so.
+
+    Raises:
+        ValueError: the run has no config, no chain or not this iteration, or its processes failed.
+    """
+    run = one_run(run, FOLDER)
+    chain = read_links(run / FOLDER)
+    iteration = max(chain) if iteration is None else iteration
+    if iteration not in chain:
+        found = f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}"
+        raise ValueError(found + _elsewhere(run, iteration))
+    config = _config(one_run(run, CONFIG) / CONFIG)
+    checkpoint, done = checkpoint_before(run, iteration)
+    (folder / "replay.yaml").write_text(yaml.safe_dump(_quiet(config, folder, iteration)))
+    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(folder / "replay.yaml"), "--quiet"]
+    command += [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise ValueError(f"the replay failed: {(ended.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+    again = read_links(folder / FOLDER)
+    since = "the start" if checkpoint is None else f"'{checkpoint}' (iteration {done})"
+    said = [f"replayed iterations {done + 1} to {iteration} of '{run}' from {since}"]
+    for number in range(done + 1, iteration + 1):
+        if number not in chain:
+            said.append(f"iteration {number} is no longer in the chain of the run and was not compared")
+            continue
+        _check_processes(number, chain[number], again[number])
+        for rank, path in chain[number].items():
+            old, new = read_link(path), read_link(again[number][rank])
+            said += [told_struck(number)] if time_limit_struck(old) or time_limit_struck(new) else []
+            if difference := first_difference(old, new, number):
+                return False, [*said, f"first difference (run, replay): {difference}"]
+    return True, [*said, f"iteration {iteration} is the same to the bit"]
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """Read the config of a run.
+
+    Raises:
+        ConfigError: it is not whole, as on a disk that was full.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError):
+        found = None
+    if not isinstance(found, dict) or "trainer" not in found:
+        raise ConfigError(f"the config '{path}' has no trainer, so it is not the whole config of a run")
+    return found
+
+
+def _elsewhere(run: Path, iteration: int) -> str:
+    """Return which other versions of a run have an iteration, one that went on or was begun anew; empty if none."""
+    run = run if version_of(run) >= 0 else run.resolve()  # it may be "."
+    if version_of(run) < 0:
+        return ""  # beside it may be anything
+    beside = sorted((folder for folder in run.parent.iterdir() if version_of(folder) >= 0), key=version_of)
+    having = [folder for folder in beside if any((folder / FOLDER).glob(f"{iteration:06d}-rank*.npz"))]
+    return "; name the version that has it: " + ", ".join(f"'{folder}'" for folder in having) if having else ""
+
+
+def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collection[int]) -> None:
+    """Refuse to compare the files of other ranks: a run may go on with more or fewer processes than it began with.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if set(of_run) != set(of_replay):
+        raise ValueError(
+            f"iteration {iteration} was run by {len(of_run)} processes and replayed by {len(of_replay)}, as the config "
+            "of the run now has it, which collect different turns"
+        )
+
+
+def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
+    """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it.
+
+    It is a file or, of a sharded run, a folder. Those of other runs that were in the folder are left out.
+    """
+    others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # runs below this one, as with another logger
+    own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink() and others.isdisjoint(path.parents)]
+    owner, read = owner_of(run), {path: saved for path in own if (saved := _saved(path)) is not None}
+    done = {path: count for path, (count, run_id) in read.items() if owner.owns(path, run_id)}
+    before = {path: count for path, count in done.items() if iteration is None or count < iteration}
+    newest = max(before, key=lambda path: before[path], default=None)
+    if newest is not None:
+        return newest, before[newest]
+    continues = _continues(run)
+    if continues is None or iteration is None:
+        return None, 0
+    continued = _found_again(continues, run)
+    saved = _saved(continued) if continued is not None else None
+    if continued is None or saved is None:
+        raise ValueError(
+            f"the run in '{run}' went on from '{continued or continues}', which is gone or damaged, and has no "
+            f"checkpoint of its own before iteration {iteration}, so it cannot be replayed"
+        )
+    return (continued, saved[0]) if saved[0] < iteration else (None, 0)  # else it began in the same folder, before that
+
+
+def _continues(run: Path) -> Path | None:
+    """Return the checkpoint that a run went on from, as it was named; None if it began anew."""
+    path = json_object(run / FACTS).get("continues")
+    return Path(path) if path else None
+
+
+def _found_again(named: Path, run: Path) -> Path | None:
+    """Return the checkpoint that a run went on from, also where the run was moved or is looked at from elsewhere.
+
+    A relative path is one from the folder that the run was started in, which most runs lie below. What is not there is
+    looked for in the other versions of the run; of equal names, the one whose folders have the same names too.
+    """
+    run = run.resolve()
+    roots = [] if named.is_absolute() else run.parents
+    if there := next((path for path in (*(root / named for root in roots), named) if path.exists()), None):
+        return there
+    if version_of(run) < 0:
+        return None  # beside it may be anything
+    versions = [folder for folder in run.parent.iterdir() if folder != run and version_of(folder) >= 0]
+    found = [path for folder in versions for path in folder.glob("**/*.ckpt") if path.name == named.name]
+    alike = {path: _shared_end(path, named) for path in found}
+    best = [path for path in found if alike[path] == max(alike.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def _shared_end(one: Path, other: Path) -> int:
+    """Return how many names at their ends two paths have in common."""
+    pairs = zip(reversed(one.parts), reversed(other.parts), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _saved(path: Path) -> tuple[int, str] | None:
+    """Return how many iterations a checkpoint has behind it, and the id of its run.
+
+    Its "epoch" may be the last of these iterations or the next one. None, and a warning, for one that is damaged or is
+    no checkpoint of a run: there may be others.
+    """
+    try:
+        checkpoint = torch.load(main_file(path), map_location="cpu", weights_only=True, mmap=True)
+        done = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
+        return done, str(checkpoint["run_id"])
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
+        warnings.warn(
+            f"'{path}' is damaged or no checkpoint of a run, and is left out: {one_line(str(error))}", stacklevel=2
+        )
+        return None
+
+
+def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, Any]:
+    """Return the config of a run that ends with the iteration and writes into this folder only."""
+    trainer = config["trainer"]
+    given = trainer.get("callbacks") or []
+    kept = [one for one in (given if isinstance(given, list) else [given]) if _name(one) not in _WRITERS]
+    trainer |= {
+        "callbacks": [
+            *kept,
+            {"class_path": "lightning_agentrl.callbacks.Chain", "init_args": {"keep": iteration}},
+            {"class_path": f"{__name__}.{StopAfter.__name__}", "init_args": {"iteration": iteration}},
+        ],
+        "logger": False,
+        "enable_checkpointing": False,
+        "default_root_dir": str(folder),
+        "min_epochs": iteration,  # until then no other callback ends it
+    }
+    return {name: value for name, value in config.items() if name not in ("ckpt_path", "dry_run", "quiet")}
+
+
+def _name(callback: dict[str, Any]) -> str:
+    return str(callback["class_path"]).rsplit(".", 1)[-1]

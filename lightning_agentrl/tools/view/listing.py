@@ -1,0 +1,104 @@
+"""The runs below a folder, to choose from: one line each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from lightning_agentrl.run_files import (
+    FACTS,
+    find_runs,
+    held_out_logs,
+    json_object,
+    log_order,
+    owner_of,
+    turn_logs,
+)
+
+_TAIL = 1 << 20  # bytes at the end of a log that are looked at for its last iteration
+
+
+def list_runs(root: Path) -> str:
+    """Return a table of all runs below a folder, the last one that was started first.
+
+    Raises:
+        ValueError: ``root`` is not a folder, or there is no run below it.
+    """
+    runs = find_runs(root)
+    if not runs:
+        raise ValueError(f"there is no run below '{root}'")
+    rows = sorted((_row(run) for run in runs), reverse=True)
+    width = max(len(row[1]) for row in rows)
+    lines = [f"  {path:<{width}}  {_minute(started):<16}  {result}" for started, path, result in rows]
+    return "\n".join(
+        [
+            f"runs below {root}:",
+            *lines,
+            f"a page of one: agentrl view {rows[0][1]}",
+            "of two, beside each other: agentrl view A B",
+        ]
+    )
+
+
+def _minute(started: str) -> str:
+    """Return a time of run.json to the minute, by the clock of this machine."""
+    try:
+        return datetime.fromisoformat(started).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError):
+        return "start unknown"
+
+
+def _row(run: Path) -> tuple[str, str, str]:
+    """Return when a run was started, its folder, and how it went."""
+    started = str(json_object(run / FACTS).get("started", ""))
+    iterations = last_iteration(run)
+    several = "s" if iterations > 1 else ""
+    parts = [f"{iterations} iteration{several}" if iterations else "no iteration in its turn log"]
+    summary = next(map(json_object, owner_of(run).own([run / "summary.json"])), {})
+    results = (summary.get(when) for when in ("before", "after"))
+    before, after = (result.get("success") if isinstance(result, dict) else None for result in results)
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        parts.append(f"held-out success {before:.1%} before, {after:.1%} after")
+    else:
+        parts.append(
+            "no held-out episodes in its summary" if summary else "no summary: not ended, or without RunSummary"
+        )
+    return started, os.path.relpath(run), ", ".join(parts)
+
+
+def last_iteration(run: Path) -> int:
+    """Return the iteration that the turn log of a run ends with, 0 if there is none.
+
+    Held-out episodes count too: what the last iterations of a warm-up train on was logged in an earlier one. What an
+    earlier run in the same folder had played does not count, as on the page.
+    """
+    owner = owner_of(run)
+    return max(_end(owner.own(logs)) for logs in (turn_logs(run), held_out_logs(run)))
+
+
+def _end(logs: Sequence[Path]) -> int:
+    """Return the iteration at the end of logs, the furthest one of their ranks."""
+    ends: dict[int, int] = {}
+    for log in reversed(logs):  # the newest of a rank first
+        if (rank := log_order(log)[0]) not in ends and (end := _last_in(log)):
+            ends[rank] = end
+    return max(ends.values(), default=0)
+
+
+def _last_in(log: Path) -> int:
+    """Return the iteration of the last turn in a file, 0 if there is none."""
+    try:
+        with log.open("rb") as opened:
+            size, tail = log.stat().st_size, _TAIL
+            while True:
+                opened.seek(max(0, size - tail))
+                if found := re.findall(rb'^{"iteration": ?(\d+),', opened.read(), re.M):
+                    return int(found[-1])
+                if tail >= size:
+                    return 0
+                tail *= 8  # a picture, or a long prompt, can make a line longer than that
+    except FileNotFoundError:  # a run that is still going has rotated it away
+        return 0
