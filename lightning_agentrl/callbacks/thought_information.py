@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import Reader, row_scores
-from lightning_agentrl.metrics.information import mutual_information
 from lightning_agentrl.metrics.numbers import Mean, over_ranks
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.types import ModelInput, Rollout, Row, input_of
@@ -79,3 +79,21 @@ def cross_logps(policy: LanguageModel, pairs: Sequence[tuple[ModelInput, tuple[i
     ]
     sums = [logps.double().sum() for logps, _ in row_scores(policy, rows, reader)]
     return torch.stack(sums).view(len(pairs), len(pairs)) if sums else torch.zeros(0, 0, dtype=torch.float64)
+
+
+def mutual_information(logps_NN: Tensor) -> tuple[float, float]:
+    """Estimate how much N thoughts tell of their prompts (arXiv 2604.06268).
+
+    Args:
+        logps_NN: log-prob of the i-th thought after the j-th prompt, its own where i = j.
+
+    Returns:
+        The mutual information of prompt and thought in nats, ``mean_i(logp_ii - log mean_j exp(logp_ij))``, at most log
+        N; and the share of thoughts that are likelier after their own prompt than after any other, 1 / N by chance.
+    """
+    logps_NN = logps_NN.double()
+    count = len(logps_NN)
+    own_N = logps_NN.diagonal()
+    marginal_N = torch.logsumexp(logps_NN, 1) - math.log(count)
+    others_N = logps_NN.masked_fill(torch.eye(count, dtype=torch.bool), -math.inf).amax(1)
+    return float((own_N - marginal_N).mean()), float((own_N > others_N).double().mean())

@@ -18,8 +18,7 @@ from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.validation import WholeEpisode
-from lightning_agentrl.tools.inspect_report import make_report
-from lightning_agentrl.tools.looks import SeenEpisode, SeenTurn, look_at
+from lightning_agentrl.tools.inspect import SeenEpisode, SeenTurn, look_at, make_report
 from lightning_agentrl.tools.view import Report, build_report
 from lightning_agentrl.types import Rollout, Segment, input_of
 

@@ -129,7 +129,7 @@ def bisect(first: str, second: str, tolerance: float = 1e-5) -> None:
         second: folder of another run.
         tolerance: gap of two numbers that is not beyond it, relative above 1.
     """
-    from lightning_agentrl.tools.bisect import bisect_runs
+    from lightning_agentrl.tools.replay import bisect_runs
 
     print("\n".join(bisect_runs(Path(first), Path(second), tolerance)))
 

@@ -19,12 +19,9 @@ from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.callbacks.run_record import count_parameters
 from lightning_agentrl.commands.memory import Rows, memory_plan
-from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.episodes.prompt_check import prompt_parts
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
-from lightning_agentrl.prompts.messages import Observation
-from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.shown import shown
-from lightning_agentrl.prompts.template import Message
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import ModelInput, Row
 
@@ -241,22 +238,3 @@ def _partings(rows: Sequence[Keys]) -> list[int]:
     longest = [max(sides) for sides in zip([0, *shared], [*shared, 0], strict=True)]
     partings = dict(zip(different, longest, strict=True)) if shared else {}
     return [partings.get(row, len(row)) for row in rows]
-
-
-def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
-    """Return the tokens of system text, worked examples, history, and the current message with all headers.
-
-    They add up to the prompt. A part is what the prompt shrinks by without it, since a template may refuse a
-    conversation that lacks more.
-    """
-    now = Observation(session.observation, session.short_term, session.images, messages=session.messages)
-    parts = renderer.writer.parts(session.rules, now, session.memory.recall(session.past))
-
-    def tokens(system: list[Message], without: str = "") -> int:
-        others = [m for name in ("examples", "history", "current") if name != without for m in parts[name]]
-        return renderer.count_tokens(system + others, reply_follows=True, tools=session.rules.tools)
-
-    whole = tokens(parts["system"])
-    counts = {"system": whole - tokens([renderer.template.message("system", "")] if parts["system"] else [])}
-    counts |= {name: whole - tokens(parts["system"], name) for name in ("examples", "history")}
-    return {**counts, "current": whole - sum(counts.values())}

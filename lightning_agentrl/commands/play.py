@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -12,93 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
-from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.commands.model_argument import naming_argument
-from lightning_agentrl.commands.plan import prompt_parts
 from lightning_agentrl.commands.run_config import RunConfigCLI
-from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.episodes.environment import png
-from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.models.loading import load_tokenizer, read_context_length, read_images
 from lightning_agentrl.prompts.format import PromptFormat
-from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.prompts.shown import shown
-from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, Session, TurnInteraction
-from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.rollout.session_maker import SessionMaker
-from lightning_agentrl.types import ModelInput, Turn
-from lightning_agentrl.types.model_input import ImageReader
-
-
-class _InputEnded(Exception):
-    """The person has left (end of input)."""
-
-
-class Person(Engine):
-    """A person at the terminal, who is shown each prompt and whose lines are the replies.
-
-    Args:
-        tokenizer: of the model that the prompt is for.
-        renderer: makes the prompts.
-    """
-
-    session: Session  # that is played now
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> None:
-        self.tokenizer = tokenizer
-        self.renderer = renderer
-        self._read = ModelInput()  # the last prompt with its reply
-        self._folder: Path | None = None  # of the pictures that were seen
-
-    async def generate(self, request: SamplingRequest) -> Reply:
-        """Show a prompt and read a reply, as tokens; cut at the same length as one of the model.
-
-        Raises:
-            _InputEnded: at the end of the input.
-        """
-        prompt, before = request.prompt, self._read
-        grown = len(before) if before and prompt.keys[: len(before)] == before.keys else 0
-        print(f"\n--- {self._heading(len(prompt), grown)} ---")
-        print(shown(self.tokenizer, prompt.behind(grown)))
-        if self.session.images:
-            print(f"--- what is to be seen now: {self._picture()}")
-        text = _line(f"--- your reply, of up to {request.max_tokens} tokens (Ctrl-D ends) > ")
-        while text.endswith("\\"):  # a reply of several lines
-            text = f"{text[:-1]}\n{_line('... ')}"
-        reply = (*self.tokenizer.encode(text, add_special_tokens=False), self.renderer.template.turn_close_id)
-        closed = len(reply) <= request.max_tokens
-        if not closed:
-            print(f"--- cut after {request.max_tokens} of {len(reply)} tokens, as a reply of the model would be")
-        reply = reply[: request.max_tokens]
-        self._read = prompt + ModelInput.of_ids(reply)
-        return Reply(reply, (0.0,) * len(reply), closed, policy_version=0)
-
-    def _picture(self) -> Path:
-        """Write the images of the observation to a file."""
-        self._folder = self._folder or Path(tempfile.mkdtemp(prefix="agentrl-play-"))
-        path = self._folder / f"episode{self.session.index}-turn{len(self.session.past)}.png"
-        path.write_bytes(png([c.pixels for one in self.session.images for c in one.images if c.pixels is not None]))
-        return path
-
-    def _heading(self, tokens: int, grown: int) -> str:
-        if grown:
-            return f"turn {len(self.session.past)}: {tokens - grown} tokens behind the {grown} that were read before"
-        parts = prompt_parts(self.session, self.session.renderer).items()
-        counts = ", ".join(f"{name} {count}" for name, count in parts if count)
-        return f"turn {len(self.session.past)}: a prompt of {tokens} tokens ({counts})"
-
-    def start(self, handle: PolicyHandle) -> None:
-        """Do nothing: a person has no weights."""
-
-    def sync(self, policy_version: int) -> None:
-        """Do nothing: a person has no weights."""
-
-    def stop(self) -> None:
-        """Do nothing: a person holds nothing."""
+from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, TurnInteraction
+from lightning_agentrl.tools.play import Play
 
 
 class PlayCLI(RunConfigCLI):
@@ -144,7 +62,7 @@ def play_environment(env_id: str, config: Path | None, model: str | None, kwargs
         data = _with(data, env_id, kwargs)
     try:
         data.check(tokenizer, context, image_reader)
-        _Play(data, tokenizer, image_reader, seed).go_on()
+        Play(data, tokenizer, image_reader, seed).go_on()
     finally:
         data.pool.close()
 
@@ -155,79 +73,3 @@ def _with(data: RolloutDataModule, env_id: str, kwargs: Mapping[str, Any]) -> Ro
     env = own[0] if own else EnvConfig(env_id)
     env = replace(env, kwargs={**env.kwargs, **kwargs})
     return RolloutDataModule(env, memory=data.memory, prompt=data.prompt, interaction=data.interaction)
-
-
-class _Play:
-    """Episodes one after the other, and what came of them."""
-
-    def __init__(
-        self,
-        data: RolloutDataModule,
-        tokenizer: PreTrainedTokenizerBase,
-        image_reader: ImageReader | None,
-        seed: int,
-    ) -> None:
-        self.renderer = ChatRenderer(tokenizer, data.prompt, image_reader)
-        self.make = SessionMaker(data.pool, self.renderer, data.memory, seed)
-        self.person = Person(tokenizer, self.renderer)
-        self.player = Player(data.interaction, self.person, data.memory.grows, temperature=1.0, seed=seed)
-        self.grows = data.memory.grows
-        self.seed = seed
-        self.solved: list[bool] = []
-        self.lost = 0  # of these episodes, to faults
-        data.pool.sources[0].start(torch.device("cpu"))
-
-    def go_on(self) -> None:
-        """Play until the input ends."""
-        loop = asyncio.new_event_loop()  # one that leaves Ctrl-C as it is
-        try:
-            while True:
-                loop.run_until_complete(self._episode(self.seed + len(self.solved)))
-        except _InputEnded:
-            lost = f", lost to faults: {self.lost}" if self.lost else ""
-            print(f"episodes played to the end: {len(self.solved) - self.lost}, solved: {sum(self.solved)}{lost}")
-        finally:
-            loop.close()
-
-    async def _episode(self, seed: int) -> None:
-        session = self.make.session(0, len(self.solved), lambda episode: seed)
-        recorder = Recorder(None, self.grows, on_turn=lambda: _show(recorder.samples()[-1].turns[-1]))
-        self.person.session = session
-        print(f"\n=== episode {len(self.solved)}, seed {seed} ===")
-        lost = await self.player.play(session, recorder)
-        last = recorder.samples()[-1].turns[-1] if recorder.recorded else None
-        self.solved.append(last is not None and succeeded(last))
-        self.lost += bool(lost)
-        result = "solved" if self.solved[-1] else f"lost to a fault ({lost})" if lost else "not solved"
-        turns, value = recorder.recorded, last.episode_return if last else 0.0
-        stop = f", {last.stop.value}" if last and last.stop else ""
-        print(f"\n=== {result}: {turns} turn{'s' * (turns != 1)}, return {value:g}{stop}")
-        self.make.end(session, 0)
-
-
-def _line(question: str) -> str:
-    """Read a line; one that comes out of a pipe is shown.
-
-    Raises:
-        _InputEnded: at the end of the input, or without any.
-    """
-    if sys.stdin is None:  # closed by whoever started the command
-        raise _InputEnded
-    try:
-        text = input(question)
-    except EOFError:
-        print()
-        raise _InputEnded from None
-    if not sys.stdin.isatty():
-        print(text)
-    return text
-
-
-def _show(turn: Turn) -> None:
-    """Say what came of a reply."""
-    if turn.asked_again:
-        print("--- your reply named no action; you are asked again")
-        return
-    why = "" if turn.parsed_action is not None else ", the default action, since your reply named none"
-    refused = "" if turn.valid or turn.parsed_action is None else ", which the environment calls invalid"
-    print(f"--- action: {turn.action!r}{why}{refused}; reward {turn.reward:g}")

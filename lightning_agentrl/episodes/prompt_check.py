@@ -1,11 +1,14 @@
-"""Checks of prompts and replies against the model, on a real first observation, before anything is trained."""
+"""Checks of prompts on a real first observation, and the parts of a prompt in tokens."""
 
 from __future__ import annotations
 
 from lightning_agentrl.episodes.interaction import Interaction
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.prompts.memory import PastTurn
+from lightning_agentrl.prompts.messages import Observation
 from lightning_agentrl.prompts.parser import RawParser
+from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.prompts.template import Message
 from lightning_agentrl.types import ModelInput
 
 
@@ -69,3 +72,22 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
                 f"{' or .max_images' if images else ''}"
             )
     return first
+
+
+def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
+    """Return the tokens of system text, worked examples, history, and the current message with all headers.
+
+    They add up to the prompt. A part is what the prompt shrinks by without it, since a template may refuse a
+    conversation that lacks more.
+    """
+    now = Observation(session.observation, session.short_term, session.images, messages=session.messages)
+    parts = renderer.writer.parts(session.rules, now, session.memory.recall(session.past))
+
+    def tokens(system: list[Message], without: str = "") -> int:
+        others = [m for name in ("examples", "history", "current") if name != without for m in parts[name]]
+        return renderer.count_tokens(system + others, reply_follows=True, tools=session.rules.tools)
+
+    whole = tokens(parts["system"])
+    counts = {"system": whole - tokens([renderer.template.message("system", "")] if parts["system"] else [])}
+    counts |= {name: whole - tokens(parts["system"], name) for name in ("examples", "history")}
+    return {**counts, "current": whole - sum(counts.values())}

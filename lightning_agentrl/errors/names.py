@@ -133,5 +133,5 @@ def class_names(bases: Sequence[type], everywhere: bool = False) -> list[str]:
     """Return the short names of the concrete classes of a kind: ours, or all that are imported."""
     found = [cls for base in bases for cls in concrete(base)]
     own = [cls for cls in found if everywhere or cls.__module__.split(".")[0] in OWN_PACKAGES]
-    made = "lightning_agentrl.commands."  # a command makes them itself
+    made = ("lightning_agentrl.commands.", "lightning_agentrl.tools.")  # a command makes them itself
     return sorted({cls.__name__ for cls in own if not cls.__module__.startswith(made)}.difference(_NOT_FOR_CONFIGS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -10,10 +11,15 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.metrics.numbers import ExactMetric
-from lightning_agentrl.metrics.thoughts import words
 from lightning_agentrl.types import Turn
 
+_WORD = re.compile(r"\w+")
 AT_ONCE = 4096  # members of sets that are compared
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a text without case and punctuation."""
+    return tuple(_WORD.findall(text.casefold()))
 
 
 def bigrams(text: str) -> list[str]:

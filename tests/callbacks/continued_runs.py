@@ -21,7 +21,7 @@ from lightning_agentrl.callbacks import Chain, CriticWarmup, RunCheckpoints, Tur
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.prompts.memory import FullMemory
 from lightning_agentrl.rollout import GroupRollout
-from lightning_agentrl.tools.bisect import bisect_runs
+from lightning_agentrl.tools.replay import bisect_runs
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import optimizer_states
 from tests.started import forkserver

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lightning_agentrl.agents.scoring import Reader
-from lightning_agentrl.callbacks.thought_information import cross_logps
-from lightning_agentrl.metrics.information import mutual_information
+from lightning_agentrl.callbacks.thought_information import cross_logps, mutual_information
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.types import ModelInput

@@ -15,9 +15,17 @@ from lightning import LightningModule
 from lightning_agentrl.advantages import GAE, AdvantageEstimator, BiLevelGAE, DualDiscountGAE, Forked
 from lightning_agentrl.agents import KL, Needs, PPOAgent
 from lightning_agentrl.callbacks.progress import total_epochs
-from lightning_agentrl.commands.audit_critic import LONGER, AuditCritic, audit, audit_report, audit_run, worst_turns
+from lightning_agentrl.commands.audit_critic import LONGER, audit_run
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.tools.credit import agreement, explained_by_exact_values, noise_of_means
+from lightning_agentrl.tools.audit import (
+    AuditCritic,
+    agreement,
+    audit,
+    audit_report,
+    explained_by_exact_values,
+    noise_of_means,
+    worst_turns,
+)
 from lightning_agentrl.types import ForkPlan, Rollout, Sample, Scores
 from tests.advantages.cases import build, draw_episodes
 from tests.agents.harness import make_trainer

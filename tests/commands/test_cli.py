@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from lightning_agentrl.agents import models
-from lightning_agentrl.commands.play import Person
 from lightning_agentrl.engines import Engine
 from lightning_agentrl.errors.names import class_names
+from lightning_agentrl.tools.play import Person
 from tests.cli import Command, Config, changed, sentence
 
 
@@ -38,8 +38,6 @@ WRONG = {
     "trainer key": ("trainer.max_epoch", 3, ["trainer.max_epoch", "max_epochs?"]),
     "prompt key": ("data.init_args.prompt", {"thnk": 1}, ["data.init_args.prompt.thnk", "think?"]),
     "env key": ("data.init_args.env", {"idd": "x"}, ["data.init_args.env.idd", "id?"]),
-    "key of an earlier version": ("data.init_args.other_envs", [{"id": "x"}], ["data.init_args.other_envs", "envs: ["]),
-    "tasks of an earlier version": ("data.init_args.tasks", {"path": "x"}, ["data.init_args.tasks", "{path: ...}"]),
     "both forms": ("data.init_args.envs", [{"path": "x"}], ["data.init_args.env ", "data.init_args.envs"]),
     "memory key": (
         "data.init_args.memory",
@@ -275,7 +273,7 @@ AGAIN = {
     *("images below 0", "mode of a callback"),
     *("weight without a value", "weight that is no number", "no clip", "trainer without keys"),
     *("shape of a schedule", "negative temperature", "no checkpoint yet", "folder that cannot be made"),
-    *("tasks of an earlier version", "critic class", "no class_path", "nested constructor", "seed"),
+    *("critic class", "no class_path", "nested constructor", "seed"),
     *("mini-batches", "negative rate", "validation inside an iteration", "environment argument"),
     *("accumulation", "limited iterations", "metric of a checkpoint", "kernels without a GPU", "file for a folder"),
 }

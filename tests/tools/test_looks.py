@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_agentrl.metrics.invalid_replies import Invalid
-from lightning_agentrl.tools.looks import Average, Failure, SeenEpisode, SeenTurn, Spread, cycle, failure, look_at
+from lightning_agentrl.tools.inspect import Average, Failure, SeenEpisode, SeenTurn, Spread, cycle, failure, look_at
 from lightning_agentrl.types import StopReason, Turn
 from tests.types.samples import turn
 

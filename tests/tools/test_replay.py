@@ -29,8 +29,7 @@ from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import TurnInteraction
-from lightning_agentrl.tools.bisect import bisect_runs
-from lightning_agentrl.tools.replay import _check_processes, checkpoint_before
+from lightning_agentrl.tools.replay import _check_processes, bisect_runs, checkpoint_before
 from lightning_agentrl.types import Turn
 from tests.agents.harness import ByLength, make_agent, make_data, make_trainer
 from tests.agents.processes import run_command

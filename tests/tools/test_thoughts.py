@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_agentrl.metrics.thoughts import thoughts
+from lightning_agentrl.tools.inspect import thoughts
 
 TEXT = st.text("ab .\n", max_size=20)
 

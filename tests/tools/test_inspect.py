@@ -12,10 +12,17 @@ import yaml
 
 from lightning_agentrl.commands import inspect
 from lightning_agentrl.episodes.contract import Contract
-from lightning_agentrl.metrics.thoughts import Thoughts
 from lightning_agentrl.rollout.validation import WholeEpisode
-from lightning_agentrl.tools.inspect_report import make_report
-from lightning_agentrl.tools.looks import Average, Failure, SeenEpisode, SeenTurn, Spread, look_at
+from lightning_agentrl.tools.inspect import (
+    Average,
+    Failure,
+    SeenEpisode,
+    SeenTurn,
+    Spread,
+    Thoughts,
+    look_at,
+    make_report,
+)
 from lightning_agentrl.types import Sample, StopReason, Turn
 from tests.cli import Command, Config, changed, run_command, sentence
 from tests.tiny import tiny_tokenizer
