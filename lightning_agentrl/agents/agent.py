@@ -584,8 +584,7 @@ class Agent(L.LightningModule, ABC):
             check_described(checkpoint[KEY], given | {*self._undescribed})
         else:
             self.run.go_on_from(checkpoint, self.trainer, self.resume_with_changes)
-            if "date" in checkpoint:  # older ones have none
-                self.datamodule.date.now = datetime.fromisoformat(checkpoint["date"])
+            self.datamodule.date.now = datetime.fromisoformat(checkpoint["date"])
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""

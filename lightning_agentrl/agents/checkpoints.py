@@ -17,7 +17,7 @@ from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedErr
 from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
 KEY = "agent"
-FORMAT = 1  # raised with any change of what a checkpoint holds; tests/agents/test_checkpoint_format.py has its entries
+FORMAT = 2  # raised with any change of what a checkpoint holds; tests/agents/test_checkpoint_format.py has its entries
 
 
 def prepare_checkpoint(
@@ -67,7 +67,7 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
     if KEY not in checkpoint:
         raise CheckpointError(NOT_OURS)
     saved = checkpoint[KEY]
-    if (form := saved.get("format", 1)) != FORMAT:
+    if (form := saved.get("format")) != FORMAT:
         raise CheckpointError(
             f"was written by another version of lightning_agentrl: its format is {form}, this version reads {FORMAT}",
             "go on with the version that wrote it, or begin anew from its weights (agentrl export)",

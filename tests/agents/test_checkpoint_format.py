@@ -9,14 +9,12 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.agents import checkpoints
 from lightning_agentrl.agents.checkpoints import FORMAT, KEY
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.errors import CheckpointError
 from tests.agents.harness import make_agent, make_data, make_trainer
 
-# What this package writes. Raise FORMAT with every change, except for an entry that older versions can ignore and that
-# this one can do without, such as `date`.
+# What this package writes. Raise FORMAT with every change.
 WRITTEN = {
     "": "RolloutDataModule agent attempts date kl_coefficient missed_steps not_finite_in_a_row rates recent_episodes "
     "run_id",
@@ -48,7 +46,7 @@ def checkpoint(tiny_folder: Path, tmp_path: Path) -> Path:
 
 def test_its_entries_are_those_of_its_format(checkpoint: Path) -> None:
     saved = torch.load(checkpoint, weights_only=True)
-    assert saved[KEY]["format"] == FORMAT == 1
+    assert saved[KEY]["format"] == FORMAT == 2
     for way, entries in WRITTEN.items():
         held: Any = saved
         for part in filter(None, way.split(".")):
@@ -56,26 +54,14 @@ def test_its_entries_are_those_of_its_format(checkpoint: Path) -> None:
         assert held.keys() - (LIGHTNING if not way else set()) == set(entries.split()), way
 
 
-@pytest.mark.parametrize("form", [0, 2])
-def test_another_format_is_refused(checkpoint: Path, tiny_folder: Path, tmp_path: Path, form: int) -> None:
+@pytest.mark.parametrize("form", [None, 1, 3])
+def test_another_format_is_refused(checkpoint: Path, tiny_folder: Path, tmp_path: Path, form: int | None) -> None:
     saved = torch.load(checkpoint, weights_only=True)
     saved[KEY]["format"] = form
     del saved["rates"]  # as another version may lack
     torch.save(saved, other := tmp_path / "other.ckpt")
-    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 1; go on with"
+    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 2; go on with"
     with pytest.raises(CheckpointError, match=expected):
         trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
     with pytest.raises(CheckpointError, match=expected):
         type(make_agent(tiny_folder)).load_from_checkpoint(other)
-
-
-def test_what_was_saved_before_there_were_formats_is_of_the_first(
-    checkpoint: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = torch.load(checkpoint, weights_only=True)
-    del saved[KEY]["format"]
-    torch.save(saved, other := tmp_path / "other.ckpt")
-    trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
-    monkeypatch.setattr(checkpoints, "FORMAT", 2)
-    with pytest.raises(CheckpointError, match="its format is 1, this version reads 2"):
-        trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-import torch
 
 from lightning_agentrl.rollout import FullMemory, RolloutDataModule, data_module
 from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
@@ -65,17 +64,6 @@ def test_validation_has_the_date_of_its_checkpoint(dated_folder: Path, tmp_path:
     trainer = make_trainer(tmp_path, 1, [Watch()], limit_val_batches=None)
     trainer.validate(make_agent(dated_folder), data_of(NEXT_DAY), ckpt_path=tmp_path / "1.ckpt", verbose=False)
     assert "31 Dec 2024" in watched[0]
-
-
-def test_a_checkpoint_without_a_date_goes_on_with_the_date_of_the_run(
-    dated_folder: Path, tmp_path: Path, log: list[str]
-) -> None:
-    played(dated_folder, tmp_path, LAST_MINUTE, 1)
-    saved = torch.load(tmp_path / "1.ckpt", weights_only=True)
-    del saved["date"]
-    torch.save(saved, tmp_path / "older.ckpt")
-    played(dated_folder, tmp_path, NEXT_DAY, 2, tmp_path / "older.ckpt")
-    assert [line for line in log if "2025-01-01" in line]
 
 
 def test_all_ranks_have_the_date_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
