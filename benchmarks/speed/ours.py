@@ -20,6 +20,7 @@ from lightning_agentrl.agents import Agent, Compute, CurrentScores, Optim
 from lightning_agentrl.losses import PPOClip
 from lightning_agentrl.models.allocator import keep_freed_memory
 from lightning_agentrl.models.kernels import Kernels
+from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.rollout import MiniBatch
 from lightning_agentrl.types import ModelInput, Rollout, Sample, Segment, SegmentKind, Turn
 
@@ -44,7 +45,12 @@ class PolicyAgent(Agent):
             model=job.model,
             advantage=Given(),
             optim=Optim(job.lr, job.lr, job.weight_decay, job.max_grad_norm, job.max_grad_norm),
-            compute=Compute(job.micro_batch, kernels=cast(Kernels, job.variant if job.variant in KERNELS else "torch")),
+            lora=LoRA() if job.lora else None,
+            compute=Compute(
+                job.micro_batch,
+                gradient_checkpointing=job.checkpointing,
+                kernels=cast(Kernels, job.variant if job.variant in KERNELS else "torch"),
+            ),
         )
         self.loss = PPOClip(dual_clip=None)
 
