@@ -12,7 +12,7 @@ LABORATORY_ARGS ?=
 COMMIT ?= HEAD
 SAME_AS_ARGS ?=
 GPU_FIGURES_ARGS ?=
-# Of `make gpu-figures` and `make test-gpu`, such as the Python of an image with torch and vLLM.
+# Of `make gpu-figures`: a Python with torch, such as that of an image for GPUs; it needs no network then.
 PYTHON_GPU ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 WHEELS := build/wheels
 # Of `make gpu-wheels`: packages that the image has, such as LEAVE_OUT="numpy pandas pyarrow pillow grpcio tensorboard".
@@ -189,6 +189,7 @@ gpu-wheels: ## download into build/wheels what a CUDA image with torch and Pytho
 	rm -f $(foreach name,$(LEAVE_OUT),$(WHEELS)/$(name)-*.whl)
 	@du -k $(WHEELS)/*.whl | sort -n | awk '{ total += $$1; printf "%8.1f MB, in all %8.1f MB  %s\n", $$1 / 1024, total / 1024, $$2 }'
 	@echo "On the machine: python3 -m pip install --no-index --find-links $(WHEELS) -r benchmarks/gpu-requirements.txt deepspeed"
+	@echo "           and: python3 -m pip install --no-index --no-deps --no-build-isolation -e ."
 
 # TRL has other dependencies, so it gets an environment of its own.
 $(TRL_READY): benchmarks/speed/trl-requirements.txt

@@ -108,8 +108,8 @@ def against_trl(key: str, size: str, gpu: bool) -> Part:
     rows = 64 if gpu else 16  # the size that was the fastest for TRL on an H200
     rows = {"trl-episodes": rows // 4, "trl-tree-260": 65536}.get(key, rows)
     command = python("benchmarks.speed.compare", "--only", key, "--model", str(MODELS / size), "--out", str(WORK / key))
-    on_gpu = ["--our-tokens", "65536", "--our-kernels", "compiled", "--device", "cuda"]
-    command += ["--turns", "128", "--their-size", str(rows), *(on_gpu if gpu else ["--repeats", "2"])]
+    on_gpu = ["--turns", "128", "--our-tokens", "65536", "--our-kernels", "compiled", "--device", "cuda"]
+    command += ["--their-size", str(rows), *(on_gpu if gpu else ["--turns", "32", "--repeats", "2"])]
     needs = [] if (ROOT / ".venv-trl").exists() else ["trl"]
     return Part(key, f"Update of {size} against TRL, `{key}`", 100, command, size, needs)
 
@@ -169,8 +169,7 @@ def run(part: Part, folder: Path, limit: float) -> Figures:
     started, log, failed = time.monotonic(), folder / "log.txt", ""
     write = python("benchmarks.speed.random_models", part.model, str(MODELS / part.model))
     command = f"{shlex.join(write)} && {shlex.join(part.command)}" if part.model else shlex.join(part.command)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "build" / "typing"), os.environ.get("PYTHONPATH", "")])
-    variables = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "SPEED_LOG": "1"}
+    variables = os.environ | {"HF_HUB_OFFLINE": "1", "SPEED_LOG": "1"}
     with log.open("w") as out:
         pipes: dict[str, Any] = {"stdout": out, "stderr": out, "start_new_session": True}
         process = subprocess.Popen(["bash", "-c", command], cwd=ROOT, env=variables, **pipes)
@@ -234,12 +233,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="run parts with one of these in their name")
     wanted = parser.parse_args()
     end = time.monotonic() + 60 * wanted.minutes
-    machine = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True).stdout.strip()
-    out, names = ROOT / ("docs/results" if machine else "build/gpu_trial"), ROOT / "build" / "typing"
-    for folder in (out, names):
-        folder.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):  # the import name of the environments, without an installation
-        (names / "agentrl_envs").symlink_to("../../envs")
+    looked = subprocess.run([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True)
+    if looked.returncode:
+        raise SystemExit(f"{sys.executable} cannot import torch; run `make install`, or set PYTHON_GPU to one that can")
+    machine = looked.stdout.strip()
+    out = ROOT / ("docs/results" if machine else "build/gpu_trial")
+    out.mkdir(parents=True, exist_ok=True)
     measure(parts(bool(machine)), wanted.only, machine or TRIAL, out / "gpu.json", end)
 
 
