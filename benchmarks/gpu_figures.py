@@ -101,7 +101,7 @@ def update(size: str, kernels: str, thousands: int, lora: bool, gpu: bool) -> Pa
     what = f"{size} with LoRA" if lora else size  # all of 4B with its optimizer would not fit into 80 GB
     title = f"Update of {what}, {tokens} tokens a micro-batch, `kernels: {kernels}`"
     name = f"update-{size}{'-lora' * lora}-{thousands}k-{kernels}"
-    return Part(name, title, 130 + thousands if lora else 80, command + ["--lora"] * lora, size, ["peft"] * lora)
+    return Part(name, title, 120 + 2 * thousands if lora else 80, command + ["--lora"] * lora, size, ["peft"] * lora)
 
 
 def against_trl(key: str, size: str, gpu: bool) -> Part:
@@ -111,7 +111,7 @@ def against_trl(key: str, size: str, gpu: bool) -> Part:
     on_gpu = ["--turns", "128", "--our-tokens", "65536", "--our-kernels", "compiled", "--device", "cuda"]
     command += ["--their-size", str(rows), *(on_gpu if gpu else ["--turns", "32", "--repeats", "2"])]
     needs = [] if (ROOT / ".venv-trl").exists() else ["trl"]
-    return Part(key, f"Update of {size} against TRL, `{key}`", 100, command, size, needs)
+    return Part(key, f"Update of {size} against TRL, `{key}`", 120, command, size, needs)
 
 
 def tests(marks: str, gpu: bool) -> Part:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from benchmarks import gpu_figures
+from benchmarks.engines.busy import BusyGPU, Usage
 from benchmarks.gpu_figures import TRIAL, Part, figures_of, measure, parts, run
 from benchmarks.speed.layouts import Case
 from benchmarks.speed.random_models import wide_tokenizer
@@ -128,3 +129,16 @@ def test_every_id_of_a_random_model_decodes() -> None:
     assert len(tokenizer) == 1000
     assert tokenizer.decode([999]) == "<word999>"
     assert tokenizer.encode("go forward") == wide_tokenizer(600).encode("go forward")
+
+
+def test_use_of_a_gpu_is_read_from_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho '[N/A], 1024'; echo '30, 2048'; echo '50, 1024'; sleep 100\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    began = time.time()
+    with BusyGPU() as gpu:
+        while len(gpu.samples) < 2:
+            time.sleep(0.01)
+        assert gpu.between(began, time.time()) == Usage(share=0.4, gib=2.0)
+    assert gpu.between(0, began) is None

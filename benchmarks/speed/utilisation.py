@@ -116,23 +116,28 @@ def _now(trainer: L.Trainer) -> float:
     return time.perf_counter()
 
 
+def seconds_of_steps(job: Job, repeats: int) -> list[float]:
+    timed = Timed()
+    trainer = make_trainer(job, timed, max_epochs=WARM + repeats)
+    trainer.fit(PolicyAgent(job), GivenData(rollout_of(job.rows())))
+    return timed.seconds
+
+
 def measure(job: Job, repeats: int) -> dict[str, Any]:
     """Median seconds of a step and the peak memory of tensors, with gradient checkpointing if it does not fit."""
     gc.collect()  # of the measurement before
     if job.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    timed = Timed()
     try:
-        trainer = make_trainer(job, timed, max_epochs=WARM + repeats)
-        trainer.fit(PolicyAgent(job), GivenData(rollout_of(job.rows())))
+        seconds = seconds_of_steps(job, repeats)
     except torch.OutOfMemoryError:
         if job.checkpointing:
             raise
     else:
         peak = torch.cuda.max_memory_allocated() / 2**30 if job.device == "cuda" else None
-        found = {"seconds": median(timed.seconds[WARM:]), "seconds of the first step": timed.seconds[0]}
-        return found | {"peak GiB": peak} | ({"gradient checkpointing": "on"} if job.checkpointing else {})
+        found = {"seconds": median(seconds[WARM:]), "seconds of the first step": seconds[0], "peak GiB": peak}
+        return found | ({"gradient checkpointing": "on"} if job.checkpointing else {})
     return measure(replace(job, checkpointing=True), repeats)
 
 
@@ -151,9 +156,10 @@ def main() -> None:
     half = wanted.tokens // 2
     cases = {"apart": (LONG_APART, wanted.turns), "shared": (LONG, wanted.turns), "one row": (Case(half, 0, half), 1)}
     found: dict[str, Any] = {f"TFLOP/s of {of}": rate / 1e12}
+    settings: dict[str, Any] = {"variant": wanted.kernels, "device": wanted.device, "lora": wanted.lora}
     for name, (case, turns) in cases.items():
-        settings = {"variant": wanted.kernels, "device": wanted.device, "lora": wanted.lora}
         one = measure(Job(case, turns, wanted.model, "bf16", wanted.tokens, **settings), wanted.repeats)
+        settings["checkpointing"] = "gradient checkpointing" in one  # the others as well, to be compared
         raw = turns * (case.prompt + case.reply - 1)
         flops = step_flops(sizes, case, turns, wanted.lora)
         one |= {"tokens/s": raw / one["seconds"], "MFU": flops / one["seconds"] / rate}
