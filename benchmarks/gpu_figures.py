@@ -157,7 +157,7 @@ def shown(figures: Figures) -> str:
     texts = []
     for name, value in figures.items():
         if isinstance(value, dict):
-            texts.append(f"{name}: ({shown(value)})")
+            texts += [f"{name}: ({inner})"] if (inner := shown(value)) else []
         elif value is not None:
             texts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
     return ", ".join(texts)
