@@ -6,6 +6,7 @@ Started by `compare.py`; its micro-batch is counted in tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast, get_args
 
 import lightning as L
@@ -109,6 +110,7 @@ class GivenData(L.LightningDataModule):
     groups = None
     max_staleness = 0
     interaction = None
+    renderer = SimpleNamespace(template=SimpleNamespace(writes_date=False))  # there are no prompts
     phase = "train"
     prove = "off"  # there is no engine
     samples_ahead = False
