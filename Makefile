@@ -186,7 +186,7 @@ gpu-wheels: ## download into build/wheels what a CUDA image with torch and Pytho
 		$(foreach tag,2_28 2_27 2_17 2014 2_12 2010 2_5 1,--platform manylinux$(if $(findstring _,$(tag)),_)$(tag)_x86_64) \
 		-c constraints.txt -c benchmarks/speed/trl-requirements.txt -r benchmarks/gpu-requirements.txt -d $(WHEELS)
 	DS_BUILD_OPS=0 $(PYTHON) -m pip --disable-pip-version-check wheel -q --no-deps -c constraints.txt deepspeed -w $(WHEELS)
-	rm -f $(foreach name,$(LEAVE_OUT),$(WHEELS)/$(name)-*.whl)
+	rm -f $(foreach name,$(subst -,_,$(LEAVE_OUT)),$(WHEELS)/$(name)-*.whl)
 	@du -k $(WHEELS)/*.whl | sort -n | awk '{ total += $$1; printf "%8.1f MB, in all %8.1f MB  %s\n", $$1 / 1024, total / 1024, $$2 }'
 	@echo "On the machine: python3 -m pip install --no-index --find-links $(WHEELS) -r benchmarks/gpu-requirements.txt deepspeed"
 	@echo "           and: python3 -m pip install --no-index --no-deps --no-build-isolation -e ."
