@@ -11,7 +11,12 @@ BENCHMARK_ARGS ?=
 LABORATORY_ARGS ?=
 COMMIT ?= HEAD
 SAME_AS_ARGS ?=
-GPU_REPORT_ARGS ?=
+GPU_FIGURES_ARGS ?=
+# Of `make gpu-figures`: a Python with torch, such as that of an image for GPUs; it needs no network then.
+PYTHON_GPU ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+WHEELS := build/wheels
+# Of `make gpu-wheels`: packages that the image has, such as LEAVE_OUT="numpy pandas pyarrow pillow grpcio tensorboard".
+LEAVE_OUT ?=
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest --durations 25
 # Two at a time, and whoever is done takes from the other.
@@ -24,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-oldest test-newest test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
+.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-oldest test-newest test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-figures gpu-wheels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -171,8 +176,20 @@ build/deepspeed: constraints.txt
 benchmarks: install $(TRL_READY) ## updates against TRL and plain transformers, then docs/results/speed.md
 	$(BIN)/python benchmarks/speed/compare.py $(BENCHMARK_ARGS)
 
-gpu-report: install ## measure everything on this machine's GPUs, then docs/results/gpu.md; goes on where it stopped; without a GPU, a trial
-	$(BIN)/python benchmarks/gpu_report/run.py $(GPU_REPORT_ARGS)
+gpu-figures: ## measure this machine's GPU in short parts, then docs/results/gpu.md; continues where it stopped; without a GPU, a trial
+	$(PYTHON_GPU) benchmarks/gpu_figures.py $(GPU_FIGURES_ARGS)
+
+# DeepSpeed has no wheel of its own: it is built without its kernels, which it compiles when they are used.
+gpu-wheels: ## download into build/wheels what a CUDA image with torch and Python 3.12 lacks for `make gpu-figures`
+	rm -rf $(WHEELS)
+	$(PYTHON) -m pip --disable-pip-version-check download -q --no-deps --only-binary :all: --python-version 3.12 \
+		$(foreach tag,2_28 2_27 2_17 2014 2_12 2010 2_5 1,--platform manylinux$(if $(findstring _,$(tag)),_)$(tag)_x86_64) \
+		-c constraints.txt -c benchmarks/speed/trl-requirements.txt -r benchmarks/gpu-requirements.txt -d $(WHEELS)
+	DS_BUILD_OPS=0 $(PYTHON) -m pip --disable-pip-version-check wheel -q --no-deps -c constraints.txt deepspeed -w $(WHEELS)
+	rm -f $(foreach name,$(subst -,_,$(LEAVE_OUT)),$(WHEELS)/$(name)-*.whl)
+	@du -k $(WHEELS)/*.whl | sort -n | awk '{ total += $$1; printf "%8.1f MB, in all %8.1f MB  %s\n", $$1 / 1024, total / 1024, $$2 }'
+	@echo "On the machine: python3 -m pip install --no-index --find-links $(WHEELS) -r benchmarks/gpu-requirements.txt deepspeed"
+	@echo "           and: python3 -m pip install --no-index --no-deps --no-build-isolation -e ."
 
 # TRL has other dependencies, so it gets an environment of its own.
 $(TRL_READY): benchmarks/speed/trl-requirements.txt

@@ -3,10 +3,10 @@
     python benchmarks/same_as.py main                     # main against the working tree
     python benchmarks/same_as.py main HEAD --cases lora   # two commits, one case
 
-A change that moves code must change no numbers. Both commits run the same configs on this machine, one thread to a
-process and one request at a time, and only what users see is read: the command, keys of the config, logged metrics, the
-turn log (which has seven digits) and checkpoints. What is called otherwise by now is in the tables of
-`same_as_cases.py`. Exits with 1 when anything differs.
+A change that moves code must change no numbers. Both commits run the same commands and configs on this machine, one
+thread per process. The program reads only what users see: the command, config keys, logged metrics, the turn log (seven
+digits, with held-out episodes), checkpoints and cloned models. `same_as_cases.py` lists the cases and has tables of
+what was renamed since. All cases take two to three minutes on two idle cores. Exits with 1 when anything differs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -48,7 +49,7 @@ from benchmarks.same_as_cases import (
     of_class,
     translated,
 )
-from tests.tiny import tiny_model_folder
+from tests.tiny import tiny_model_folder, tiny_vision_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -146,13 +147,15 @@ def record(folder: Path, notes: Notes) -> dict[str, list[Row]]:
     for file in sorted(folder.glob("metrics/**/metrics.csv")):
         lines = csv.DictReader(file.read_text().splitlines())
         rows["metrics"] += [[(k, float(v)) for k, v in line.items() if v] for line in lines]
-    for file in sorted(folder.glob("turns/*.jsonl")):
+    for file in sorted(folder.glob("turns/**/*.jsonl")):
         rows["turns"] += [flat(json.loads(line)) for line in file.read_text("utf-8").splitlines()]
     checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
     rows["weights"] = [[(name, digest(x)) for name, x in checkpoint["state_dict"].items()]]
     rows["optimizer"] = [
         [(name, digest(x) if isinstance(x, torch.Tensor) else x) for name, x in flat(checkpoint["optimizer_states"])]
     ]
+    for file in sorted(folder.glob("*/*.safetensors")):  # written by `agentrl clone`
+        rows["weights"].append([(f"{file.parent.name}/{name}", digest(x)) for name, x in load_file(file).items()])
     return {part: [named(row, PARTS[part], notes) for row in rows[part]] for part in PARTS}
 
 
@@ -170,11 +173,11 @@ class Command:
         self.runner = runner
         self.packages = json.loads(self._answer() or "[]")
 
-    def __call__(self, folder: Path, *arguments: str) -> str:
-        """Run it; its last words if it failed."""
+    def __call__(self, folder: Path, *arguments: str, expected: int = 0) -> str:
+        """Run it; return the end of its log if it ended with another exit code than expected."""
         print(json.dumps([str(folder), arguments]), file=self.runner.stdin, flush=True)
         code = self._answer()
-        return "" if code == "0" else f"exit code {code}: {(folder / 'log.txt').read_text().strip()[-600:]}"
+        return "" if code == str(expected) else f"exit code {code}: {(folder / 'log.txt').read_text().strip()[-600:]}"
 
     def _answer(self) -> str:
         assert self.runner.stdout
@@ -223,7 +226,11 @@ class Checkout:
         self.renamed |= set(renamed)
         folder.mkdir()
         (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-        failures = (agentrl(folder, "fit", "--config", "config.yaml", *arguments) for arguments in case.runs)
+        codes = [case.code] * (len(case.runs) - 1) + [0]
+        failures = (
+            agentrl(folder, subcommand, "--config", "config.yaml", *arguments, expected=code)
+            for (subcommand, *arguments), code in zip(case.runs, codes, strict=True)
+        )
         failure = next(filter(None, failures), "")
         print(f"{self.name}: {folder.name}{' failed' if failure else ''}", file=sys.stderr, flush=True)
         return failure
@@ -268,7 +275,7 @@ def main() -> None:
         model = tiny_model_folder(folder / "model")
         tasks = folder / "tasks.jsonl"
         tasks.write_text("".join(f'{{"prompt": "{a} + 1 is", "answer": "{a + 1}"}}\n' for a in range(5)))
-        wanted = cases(model, tasks)
+        wanted = cases(model, tiny_vision_folder(folder / "vision"), tasks)
         if given.cases:
             unknown = set(given.cases.split(",")) - wanted.keys()
             if unknown:

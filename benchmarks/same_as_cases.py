@@ -49,10 +49,17 @@ REWRITTEN: list[tuple[str, Callable[[Config], None]]] = [("data.init_args.other_
 
 @dataclass(frozen=True)
 class Case:
-    """A config, and the arguments of each run of the command with it; a later run finds the files of those before."""
+    """A config, and the commands that are run with it in one folder, one after the other.
+
+    Args:
+        config: in the keys of the first commit.
+        runs: a subcommand and its arguments each; ``--config`` is added.
+        code: expected exit code of all commands but the last, which must succeed.
+    """
 
     config: Config
-    runs: tuple[tuple[str, ...], ...] = ((),)
+    runs: tuple[tuple[str, ...], ...] = (("fit",),)
+    code: int = 0
 
 
 def of_class(name: str, **arguments: Any) -> Config:
@@ -116,12 +123,17 @@ def translated(
     return config, applied
 
 
-def cases(model: Path, tasks: Path) -> dict[str, Case]:
-    """All cases by name.
+def cases(model: Path, vision: Path, tasks: Path) -> dict[str, Case]:
+    """Return all cases by name.
 
-    What the engine computes depends on the order of its requests where one prompt continues another, and in older
-    commits that depends on the machine. So a case has one environment in each process, or prompts that never continue
-    another. ``max_staleness`` is left out: in older commits what it samples is not the same in every run.
+    Cases are added and never removed. Each takes a few seconds and must be equal in every run of one commit. The first
+    ones also run with commits whose sampling depends on timing when one prompt continues another. So they have one
+    environment per process, or prompts that never continue another.
+
+    Args:
+        model: folder of a text model.
+        vision: folder of a vision-language model.
+        tasks: file of one-turn tasks.
     """
     base = {
         "seed_everything": 0,
@@ -173,11 +185,21 @@ def cases(model: Path, tasks: Path) -> dict[str, Case]:
     warm_up = of_class("CriticWarmup", rollouts=2, rounds=2, fraction=0.5)
     adaptive = of_class("AdaptiveKL", value=0.05, target=0.01, horizon=1000)
 
-    def case(values: Mapping[str, Any], *runs: tuple[str, ...], callbacks: tuple[Config, ...] = ()) -> Case:
+    interrupted = (
+        ("fit", "--trainer.max_epochs", "2"),
+        ("fit", "--trainer.max_epochs", "4", "--ckpt_path", "last.ckpt"),
+    )
+
+    def game(name: str, **settings: Any) -> Config:
+        return {"id": f"same_as_game:{name}-v0", **settings}
+
+    def case(
+        values: Mapping[str, Any], *runs: tuple[str, ...], callbacks: tuple[Config, ...] = (), code: int = 0
+    ) -> Case:
         sizes = {} if f"{data}.groups" in values else four
         config = changed(base, {**sizes, **values})
         config["trainer"]["callbacks"] += callbacks
-        return Case(config, runs or ((),))
+        return Case(config, runs or (("fit",),), code)
 
     return {
         "separate": case({**separate, f"{agent}.kl_loss": 0.01, f"{data}.update_epochs": 2}),
@@ -246,10 +268,196 @@ def cases(model: Path, tasks: Path) -> dict[str, Case]:
         "lora": case({**separate, f"{agent}.lora": of_class("LoRA", rank=4), f"{agent}.lr_actor": 1e-2}),
         "bf16": case({**separate, "trainer.precision": "bf16-true"}),
         "warmup": case({**separate, "trainer.max_epochs": 4}, callbacks=(warm_up,)),
-        "resume": case(
-            shared, ("--trainer.max_epochs", "2"), ("--trainer.max_epochs", "4", "--ckpt_path", "last.ckpt")
-        ),
+        "resume": case(shared, *interrupted),
         "ranks": case(
             {**separate, "trainer.devices": 2, "trainer.strategy": "ddp", "trainer.check_val_every_n_epoch": 3}
+        ),
+        # the next rollout is collected while this one trains, and a checkpoint holds it
+        "ahead": case({**separate, f"{data}.max_staleness": 1}, *interrupted),
+        # each process collects whole groups ahead
+        "ranks_ahead": case(
+            {
+                f"{agent}.advantage": of_class("RLOO"),
+                f"{data}.groups": {"size": 2, "per_rollout": 4, "mini_batches": 2, "ahead": 2},
+                f"{data}.num_envs": 2,
+                f"{data}.max_staleness": 2,
+                "trainer.devices": 2,
+                "trainer.strategy": "ddp",
+            },
+            *interrupted,
+        ),
+        # 72 requests at a time of an engine that by default samples 64, with prompts that share prefixes
+        "crowd": case(
+            {
+                **shared,
+                f"{agent}.max_tokens_per_micro_batch": 2000,
+                f"{data}.num_envs": 72,
+                f"{data}.turns_per_env": 3,
+                f"{data}.mini_batch_turns": 108,
+                f"{data}.memory": of_class("FullMemory"),
+                f"{data}.engine": of_class("TransformersEngine"),
+                "trainer.max_epochs": 2,
+            }
+        ),
+        # one source in worker processes and one in threads
+        "process": case(
+            {
+                **separate,
+                f"{data}.env": game("Echo", worker="process", timeout_seconds=60.0),
+                f"{data}.other_envs": [game("Failing", retries=1)],
+                f"{data}.memory": of_class("WindowMemory", turns=1),
+            },
+            *interrupted,
+        ),
+        # errors of environments that a retry repairs, and others that lose the episode
+        "faults": case(
+            {
+                **shared,
+                **one_at_a_time,
+                f"{data}.env": game("Failing", retries=1),
+                f"{data}.faults": {"share": 1.0},
+                f"{data}.turns_per_env": 24,
+                "trainer.check_val_every_n_epoch": 3,
+            }
+        ),
+        # lost episodes of groups are played once more
+        "group_faults": case(
+            {
+                f"{agent}.advantage": of_class("GRPO"),
+                f"{data}.env": game("Failing", retries=1),
+                f"{data}.faults": {"share": 1.0},
+                f"{data}.groups": {"size": 4, "per_rollout": 4, "mini_batches": 2},
+            }
+        ),
+        # SIGTERM while the second rollout is collected; the run goes on with what it has saved
+        "signal": case(
+            {**separate, **growing, f"{data}.env": game("Ending", kwargs={"at_step": 20})},
+            ("fit",),
+            ("fit", "--ckpt_path", "stopped-1.ckpt"),
+            code=143,
+        ),
+        # episodes that are longer than a rollout: replies that are asked for again, a budget of tokens, other words
+        "session": case(
+            {
+                **shared,
+                f"{data}.env": guessing | {"wording": {"system_prompt": "Guess. {actions}"}},
+                f"{data}.memory": of_class("ClearingMemory", every=2),
+                f"{data}.interaction": of_class(
+                    "TurnInteraction", max_reply_tokens=4, max_turns=3, reply_budget=18, ask_again=1
+                ),
+                f"{data}.turns_per_env": 3,
+                f"{data}.mini_batch_turns": 6,
+                f"{data}.validation": {"episodes": 4, "num_envs": 2, "temperature": 0.0},
+                "trainer.check_val_every_n_epoch": 2,
+            },
+            *interrupted,
+        ),
+        # the turns of each side of a game are an episode
+        "sides": case(
+            {
+                f"{agent}.advantage": of_class("RLOO"),
+                f"{data}.env": game("Duel"),
+                f"{data}.interaction": of_class("SidesInteraction", max_reply_tokens=4),
+                f"{data}.groups": {"size": 2, "per_rollout": 3, "mini_batches": 2, "ahead": 1},
+                f"{data}.memory": of_class("FullMemory"),
+            }
+        ),
+        # pictures in the history of a prompt, read by a tower that is trained
+        "images": case(
+            {
+                **shared,
+                f"{agent}.model": str(vision),
+                f"{agent}.train_tower": True,
+                f"{agent}.max_tokens_per_micro_batch": 300,
+                f"{data}.env": game("Picture"),
+                f"{data}.other_envs": [game("Picture", worker="process")],
+                f"{data}.memory": of_class("WindowMemory", turns=1),
+            }
+        ),
+        # images of growing samples in a checkpoint
+        "growing_images": case(
+            {
+                **separate,
+                **growing,
+                f"{agent}.model": str(vision),
+                f"{agent}.max_tokens_per_micro_batch": 500,
+                f"{data}.env": game("Picture"),
+                f"{data}.turns_per_env": 6,
+                f"{data}.mini_batch_turns": 6,
+                f"{data}.max_staleness": 1,
+            },
+            *interrupted,
+        ),
+        # rewards from a rule and from another model
+        "judge": case(
+            {
+                **shared,
+                f"{data}.env": game("Echo", judge=of_class("PatternJudge", pattern="[aeiou]", reward=0.3)),
+                f"{data}.other_envs": [
+                    game(
+                        "Echo",
+                        judge=of_class(
+                            "ModelJudge",
+                            model=str(model),
+                            question="Rate it.",
+                            missing=2.0,
+                            max_reply_tokens=32,
+                        ),
+                    )
+                ],
+            }
+        ),
+        # advantages from episodes that are played on from states of the rollout
+        "forks": case(
+            {
+                f"{agent}.advantage": of_class("Forked", branches=3, every=2),
+                f"{agent}.kl_in_reward": 0.0,
+                f"{agent}.kl_loss": 0.01,
+                f"{data}.memory": of_class("FullMemory"),
+                f"{data}.num_envs": 2,
+                f"{data}.mini_batch_turns": 4,
+            }
+        ),
+        "group_forks": case(
+            {
+                f"{agent}.advantage": of_class("Forked", branches=2),
+                f"{agent}.kl_in_reward": 0.0,
+                f"{data}.groups": {"size": 2, "per_rollout": 3, "mini_batches": 2},
+            }
+        ),
+        # a policy is cloned from the turn log of a run, and another one from the scripted player
+        "clone": case(
+            {**separate, "trainer.max_epochs": 2},
+            ("fit",),
+            ("clone", "--recorded", ".", "--out", "recorded", "--steps", "4", "--lr", "1e-2"),
+            ("clone", "--episodes", "6", "--out", "scripted", "--steps", "4", "--lr", "1e-2"),
+        ),
+        # metrics and checkpoints of cloning
+        "clone_agent": case(
+            {
+                "model": of_class(
+                    "CloneAgent",
+                    model=str(model),
+                    demonstrations=of_class("Expert", episodes=6),
+                    min_return=0.5,
+                    optim={"lr_actor": 1e-2},
+                ),
+                "trainer.check_val_every_n_epoch": 2,
+            },
+            *interrupted,
+        ),
+        "popart": case({f"{agent}.critic": of_class("SeparateCritic", popart=0.5), f"{data}.update_epochs": 2}),
+        # rates rise and fall over the run, those of the actor from the end of the critic's warm-up
+        "schedule": case(
+            {
+                f"{agent}.critic": of_class("SharedCritic", popart=0.3),
+                f"{agent}.optim.schedule": {
+                    "actor": {"shape": "cosine", "warmup_steps": 3, "final": 0.1},
+                    "critic": {"shape": "linear", "warmup_steps": 2, "steps": 9},
+                },
+            },
+            ("fit", "--trainer.max_epochs", "3"),
+            ("fit", "--trainer.max_epochs", "5", "--ckpt_path", "last.ckpt"),
+            callbacks=(warm_up,),
         ),
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from benchmarks.same_as import Difference, Notes, compare, digest, flat, named
+from benchmarks.same_as import Difference, Notes, compare, digest, flat, named, record
 from benchmarks.same_as_cases import Config, one_list_of_sources, translated
 
 ROW = {"step": 3.0, "loss": 0.5, "kl": math.nan, "reply_ids[0]": 7}
@@ -53,6 +55,18 @@ def test_tensors_are_equal_to_the_bit() -> None:
     assert [digest(x) == digest(y) for y in changes] == [True, False, False, False, False]
     assert digest(x.bfloat16()) == digest(x.bfloat16())
     assert digest(torch.tensor(3.0)) != digest(torch.tensor(3))
+
+
+def test_record_reads_held_out_turns_and_cloned_models(tmp_path: Path) -> None:
+    (tmp_path / "turns" / "held_out").mkdir(parents=True)
+    (tmp_path / "turns" / "held_out" / "rank0-000000.jsonl").write_text('{"reward": 1.0}\n')
+    torch.save({"state_dict": {"w": torch.ones(2)}, "optimizer_states": [{"step": 3}]}, tmp_path / "last.ckpt")
+    (tmp_path / "cloned").mkdir()
+    save_file({"w": torch.zeros(2)}, tmp_path / "cloned" / "model.safetensors")
+    found = record(tmp_path, Notes())
+    assert found["turns"] == [{"reward": 1.0}]
+    assert found["weights"] == [{"w": digest(torch.ones(2))}, {"cloned/w": digest(torch.zeros(2))}]
+    assert found["optimizer"] == [{"[0].step": 3}]
 
 
 def test_new_names_take_the_values_of_old_ones_and_times_none() -> None:

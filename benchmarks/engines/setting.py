@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
+import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle
 from lightning_agentrl.episodes.env_worker import EnvWorker
@@ -77,7 +79,9 @@ class Setting:
         self.executor = ThreadPoolExecutor(len(envs))
         self.loop = LoopThread()
         window = PROMPT.max_prompt_tokens + reply
-        self.handle = PolicyHandle(policy, self.renderer.stop_token_ids, nullcontext, max_model_len=window)
+        # On a GPU as with bf16-mixed.
+        precision = partial(torch.autocast, device, torch.bfloat16) if device == "cuda" else nullcontext
+        self.handle = PolicyHandle(policy, self.renderer.stop_token_ids, precision, max_model_len=window)
         engine.start(self.handle)
         engine.sync(0)
         self.begin(envs)

@@ -12,6 +12,7 @@ their lines.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
@@ -23,9 +24,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speed.comparisons import COMPARISONS, OUR_TOKENS, Comparison
-from benchmarks.speed.contender import PYTHONS, Contender, Step
+from benchmarks.speed.contender import TRL, Contender, Step
 from benchmarks.speed.job import Job
-from benchmarks.speed.report import line, markdown, versions
+from benchmarks.speed.report import line, markdown, summary, versions
 from benchmarks.speed.tuning import TUNED, tune, tuned_size
 from lightning_agentrl.models.demo import NAME, demo_model_folder
 
@@ -36,7 +37,7 @@ TOLERANCE = {"bf16": 0.1, "float32": 1e-4}
 CHECK_TURNS = 16  # of the check in float32
 
 
-def jobs_of(comparison: Comparison, job: Job, tuned: Path) -> tuple[Job, Job]:
+def jobs_of(comparison: Comparison, job: Job, their_size: int) -> tuple[Job, Job]:
     """Ours and theirs."""
     case, precision, theirs = comparison.case, comparison.precision, comparison.theirs
     common = replace(job, case=case, precision=precision)
@@ -44,16 +45,16 @@ def jobs_of(comparison: Comparison, job: Job, tuned: Path) -> tuple[Job, Job]:
         replace(common, micro_batch=job.micro_batch, variant=comparison.ours.variant or job.variant),
         replace(
             common,
-            micro_batch=tuned_size(theirs, case, precision, tuned),
+            micro_batch=their_size,
             variant=theirs.variant,
             episodes=theirs.episodes,
         ),
     )
 
 
-def measure(comparison: Comparison, job: Job, repeats: int, tuned: Path) -> dict[str, Any]:
+def measure(comparison: Comparison, job: Job, repeats: int, their_size: int) -> dict[str, Any]:
     """Seconds of both sides, step by step, and whether they computed the same."""
-    our_job, their_job = jobs_of(comparison, job, tuned)
+    our_job, their_job = jobs_of(comparison, job, their_size)
     sides = comparison.ours.module, comparison.theirs.module
     with ExitStack() as beside:
         exact: list[Contender] = []  # they load while the others do, and step when these have left
@@ -68,7 +69,7 @@ def measure(comparison: Comparison, job: Job, repeats: int, tuned: Path) -> dict
         exact_error = checked((exact[0].step(), exact[1].step()), "float32") if exact else None
     return {
         "setting": comparison.setting,
-        "theirs": comparison.theirs.name,
+        "theirs": comparison.theirs.name + (f" ({note})" if (note := steps[-1][1].note) else ""),
         "goal": comparison.goal,
         "turns": job.turns,
         "threads": job.threads,
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=128, help="turns of a step")
     parser.add_argument("--tune", action="store_true", help="find all best micro-batch sizes anew")
     parser.add_argument("--model", default="demo", help="demo, or the folder of a model")
+    parser.add_argument("--their-size", type=int, help="of their micro-batches; the tuned one, if not given")
     parser.add_argument("--device", choices=OUR_TOKENS, default="cpu")
     parser.add_argument("--our-tokens", type=int, help="of our micro-batches; as in the configs, if not given")
     parser.add_argument("--our-kernels", default="", help="our `kernels`, where a comparison leaves them open")
@@ -123,7 +125,8 @@ def main() -> None:
     chosen = [c for c in COMPARISONS if c.key == wanted.only] or [c for c in COMPARISONS if wanted.only in c.key]
     if not chosen:
         raise SystemExit(f"no comparison has '{wanted.only}' in its key: {', '.join(c.key for c in COMPARISONS)}")
-    if not Path(PYTHONS["trl_grpo"]).exists() and any(c.theirs.module == "trl_grpo" for c in chosen):
+    has_trl = TRL.exists() or importlib.util.find_spec("trl")
+    if not has_trl and any(c.theirs.module.startswith("trl") for c in chosen):
         raise SystemExit("TRL has an environment of its own; `make benchmarks` makes it")
     folder = str(demo_model_folder()) if wanted.model == "demo" else wanted.model
     tokens = wanted.our_tokens or OUR_TOKENS[wanted.device]
@@ -131,16 +134,20 @@ def main() -> None:
     wanted.out.mkdir(parents=True, exist_ok=True)
     usual = wanted.model == "demo" and wanted.device == "cpu"
     tuned = TUNED if usual else wanted.out / "tuned.json"
-    tune(chosen, job, anew=wanted.tune, file=tuned)
+    if wanted.their_size is None:
+        tune(chosen, job, anew=wanted.tune, file=tuned)
     file = wanted.out / "speed.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
     for comparison in chosen:
-        results[comparison.key] = measure(comparison, job, wanted.repeats, tuned)
+        theirs = comparison.theirs, comparison.case, comparison.precision
+        size = wanted.their_size or tuned_size(*theirs, tuned)
+        results[comparison.key] = measure(comparison, job, wanted.repeats, size)
         ordered = {c.key: results[c.key] for c in COMPARISONS if c.key in results}
         file.write_text(json.dumps({"versions": versions(), "results": ordered}, indent=2) + "\n")
         file.with_suffix(".md").write_text(markdown(ordered, versions()))
         print(f"{comparison.key}: {line(results[comparison.key])}", flush=True)
     print(file.with_suffix(".md").read_text())
+    print(json.dumps(summary(results[chosen[-1].key])))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,18 @@ ROW = Case(prompt=252, shared=200)  # with the reply, rows of 200 shared and 60 
 ROW_APART = Case(prompt=252, shared=0)
 
 # Sizes of a micro-batch: ours, that of the quickstart when most lines were measured or of the configs for GPUs; those
-# tried for the others, in tokens, rows and rows
+# tried for the others, in tokens, rows, rows and tokens
 OUR_TOKENS = {"cpu": 2048, "cuda": 16384}
 SIZES = {
-    "cpu": {"plain": (512, 1024, 2048, 4096), "trl_grpo": (4, 8, 16), "episodes": (2, 4, 8, 16)},
-    "cuda": {"plain": (4096, 8192, 16384, 32768), "trl_grpo": (8, 16, 32, 64), "episodes": (4, 8, 16)},
-}
+    "cpu": {
+        "plain": (512, 1024, 2048, 4096), "trl_tree": (1024, 2048, 4096),
+        "trl_grpo": (4, 8, 16), "episodes": (2, 4, 8, 16),
+    },
+    "cuda": {
+        "plain": (4096, 8192, 16384, 32768), "trl_tree": (8192, 16384, 65536),
+        "trl_grpo": (8, 16, 32, 64), "episodes": (4, 8, 16),
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ OURS_COMPILED = Side("lightning-agentrl, kernels: compiled", "ours", "compiled")
 PLAIN = Side("plain transformers", "plain")
 TRL = Side("TRL GRPO", "trl_grpo", "shipped")
 TRL_SCORED = Side("TRL GRPO, projecting scored positions only", "trl_grpo", "scored")
+TRL_TREE = Side("TRL's prefix tree", "trl_tree")
 TRL_EPISODES = Side("TRL GRPO, a row per episode", "trl_grpo", "shipped", episodes=True)
 TRL_EPISODES_SCORED = Side("TRL GRPO, a row per episode, projecting scored positions only", "trl_grpo", "scored", True)
 
@@ -66,6 +73,7 @@ COMPARISONS = (
     Comparison("trl-scored-260", LONG, TRL_SCORED, 2.5),
     Comparison("trl-scored-260-apart", LONG_APART, TRL_SCORED, 1.1),
     Comparison("trl-scored-260-apart-compiled", LONG_APART, TRL_SCORED, 1.1, ours=OURS_COMPILED),
+    Comparison("trl-tree-260", LONG, TRL_TREE, None),
     Comparison("trl-episodes", SHORT, TRL_EPISODES, 1.2),
     Comparison("trl-episodes-scored", SHORT, TRL_EPISODES_SCORED, None),
     Comparison("plain-bf16", ROW, PLAIN, 2.0),

@@ -15,7 +15,9 @@ from typing import Any
 from benchmarks.speed.job import Job
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONS = {"ours": sys.executable, "plain": sys.executable, "trl_grpo": str(ROOT / ".venv-trl" / "bin" / "python")}
+TRL = ROOT / ".venv-trl" / "bin" / "python"  # without it, TRL may be installed beside us
+OF_TRL = str(TRL) if TRL.exists() else sys.executable
+PYTHONS = {"ours": sys.executable, "plain": sys.executable, "trl_grpo": OF_TRL, "trl_tree": OF_TRL}
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Step:
     grad_norm: float
     peak_bytes: int  # the most memory of the process so far, without that of the program itself
     largest_logits: int = 0  # bytes of the largest tensor over the vocabulary, where asked for
+    note: str = ""  # how it was computed
 
 
 class Contender:

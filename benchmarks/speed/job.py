@@ -28,6 +28,8 @@ class Job:
     lr: float = 1e-6
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
+    checkpointing: bool = False  # ours only, as adapters are
+    lora: bool = False
 
     def rows(self) -> list[Row]:
         return (episode_rows if self.episodes else turn_rows)(self.case, self.turns)

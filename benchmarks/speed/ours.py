@@ -6,6 +6,7 @@ Started by `compare.py`; its micro-batch is counted in tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast, get_args
 
 import lightning as L
@@ -20,6 +21,7 @@ from lightning_agentrl.agents import Agent, Compute, CurrentScores, Optim
 from lightning_agentrl.losses import PPOClip
 from lightning_agentrl.models.allocator import keep_freed_memory
 from lightning_agentrl.models.kernels import Kernels
+from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.rollout import MiniBatch
 from lightning_agentrl.types import ModelInput, Rollout, Sample, Segment, SegmentKind, Turn
 
@@ -44,7 +46,12 @@ class PolicyAgent(Agent):
             model=job.model,
             advantage=Given(),
             optim=Optim(job.lr, job.lr, job.weight_decay, job.max_grad_norm, job.max_grad_norm),
-            compute=Compute(job.micro_batch, kernels=cast(Kernels, job.variant if job.variant in KERNELS else "torch")),
+            lora=LoRA() if job.lora else None,
+            compute=Compute(
+                job.micro_batch,
+                gradient_checkpointing=job.checkpointing,
+                kernels=cast(Kernels, job.variant if job.variant in KERNELS else "torch"),
+            ),
         )
         self.loss = PPOClip(dual_clip=None)
 
@@ -103,6 +110,7 @@ class GivenData(L.LightningDataModule):
     groups = None
     max_staleness = 0
     interaction = None
+    renderer = SimpleNamespace(template=SimpleNamespace(writes_date=False))  # there are no prompts
     phase = "train"
     prove = "off"  # there is no engine
     samples_ahead = False

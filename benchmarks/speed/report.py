@@ -38,13 +38,17 @@ COLUMNS = (
 )
 NOTES = """\
 
-* **TRL GRPO** is the class as installed. It projects only completions on the vocabulary where Triton runs, and all
-  positions on a CPU. *Projecting scored positions only* is a subclass that runs the backbone, then the head on the
-  sampled positions.
+* **TRL GRPO** is `GRPOTrainer`, the synchronous class, as installed. It projects only completions on the vocabulary if
+  Triton runs, and all positions on a CPU. *Projecting scored positions only* is a subclass that runs the backbone, then
+  the head on the sampled positions.
 * **A row per episode** is TRL's own layout of a multi-turn episode: 16 rows of about 235 tokens, each with 8 replies
   among observations. The turn samples hold the same observations and replies, each after the shared tokens only.
 * **plain transformers** computes every turn from its first token, in rows without padding, and nothing but the loss.
-* *Our `kernels: compiled`* is one key of the config, off by default; TRL is not compiled there.
+* **TRL's prefix tree** is the packing and attention of its `AsyncGRPOTrainer`, which shares prefixes across prompts as
+  we do, without a critic and for text only. Its kernel, FlashAttention 3, needs a GPU; on a CPU a loop over segments
+  takes its place, so such a line shows that both compute the same and little about speed.
+* *Our `kernels: compiled`* is one key of the config; its default, `auto`, does not compile on a CPU. TRL is not
+  compiled.
 * A line is kept until it is measured anew, so lines may be of different versions of this package, and of different
   numbers of turns and steps. Single pairs scatter by about 10 %.
 * The last column compares the gradient norms of the two sides' first steps: in the precision of the line, in float32.
@@ -68,6 +72,20 @@ def markdown(results: Mapping[str, Mapping[str, Any]], packages: Mapping[str, st
     head += "\n"
     table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *lines]
     return head + "\n".join(table) + "\n" + foot + NOTES
+
+
+def summary(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a line, by name."""
+    ours, theirs = result["seconds"]
+    pairs = [b / a for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "against": f"{result['theirs']}, {result['turns']} turns, {result['setting']}",
+        "our seconds": statistics.median(ours),
+        "their seconds": statistics.median(theirs),
+        "times as fast": {"median": statistics.median(pairs), "least": min(pairs), "most": max(pairs)},
+        "peak GiB": {"ours": result["peak_bytes"][0] / 2**30, "theirs": result["peak_bytes"][1] / 2**30},
+        "gradient norms differ by": result["norm_error_float32"],
+    }
 
 
 def line(result: Mapping[str, Any]) -> str:
@@ -100,6 +118,6 @@ def _trl_versions() -> dict[str, str]:
     program = "from importlib.metadata import version; print(version('trl'), end='')"
     try:
         done = subprocess.run([PYTHONS["trl_grpo"], "-c", program], capture_output=True, text=True, check=True)
-    except FileNotFoundError:  # only plain transformers is compared with
+    except (FileNotFoundError, subprocess.CalledProcessError):  # only plain transformers is compared with
         return {}
     return {"trl": done.stdout}

@@ -84,7 +84,7 @@ from lightning_agentrl.metrics.rollout import kept_groups
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic
-from lightning_agentrl.models.kernels import check_kernels
+from lightning_agentrl.models.kernels import automatic_kernels, check_kernels
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_tokenizer, model_name, read_context_length, read_images
 from lightning_agentrl.models.lora import LoRA
@@ -528,11 +528,20 @@ class Agent(L.LightningModule, ABC):
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         reference = self.reference if self.needs.ref_logps else None
         self.models = build_models(
-            self.model, self.critic, reference, self.lora, self.compute, precision, mesh, self.train_tower
+            self.model, self.critic, reference, self.lora, self._compute(), precision, mesh, self.train_tower
         )
         self.actor = self.models.actor
         if self.critic is not None:
             self._modules["critic"] = self._modules.pop("critic")  # behind the actor
+
+    def _compute(self) -> Compute:
+        """Return the settings with the kernels of this device, if they are left to it."""
+        if self.compute.kernels != "auto":
+            return self.compute
+        on_gpu = self._trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
+        sharded = on_gpu and in_lockstep(self.trainer.strategy)
+        kernels = automatic_kernels(on_gpu, sharded, samples=not on_gpu or not self.datamodule.engine.holds_copy)
+        return replace(self.compute, kernels=kernels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         kept = self.masters.release(self.named_parameters())  # of an earlier run of this agent

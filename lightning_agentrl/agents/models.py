@@ -33,14 +33,15 @@ class Compute:
         gradient_checkpointing: recompute activations in the backward pass.
         recompute_logits: recompute the logits of the sampled tokens in the backward pass, 1024 tokens at a time; off:
             keep those of a micro-batch, which is faster and takes memory for tokens times vocabulary.
-        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` uses Liger's kernels, on a GPU. What
-            they save was measured on one (docs/results/gpu_runs.md).
+        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` uses Liger's kernels, on a GPU;
+            ``auto`` is ``compiled`` on a GPU if vLLM samples and weights are not sharded, else ``torch``. What they
+            save was measured on one GPU (docs/results/gpu_runs.md).
     """
 
     max_tokens_per_micro_batch: int = 16384
     gradient_checkpointing: bool = False
     recompute_logits: bool = True
-    kernels: Kernels = "torch"
+    kernels: Kernels = "auto"
 
     def __post_init__(self) -> None:
         if self.max_tokens_per_micro_batch < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -28,6 +28,7 @@ from lightning_agentrl.types import ModelInput, Row
 
 PROBE_TOKENS = 1024  # the longest micro-batch that is measured
 HOLES = 0.5  # of the activations; 0.25 to 0.75 were measured (docs/results/memory.md)
+ROOM = 0.9  # of a GPU's free memory that a plan may use; the allocator and libraries need some
 
 
 Rows = list[tuple[str, str]]
@@ -87,6 +88,45 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
         sampling=engine.sampling
         + gathered_bytes(agent.actor, data.engine.sends_layers and not has_adapters(agent.actor.lm)),
     )
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes of a GPU that this process may use; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+
+
+def suggested_budget(agent: Agent, plan: MemoryPlan, rows: Sequence[Row], free: int | None) -> Rows:
+    """Return a line with the token budget of a micro-batch that fits into free memory; none if that is not known."""
+    if free is None:
+        return []
+    budget = agent.compute.max_tokens_per_micro_batch
+    packed = [agent.reader().pack([rows[i] for i in index]) for index in agent.reader().micro_batches(rows)]
+    tokens, reads = sum(one.tokens for one in packed), sum(len(row.logit_positions) for row in rows)
+    peaks = {}
+    for size in (budget * factor // 4 or 1 for factor in (1, 2, 4, 8, 16, 32)):  # sharded models need all ranks
+        activations = activation_bytes(agent, size, max(reads * size // tokens, 1))
+        peaks[size] = replace(plan, activations=activations).peak
+    return [("micro-batch budget", budget_text(peaks, budget, tokens, free))]
+
+
+def budget_text(peaks: Mapping[int, int], budget: int, tokens: int, free: int) -> str:
+    """Return which token budget fits.
+
+    Args:
+        peaks: bytes by budget, smallest first.
+        budget: the configured one.
+        tokens: of an optimizer step; a larger budget than that saves nothing more.
+        free: bytes of the GPU that this process may use.
+    """
+    fitting = [size for size, peak in peaks.items() if peak <= ROOM * free]
+    useful = [size for size in fitting if size < 2 * tokens or size <= budget]
+    if not useful:
+        return f"none fits into {_size(free)} of free memory; turn on gradient_checkpointing or use more GPUs"
+    best = useful[-1]
+    what = f"{best} tokens need {_size(peaks[best])} of {_size(free)} free memory"
+    return f"{what}; keep it" if best == budget else f"{what}; set compute.max_tokens_per_micro_batch to it"
 
 
 def trained_state(trained: int, stage: int, processes: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.callbacks.run_record import count_parameters
-from lightning_agentrl.commands.memory import Rows, memory_plan
+from lightning_agentrl.commands.memory import Rows, free_memory, memory_plan, suggested_budget
 from lightning_agentrl.episodes.prompt_check import prompt_parts
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
 from lightning_agentrl.prompts.shown import shown
@@ -44,11 +44,14 @@ def plan_text(trainer: L.Trainer, agent: Agent) -> str:
     """Return the plan as readable text."""
     data = agent.datamodule
     prompts = data.first_prompts()
+    of_step = step_rows(trainer, data, prompts)
+    memory = memory_plan(agent, data, of_step)
+    suggested = suggested_budget(agent, memory, of_step, free_memory(agent.device))
     sections = {
         "models": _models(agent),
         "an iteration": _iteration(trainer, agent, data, prompts),
         "the run": [*_run(trainer, data), *_rates(trainer, agent)],
-        "memory of one process": memory_plan(agent, data, step_rows(trainer, data, prompts)).lines(),
+        "memory of one process": [*memory.lines(), *suggested],
     }
     width = max(len(name) for rows in sections.values() for name, _ in rows)
     lines = []

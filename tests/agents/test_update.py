@@ -6,7 +6,6 @@ import lightning as L
 import pytest
 import torch
 
-from benchmarks.gpu_report.host_reads import HostReads, waits
 from lightning_agentrl.agents import Needs, PPOAgent, scoring
 from lightning_agentrl.agents import agent as agent_module
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
@@ -17,6 +16,7 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.rollout import EnvConfig, FullMemory
 from tests.agents.harness import grouped, make_agent, make_data, make_trainer
+from tests.host_reads import HostReads, waits
 
 
 class Spy(L.Callback):

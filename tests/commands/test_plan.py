@@ -18,8 +18,10 @@ from lightning_agentrl.commands.memory import (
     AllocatedBytes,
     LiveBytes,
     activation_bytes,
+    budget_text,
     memory_plan,
     micro_batch_bytes,
+    suggested_budget,
 )
 from lightning_agentrl.commands.plan import (
     DryRun,
@@ -90,6 +92,23 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], st
     assert re.search(r"expected peak +\d", head)
 
 
+@pytest.mark.parametrize(
+    ("free", "tokens", "expected"),
+    [
+        (100, 10**6, "64 tokens"),  # 0.9 of the free memory is used
+        (65, 10**6, "32 tokens"),
+        (1000, 40, "64 tokens"),  # the step has no more
+        (1000, 10, "16 tokens"),
+        (5, 10**6, "none fits"),
+    ],
+)
+def test_plan_suggests_the_largest_useful_micro_batch_that_fits(free: int, tokens: int, expected: str) -> None:
+    peaks = {size: size + 10 for size in (4, 8, 16, 32, 64, 128)}
+    suggested = budget_text(peaks, budget=16, tokens=tokens, free=free)
+    assert suggested.startswith(expected)
+    assert ("max_tokens_per_micro_batch" in suggested) is (expected not in ("16 tokens", "none fits"))
+
+
 @pytest.mark.gpu
 def test_a_dry_run_on_a_gpu_measures_a_model_that_shares_prefixes(
     config: Config,
@@ -102,7 +121,9 @@ def test_a_dry_run_on_a_gpu_measures_a_model_that_shares_prefixes(
     small = changed(config, "model.init_args.model", str(served_folder))
     small["trainer"] |= {"accelerator": "gpu", "logger": True, "default_root_dir": "runs/planned"}
     fit(small, tmp_path, monkeypatch, "--dry-run")
-    assert re.search(r"expected peak +[1-9]", capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert re.search(r"expected peak +[1-9]", shown)
+    assert re.search(r"micro-batch budget +\d+ tokens need", shown)
 
 
 @pytest.mark.gpu
@@ -244,6 +265,22 @@ def test_weights_gradients_and_optimizer_are_counted(
     rows = example_rows(data.first_prompts(), 8, data)
     assert len({row.ids for row in rows}) == 8
     assert plan_micro_batches(rows, agent.compute.max_tokens_per_micro_batch)
+    data.teardown("fit")
+
+
+def test_plan_suggests_a_smaller_micro_batch_with_less_memory(tiny_folder: Path, tmp_path: Path) -> None:
+    agent, data = make_agent(tiny_folder, max_tokens_per_micro_batch=64), make_data()
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
+    rows = rows_of(agent, data)
+    plan = memory_plan(agent, data, rows)
+
+    def tokens(free: int) -> int:
+        ((_, suggested),) = suggested_budget(agent, plan, rows, free)
+        return int(suggested.split()[0])
+
+    assert tokens(2 * plan.peak) >= 64 > tokens((plan.peak - plan.activations // 2) * 10 // 9)
+    assert suggested_budget(agent, plan, rows, None) == []
     data.teardown("fit")
 
 

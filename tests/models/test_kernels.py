@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from lightning_agentrl.models.critic import SeparateCritic
-from lightning_agentrl.models.kernels import check_kernels, use_kernels
+from lightning_agentrl.models.kernels import automatic_kernels, check_kernels, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.last_layer import decoder_layers
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import Row
@@ -87,6 +88,29 @@ def test_liger_kernels_compute_the_same(tiny_folder):
     use_kernels(liger.lm, "liger")
     for a, b in zip(numbers(liger, 9), numbers(plain, 9), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_auto_compiles_only_where_a_gpu_scores_and_trains():
+    cases = [(gpu, sharded, samples) for gpu in (True, False) for sharded in (True, False) for samples in (True, False)]
+    chosen = [case for case in cases if automatic_kernels(*case) != "torch"]
+    assert chosen == [(True, False, False)]
+
+
+def test_auto_compiles_layers_of_families_that_share_prefixes(tiny_folder):
+    sharing = load_causal_lm(str(tiny_folder))
+    use_kernels(sharing, "auto")
+    assert all(layer._compiled_call_impl is not None for layer in decoder_layers(sharing))
+    other = load_causal_lm(str(tiny_folder))
+    other.config.model_type = "untested"
+    use_kernels(other, "auto")
+    assert all(layer._compiled_call_impl is None for layer in decoder_layers(other))
+
+
+def test_default_kernels_leave_layers_plain_on_a_cpu(tmp_path, tiny_folder):
+    agent = make_agent(tiny_folder)
+    make_trainer(tmp_path, 1).fit(agent, make_data())
+    assert agent.compute.kernels == "auto"
+    assert all(layer._compiled_call_impl is None for layer in decoder_layers(agent.actor.lm))
 
 
 def test_liger_kernels_need_a_gpu():

@@ -1,0 +1,144 @@
+"""The command for GPU figures: parts end in time, are skipped on record, and run again for other code."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from benchmarks import gpu_figures
+from benchmarks.engines.busy import BusyGPU, Usage
+from benchmarks.gpu_figures import TRIAL, Part, figures_of, measure, parts, run
+from benchmarks.speed.layouts import Case
+from benchmarks.speed.random_models import wide_tokenizer
+from benchmarks.speed.utilisation import sizes_of, step_flops
+from tests.engines.servers import is_running
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_figures, "WORK", tmp_path / "work")
+
+
+def part(script: str, name: str = "one", seconds: float = 10.0, needs: tuple[str, ...] = ()) -> Part:
+    return Part(name, name, seconds, ("bash", "-c", script), needs=needs)
+
+
+def measured(tmp_path: Path, *chosen: Part, machine: str = "1 × GPU", minutes: float = 10.0) -> dict[str, dict]:
+    """Return the records after a run."""
+    file = tmp_path / "gpu.json"
+    measure(chosen, [""], machine, file, time.monotonic() + 60 * minutes)
+    return json.loads(file.read_text())
+
+
+def test_part_on_record_is_skipped_until_code_or_machine_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = part(f'echo x >> {tmp_path}/count; echo "{{\\"runs\\": $(wc -l < {tmp_path}/count)}}"')
+    runs = lambda **more: measured(tmp_path, counts, **more)["one"]["figures"]["runs"]  # noqa: E731
+    assert [runs(), runs()] == [1, 1]
+    assert runs(machine="2 × GPU") == 2
+    monkeypatch.setattr(gpu_figures, "SOURCES", ("setup.py",))
+    assert runs(machine="2 × GPU") == 3
+    assert "runs 3" in (tmp_path / "gpu.md").read_text()
+
+
+def test_failed_part_runs_again_after_parts_not_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flaky = part(f"test -e {tmp_path}/well && echo '{{\"x\": 1.5}}' || {sys.executable} -c '1 / 0'")
+    records = measured(tmp_path, flaky, part("echo nothing", "two"))
+    assert records["one"]["failed"] == "ZeroDivisionError: division by zero"
+    assert "figures" not in records["two"]
+    (tmp_path / "well").touch()
+    capsys.readouterr()
+    records = measured(tmp_path, flaky, part("echo '{}'", "three"))
+    assert records["one"]["figures"] == {"x": 1.5}
+    assert "failed" not in records["one"]
+    printed = capsys.readouterr().out
+    assert printed.index("three: ") < printed.index("one: ")
+
+
+def test_parts_that_lack_time_or_packages_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long, needy = part("echo '{}'", "long", seconds=120), part("echo '{}'", "needy", needs=("no_such_package",))
+    records = measured(tmp_path, long, needy, part("echo '{}'"), minutes=1)
+    assert list(records) == ["one"]
+    assert "needs no_such_package" in capsys.readouterr().out
+    assert (tmp_path / "gpu.md").read_text().count("not run yet") == 2
+
+
+def test_part_is_stopped_at_its_limit_with_its_children(tmp_path: Path) -> None:
+    began = time.monotonic()
+    record = run(part(f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/child; wait"), tmp_path, limit=0.5)
+    assert record["failed"].startswith("stopped after")
+    assert time.monotonic() - began < 60
+    pid = int((tmp_path / "child").read_text())
+    while is_running(pid):
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("log", "figures"),
+    [
+        ("x\n46 passed, 2 skipped in 14.63s\nleaked {", {"passed": 46, "skipped": 2, "tests": None}),
+        (
+            "FAILED a.py::b - c\n= 1 failed, 45 passed in 62.05s (0:01:02) =",
+            {"failed": 1, "passed": 45, "tests": "a.py::b"},
+        ),
+        ('{"a": 1}\n{"a": 2}\nbye', {"a": 2}),
+    ],
+)
+def test_figures_are_read_from_logs(log: str, figures: dict) -> None:
+    assert figures_of(log) == figures
+
+
+def test_parts_of_a_gpu_and_of_a_trial_have_different_names_each(tmp_path: Path) -> None:
+    for gpu in (True, False):
+        names = [one.name for one in parts(gpu)]
+        assert len(set(names)) == len(names)
+        first_vllm = next(i for i, one in enumerate(parts(gpu)) if "vllm" in one.needs)
+        assert all("vllm" in one.needs for one in parts(gpu)[first_vllm:])
+    assert "trial" in gpu_figures.page([], {}, "", TRIAL)
+
+
+@pytest.mark.parametrize("shared", [0, 4])
+def test_operations_of_a_step_are_those_that_torch_counts(tiny_folder: Path, shared: int) -> None:
+    """Except for attention, since eager attention computes pairs that nobody attends to, and shared tokens."""
+    lm = AutoModelForCausalLM.from_pretrained(tiny_folder, attn_implementation="eager")
+    ids = torch.arange(3 * 7).view(3, 7)
+    with FlopCounterMode(display=False) as counter:
+        lm(ids, use_cache=False).logits.sum().backward()
+    sizes = sizes_of(str(tiny_folder))
+    every_pair, attended = 7 * 7, 7 * 8 // 2
+    more = 3 * 3 * 4 * sizes.attention * (every_pair - attended)
+    case = Case(prompt=1, shared=0, reply=7)
+    assert step_flops(sizes, case, rows=3) == counter.get_total_flops() - more
+    if shared:
+        apart, together = Case(5, 0, 3), Case(5, shared, 3)
+        pairs = shared * (shared + 1) // 2
+        saved = 2 * (sizes.linear - sizes.last) * shared + 4 * sizes.attention * pairs
+        assert step_flops(sizes, apart, 3) - step_flops(sizes, together, 3) == 3 * 2 * saved
+
+
+def test_every_id_of_a_random_model_decodes() -> None:
+    tokenizer = wide_tokenizer(1000)
+    assert len(tokenizer) == 1000
+    assert tokenizer.decode([999]) == "<word999>"
+    assert tokenizer.encode("go forward") == wide_tokenizer(600).encode("go forward")
+
+
+def test_use_of_a_gpu_is_read_from_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho '[N/A], 1024'; echo '30, 2048'; echo '50, 1024'; sleep 100\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    began = time.time()
+    with BusyGPU() as gpu:
+        while len(gpu.samples) < 2:
+            time.sleep(0.01)
+        assert gpu.between(began, time.time()) == Usage(share=0.4, gib=2.0)
+    assert gpu.between(0, began) is None
