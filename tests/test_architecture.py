@@ -20,7 +20,8 @@ ROOMS = (
     ("models",),
     ("metrics", "advantages", "losses"),
     ("types",),
-    ("distributed", "errors", "view", "vllm_worker"),
+    ("distributed",),
+    ("errors", "stalls", "view", "vllm_worker"),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
