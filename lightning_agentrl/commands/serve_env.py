@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp.typedefs import Handler, Middleware
 
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
@@ -28,7 +29,6 @@ from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.errors import ConfigError, EnvError
 from lightning_agentrl.errors.secrets import check_secrets, filled
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _NOT_TOLD = ("render_mode", "worker", "deterministic")  # of the contract: about where an environment runs
 _MOST_BYTES = 4 * 2**20  # of a message: some million characters of an action
 _MOST_WAITING = 16  # messages of a socket; clients send the next one after the answer
@@ -163,27 +163,27 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 @web.middleware
-async def _refuse_sites(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _refuse_sites(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what a browser sends for a page of another site."""
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc != request.host:
-        return web.Response(status=403, text=f"pages of {origin} may not use this server")
+        raise web.HTTPForbidden(text=f"pages of {origin} may not use this server")
     return await handler(request)
 
 
 @web.middleware
-async def _refuse_names(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _refuse_names(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse any host name but those of this machine's loopback: a page may let its own name resolve to it."""
     if urlsplit(f"//{request.host}").hostname not in _LOOPBACK:
-        return web.Response(status=403, text=f"this server is not {request.host}; start it with --token to allow this")
+        raise web.HTTPForbidden(text=f"this server is not {request.host}; start it with --token to allow this")
     return await handler(request)
 
 
-def _token_needed(token: str) -> Callable[[web.Request, _Handler], Awaitable[web.StreamResponse]]:
+def _token_needed(token: str) -> Middleware:
     @web.middleware
-    async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not secrets.compare_digest(_given_token(request).encode(), token.encode()):
-            return web.Response(status=401, text="the token is missing or wrong")
+            raise web.HTTPUnauthorized(text="the token is missing or wrong")
         return await handler(request)
 
     return check
@@ -231,7 +231,7 @@ def environment_app(recipe: Recipe, sessions: int, token: str = "") -> web.Appli
         for connected in list(sockets):
             await connected.close()
 
-    def giving(content: Any) -> _Handler:
+    def giving(content: Any) -> Handler:
         async def give(request: web.Request) -> web.StreamResponse:
             return web.json_response(content)
 

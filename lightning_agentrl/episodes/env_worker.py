@@ -204,7 +204,8 @@ class EnvWorker:
 
     def _close_into(self, closing: Future[None]) -> None:
         try:
-            closing.set_result(self._environment.close())
+            self._environment.close()
+            closing.set_result(None)
         except EnvError as error:
             closing.set_exception(error)
 
