@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_agentrl.stalls import waiting_for_ranks
+
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
@@ -25,7 +27,8 @@ def all_gather(value: T) -> list[T]:
     if not in_group():
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
+    with waiting_for_ranks():
+        dist.all_gather_object(gathered, value)
     return gathered
 
 
@@ -44,7 +47,8 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     if not in_group():
         return x
     x = x.clone()
-    dist.all_reduce(x)
+    with waiting_for_ranks():
+        dist.all_reduce(x)
     return x
 
 

@@ -21,7 +21,8 @@ ROOMS = (
     ("models",),
     ("metrics", "advantages", "losses"),
     ("types",),
-    ("distributed", "errors", "run_files", "vllm_worker"),
+    ("distributed",),
+    ("errors", "run_files", "stalls", "vllm_worker"),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 

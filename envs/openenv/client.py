@@ -4,6 +4,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -40,6 +41,8 @@ class OpenEnv(gymnasium.Env[Any, str]):
             than its own limit.
         timeout_seconds: most seconds for connecting, and for each reset and step. A server that has answered before,
             and is gone when a socket is opened anew, or has not given its place back, is waited for as long.
+        token: that the server asks for, as `agentrl serve-env --token` does; write `${NAME}` in a config to read it
+            from an environment variable.
 
     Raises:
         ValueError: with one sentence: no server answers at the address, it is no OpenEnv environment, it speaks another
@@ -58,6 +61,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
         images: str | None = None,
         max_turns: int | None = None,
         timeout_seconds: float = 60.0,
+        token: str = "",
     ) -> None:
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns must be at least 1 or None, not {max_turns}.")
@@ -66,11 +70,12 @@ class OpenEnv(gymnasium.Env[Any, str]):
         self.url = _address(url)
         self.max_turns = max_turns
         self.timeout_seconds = timeout_seconds
+        self._connect = partial(Connection, token=token)
         try:
-            schema = reach(fetch_schema, self.url, timeout_seconds)
+            schema = reach(partial(fetch_schema, token=token), self.url, timeout_seconds)
             self.fields = choose_fields(schema, action, text)
             self.images = choose_images(schema, images)
-            self._connection: Connection | None = reach(Connection, self.url, timeout_seconds)
+            self._connection: Connection | None = reach(self._connect, self.url, timeout_seconds)
         except (OSError, RuntimeError) as error:
             raise ValueError(str(error)) from error
         self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
@@ -189,7 +194,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         if self._connection is None:
-            self._connection = reach(Connection, self.url, self.timeout_seconds)
+            self._connection = reach(self._connect, self.url, self.timeout_seconds)
         try:
             return self._connection.ask(message)
         except Exception:

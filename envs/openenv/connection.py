@@ -69,6 +69,7 @@ class Connection:
     Args:
         url: of the server, without `/ws`.
         seconds: most seconds for opening it, and for each answer.
+        token: that the server asks for; empty: none.
 
     Raises:
         ConnectionError: no server answers there.
@@ -78,10 +79,10 @@ class Connection:
         TimeoutError: it does not answer in time.
     """
 
-    def __init__(self, url: str, seconds: float) -> None:
+    def __init__(self, url: str, seconds: float, token: str = "") -> None:
         self.url, self.seconds = url, seconds
         self._answers: asyncio.Queue[str | None] = asyncio.Queue(2)  # None: the socket is gone
-        _run(self._open(), url, seconds)
+        _run(self._open(token), url, seconds)
         with suppress(EnvironmentAtServerError):  # some have no state before the first reset
             self.ask({"type": "state"})
         known = _servers[url]
@@ -113,8 +114,8 @@ class Connection:
         with suppress(ConnectionError, TimeoutError, ProtocolError):
             _run(self._close(), self.url, _CLOSING_SECONDS)
 
-    async def _open(self) -> None:
-        self._session = aiohttp.ClientSession()
+    async def _open(self, token: str) -> None:
+        self._session = aiohttp.ClientSession(headers=_headers(token))
         try:
             closing = aiohttp.ClientWSTimeout(ws_close=_CLOSING_SECONDS / 2)
             self._socket = await self._session.ws_connect(f"{self.url}/ws", max_msg_size=_MOST_BYTES, timeout=closing)
@@ -176,17 +177,19 @@ class Connection:
         return data
 
 
-def fetch_schema(url: str, seconds: float) -> dict[str, Any]:
+def fetch_schema(url: str, seconds: float, token: str = "") -> dict[str, Any]:
     """Return what a server answers to `/schema`.
 
     Raises:
-        ValueError: it is no OpenEnv server.
+        ValueError: it is no OpenEnv server, or refuses the token.
         ConnectionError: no server answers there.
         TimeoutError: it does not answer in time.
     """
-    status, text = _run(_get(f"{url}/schema"), url, seconds)
+    status, text = _run(_get(f"{url}/schema", token), url, seconds)
     if status in _AWAY:
         raise ConnectionError(f"no server answers at {url} (status {status})")
+    if status == 401:
+        raise ValueError(f"the server at {url} refuses the token; give the one it was started with as argument token")
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError):
@@ -225,8 +228,12 @@ def reach(call: Callable[[str, float], T], url: str, seconds: float) -> T:
             time.sleep(_PAUSE_SECONDS)
 
 
-async def _get(url: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+def _headers(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+async def _get(url: str, token: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession(headers=_headers(token)) as session, session.get(url) as answer:
         text = bytearray()
         async for part in answer.content.iter_any():  # `read` returns what has come so far
             text += part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -527,9 +527,10 @@ class Agent(L.LightningModule, ABC):
             return
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         reference = self.reference if self.needs.ref_logps else None
-        self.models = build_models(
-            self.model, self.critic, reference, self.lora, self._compute(), precision, mesh, self.train_tower
-        )
+        with self._random_of_run():
+            self.models = build_models(
+                self.model, self.critic, reference, self.lora, self._compute(), precision, mesh, self.train_tower
+            )
         self.actor = self.models.actor
         if self.critic is not None:
             self._modules["critic"] = self._modules.pop("critic")  # behind the actor
@@ -701,6 +702,12 @@ class Agent(L.LightningModule, ABC):
         finally:
             self.train()
             self.models.release()
+
+    def _random_of_run(self) -> AbstractContextManager[None]:
+        """Draw first weights, such as those of adapters, from the run's seed: environments may seed torch as well."""
+        if self._trainer is None:
+            return nullcontext()
+        return random_from(self.datamodule.seed, self.trainer.strategy.root_device)
 
     def _random_of_step(self) -> AbstractContextManager[None]:
         """Draw what is random in a step, such as dropout, from its number, since random states are not saved."""

@@ -23,6 +23,7 @@ from lightning_agentrl.agents.checkpoint_code import check_folder
 from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, one_line
 from lightning_agentrl.errors.foreign_messages import disk_full, lacks_actor_state, not_plain, out_of_memory
+from lightning_agentrl.stalls import waiting_for
 
 _UNREADABLE = (
     *(RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError),
@@ -75,7 +76,7 @@ def _save(
     if not trainer.is_global_zero:
         _write(trainer, partial(save, checkpoint, **kwargs), target)
         return
-    with files.saving_in(target.parent):
+    with files.saving_in(target.parent), waiting_for(f"the checkpoint {target} to be written"):
         try:
             _write(trainer, partial(save, checkpoint, **kwargs), target)
         except BaseException:

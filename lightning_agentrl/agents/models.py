@@ -17,7 +17,7 @@ from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.image_reader import image_reader
 from lightning_agentrl.models.kernels import Kernels, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.loading import load_causal_lm
+from lightning_agentrl.models.loading import KEY, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.parts import tower
 from lightning_agentrl.models.sharding import release, shard
@@ -104,7 +104,8 @@ def build_models(
 
     def backbone(name: str, other: str | None = None) -> PreTrainedModel:
         if lora is None or base is None or other:
-            lm = load_causal_lm(other or model, head=name != "critic")
+            key = "model.init_args.critic.init_args.model" if other else KEY
+            lm = load_causal_lm(other or model, head=name != "critic", key=key)
         else:
             lm = lora.adapt(base, name)
         for part in () if train_tower else tower(lm).values():
@@ -126,7 +127,8 @@ def build_models(
         share_out(critic)
     frozen = None
     if reference is not None:
-        lm = base if reference == model and base is not None else load_causal_lm(reference)
+        key = "model.init_args.kl.reference"
+        lm = base if reference == model and base is not None else load_causal_lm(reference, key=key)
         frozen = LanguageModel(lm).requires_grad_(False).eval()
         _check_images(actor, frozen, reference)
         share_out(frozen)

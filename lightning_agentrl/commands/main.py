@@ -238,19 +238,21 @@ def serve_env(
     host: str = "127.0.0.1",
     kwargs: dict[str, Any] | None = None,
     sessions: int = 64,
+    token: str | None = None,
 ) -> None:
     """Offer an environment as an OpenEnv server, one for each web socket.
 
     Args:
         id: of the environment, as data.init_args.env.id.
         port: where it listens; 0 for any that is free.
-        host: where it listens. Whoever reaches it can play.
+        host: where it listens. An address that other machines reach needs a token.
         kwargs: arguments of the environment, as data.init_args.env.kwargs.
         sessions: most environments at a time.
+        token: secret that clients must send. Write '${NAME}' to read it from an environment variable.
     """
     from lightning_agentrl.commands.serve_env import serve_env
 
-    serve_env(id, kwargs or {}, host, port, sessions)
+    serve_env(id, kwargs or {}, host, port, sessions, token or "")
 
 
 def new(folder: str) -> None:

@@ -9,15 +9,17 @@ import os
 import secrets
 import socket
 import threading
-from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp.typedefs import Handler, Middleware
 
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
@@ -25,10 +27,12 @@ from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.hosting import make_worker
 from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.errors import ConfigError, EnvError
-from lightning_agentrl.errors.secrets import check_secrets
+from lightning_agentrl.errors.secrets import check_secrets, filled
 
 _NOT_TOLD = ("render_mode", "worker", "deterministic")  # of the contract: about where an environment runs
-_MOST_BYTES = 100 * 2**20  # of a message
+_MOST_BYTES = 4 * 2**20  # of a message: some million characters of an action
+_MOST_WAITING = 16  # messages of a socket; clients send the next one after the answer
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PING_SECONDS = 30.0  # a client that does not answer a ping is gone, and its environment is closed
 _ENDING_SECONDS = 3.0  # for steps that are under way when the server is told to end; no thread can be ended
 _TEXT = {"type": "string"}
@@ -158,12 +162,49 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     return kind, data
 
 
-def environment_app(recipe: Recipe, sessions: int) -> web.Application:
-    """Return a server that gives each web socket an environment of its own.
+@web.middleware
+async def _refuse_sites(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a browser sends for a page of another site."""
+    origin = request.headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc != request.host:
+        raise web.HTTPForbidden(text=f"pages of {origin} may not use this server")
+    return await handler(request)
+
+
+@web.middleware
+async def _refuse_names(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse any host name but those of this machine's loopback: a page may let its own name resolve to it."""
+    if urlsplit(f"//{request.host}").hostname not in _LOOPBACK:
+        raise web.HTTPForbidden(text=f"this server is not {request.host}; start it with --token to allow this")
+    return await handler(request)
+
+
+def _token_needed(token: str) -> Middleware:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not secrets.compare_digest(_given_token(request).encode(), token.encode()):
+            raise web.HTTPUnauthorized(text="the token is missing or wrong")
+        return await handler(request)
+
+    return check
+
+
+def _given_token(request: web.Request) -> str:
+    """Return a bearer token, or the password of a URL such as http://user:token@host; clients may know only that."""
+    kind, _, value = request.headers.get("Authorization", "").partition(" ")
+    if kind == "Basic":
+        with suppress(ValueError):
+            return b64decode(value).decode().partition(":")[2]
+    return value if kind == "Bearer" else ""
+
+
+def environment_app(recipe: Recipe, sessions: int, token: str = "") -> web.Application:
+    """Return a server that gives each web socket a separate environment.
 
     Args:
         recipe: of the environments.
         sessions: most sockets at a time.
+        token: that clients must send; empty: none, and only loopback host names are accepted.
     """
     sockets: set[web.WebSocketResponse] = set()
 
@@ -190,13 +231,13 @@ def environment_app(recipe: Recipe, sessions: int) -> web.Application:
         for connected in list(sockets):
             await connected.close()
 
-    def giving(content: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def giving(content: Any) -> Handler:
         async def give(request: web.Request) -> web.StreamResponse:
             return web.json_response(content)
 
         return give
 
-    app = web.Application()
+    app = web.Application(middlewares=[_refuse_sites, _token_needed(token) if token else _refuse_names])
     app.router.add_get("/health", giving({"status": "healthy"}))
     app.router.add_get("/schema", giving(_SCHEMA))
     app.router.add_get("/metadata", giving({"name": recipe.id, "description": "a text environment", "version": None}))
@@ -215,7 +256,7 @@ async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPo
     except (EnvError, ValueError) as error:
         await connected.send_json({"type": "error", "data": {"message": str(error), "code": "FACTORY_ERROR"}})
         return
-    played, asked, told_to_close = _Played(worker), asyncio.Queue[str](), False
+    played, asked, told_to_close = _Played(worker), asyncio.Queue[str](_MOST_WAITING), False
 
     async def reply() -> None:
         nonlocal told_to_close
@@ -229,7 +270,10 @@ async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPo
         async with asyncio.TaskGroup() as tasks:
             replies = tasks.create_task(reply())
             async for message in connected:
-                if message.type is WSMsgType.TEXT:
+                if asked.full():
+                    why = f"send the next message after the answer; {_MOST_WAITING} are waiting"
+                    await connected.close(code=WSCloseCode.POLICY_VIOLATION, message=why.encode())
+                elif message.type is WSMsgType.TEXT:
                     asked.put_nowait(message.data)
                 elif message.type is WSMsgType.BINARY:  # else who sent it would wait for ever
                     asked.put_nowait(message.data.decode(errors="replace"))
@@ -239,12 +283,18 @@ async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPo
         await worker.aclose()
 
 
-def serve_env(id: str, kwargs: Mapping[str, Any], host: str, port: int, sessions: int) -> None:
+def serve_env(id: str, kwargs: Mapping[str, Any], host: str, port: int, sessions: int, token: str = "") -> None:
     """Serve until the process is told to end.
 
     Raises:
-        ValueError: the environment cannot be made or played, or nothing can listen there.
+        ValueError: the environment cannot be made or played, nothing can listen there, or the token is missing.
     """
+    token = filled(token, "--token")
+    if not token and host not in _LOOPBACK:
+        raise ValueError(
+            f"--host is {host}, where other machines may reach the server; add --token '${{NAME}}' with the "
+            "environment variable that holds a secret, or leave --host out"
+        )
     if not 0 <= port < 2**16:
         raise ValueError(f"--port is {port}, but must be from 0 (any that is free) to 65535")
     if sessions < 1:
@@ -267,7 +317,7 @@ def serve_env(id: str, kwargs: Mapping[str, Any], host: str, port: int, sessions
         ) from error
     address = f"[{host}]" if ":" in host else host
     print(f"{id} at http://{address}:{listening.getsockname()[1]}", flush=True)
-    web.run_app(environment_app(recipe, sessions), sock=listening, print=None, shutdown_timeout=1.0)
+    web.run_app(environment_app(recipe, sessions, token), sock=listening, print=None, shutdown_timeout=1.0)
     timer = threading.Timer(_ENDING_SECONDS, os._exit, [0])  # the end of the process waits for its threads
     timer.daemon = True
     timer.start()

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from lightning_agentrl.episodes.env_worker import EnvWorker, close_all
 from lightning_agentrl.episodes.sources import Source
+from lightning_agentrl.stalls import waiting_for
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
 
@@ -70,7 +71,8 @@ class EnvPool:
     def close_held_out(self) -> None:
         """Close idle environments of held-out episodes."""
         for key in [key for key in self._idle if key[1]]:
-            close_all(self._idle.pop(key))
+            with waiting_for(f"held-out environments to close ({self.sources[key[0]].name})"):
+                close_all(self._idle.pop(key))
 
     def end_threads(self) -> None:
         """Let the threads end, one with a running call after it. The pool is to be closed before it is used again."""

@@ -121,7 +121,7 @@ class ProcessEnvironment:
     def drew(self) -> bool:
         return self._ask("drew")
 
-    def begin_close(self) -> None:
+    def _begin_close(self) -> None:
         """Ask the environment to close, unless it is busy."""
         if self._contract is not None and not self._waiting and not self._pipe.closed:
             self._closing_since = time.monotonic()
@@ -131,7 +131,7 @@ class ProcessEnvironment:
 
     def close(self) -> None:
         """Close the environment, then end the process. A busy one is ended at once."""
-        self.begin_close()
+        self._begin_close()
         try:
             if self._closing_since is not None and not self._pipe.closed:
                 self._receive("close", CLOSING_SECONDS, self._closing_since)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from lightning_agentrl.episodes.wording import Wording, check_wording, reworded
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
+CLOSING_SECONDS = 30.0  # that a run waits for the close of an environment
 SURROGATES = "surrogates"  # kind of an error that is mended without a retry
 T = TypeVar("T")
 
@@ -53,6 +55,7 @@ class EnvWorker:
         retries: see :class:`EnvConfig`.
         wording: what the config changes in the words of the environment.
         wording_key: its key in the config.
+        name: of the environment, for warnings.
     """
 
     def __init__(
@@ -62,11 +65,13 @@ class EnvWorker:
         retries: int = 0,
         wording: Wording | None = None,
         wording_key: str = "",
+        name: str = "an environment",
     ) -> None:
         self.executor = executor
         self.retries = retries
         self.wording = wording
         self.wording_key = wording_key
+        self.name = name
         self.call = ""  # what the environment is doing: reset, step, render, or nothing
         self.moved_at = 0.0  # when that changed, on the monotonic clock
         self.start: Start | None = None  # of the running episode
@@ -78,6 +83,8 @@ class EnvWorker:
         self._environment = _made_or_not(make)
         self._forked: tuple[int, int] | None = None  # after so many actions of the episode, and the seed from there on
         self._given_up = False  # the running call was cancelled
+        self._closing: Future[None] | None = None
+        self._closes_by = 0.0  # on the monotonic clock
         self._astray = False  # the environment may be further than the recorded actions
 
     @property
@@ -173,15 +180,34 @@ class EnvWorker:
         assert self._environment.contract is not None
 
     def close(self) -> None:
-        """Close the environment; an error of it is only a warning."""
+        """Close the environment. An error of it is only a warning, and so is a close that does not return in time."""
+        self.begin_close()
+        closing, self._closing = self._closing, None
         try:
-            self._environment.close()
+            if closing is None:
+                self._environment.close()
+            else:
+                closing.result(max(self._closes_by - time.monotonic(), 0.0))
+        except TimeoutError:
+            warnings.warn(
+                f"the close of {self.name} has not returned within {CLOSING_SECONDS:g} s; the run goes on without it",
+                stacklevel=2,
+            )
         except EnvError as error:
             warnings.warn(f"{error} (while it was closed)", stacklevel=2)
 
     def begin_close(self) -> None:
-        """Let the environment close in its process, if it has one; :meth:`close` waits for it."""
-        self._environment.begin_close()
+        """Let an environment whose calls may block close in a separate thread; :meth:`close` waits for it."""
+        if self.executor is not None and self._closing is None:
+            self._closing, self._closes_by = Future(), time.monotonic() + CLOSING_SECONDS
+            threading.Thread(target=self._close_into, args=(self._closing,), name="close", daemon=True).start()
+
+    def _close_into(self, closing: Future[None]) -> None:
+        try:
+            self._environment.close()
+            closing.set_result(None)
+        except EnvError as error:
+            closing.set_exception(error)
 
     def take_errors(self) -> tuple[str, ...]:
         """Return the kinds of errors that were recovered from since the last call."""
@@ -303,7 +329,7 @@ class EnvWorker:
 
 
 def close_all(workers: Sequence[EnvWorker]) -> None:
-    """Close environments, those in processes beside each other."""
+    """Close environments, those whose calls may block beside each other."""
     for worker in workers:
         worker.begin_close()
     for worker in workers:
@@ -334,9 +360,6 @@ class _Unmade:
 
     def drew(self) -> bool:
         raise self.error
-
-    def begin_close(self) -> None:
-        """Do nothing: there is none."""
 
     def close(self) -> None:
         """Do nothing: there is none."""

@@ -88,9 +88,6 @@ class Hosted(Protocol):
     def drew(self) -> bool:
         """Whether random numbers were drawn since they were renewed."""
 
-    def begin_close(self) -> None:
-        """Let it close where nobody has to wait for that; `close` comes later."""
-
     def close(self) -> None:
         """Close the environment, if it is still there."""
 
@@ -172,9 +169,6 @@ class Environment:
                 or any(state_of(one) != state for one, state in self._renewed)
                 or any(id(one) not in known for one in generators(self.env.unwrapped))
             )
-
-    def begin_close(self) -> None:
-        """Do nothing: it closes in this thread."""
 
     def close(self) -> None:
         with AsEnvErrors():

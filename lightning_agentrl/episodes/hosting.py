@@ -48,7 +48,9 @@ def make_worker(
         make = partial(ProcessEnvironment, recipe, timeout)
     elif timeout is not None:
         raise ConfigError(no_timeout(timeout, recipe.key))
-    return EnvWorker(make, None if where == "inline" else executor, retries, wording, f"{recipe.key}.wording")
+    return EnvWorker(
+        make, None if where == "inline" else executor, retries, wording, f"{recipe.key}.wording", recipe.id
+    )
 
 
 def _where(recipe: Recipe, asked: Place | None) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from jinja2.exceptions import TemplateError
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -16,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from lightning_agentrl.episodes.judge import usable_device
 from lightning_agentrl.episodes.tasks import Scorer
 from lightning_agentrl.errors import first_line
-from lightning_agentrl.prompts.template import RunDate
+from lightning_agentrl.prompts.template import RunDate, rendered
 from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
 
 MAX_CHARS = 1 << 20  # of a prompt or a reply; longer than the context of any classifier
@@ -85,7 +86,9 @@ class RewardModel(Scorer):
             classifier, found = AutoModelForSequenceClassification.from_pretrained(
                 self.model, dtype="auto", output_loading_info=True
             )
-        except (OSError, ValueError, ImportError, SafetensorError) as error:
+            self._dated = (self.date or RunDate()).arguments(self._tokenizer)
+            self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
+        except (OSError, ValueError, ImportError, SafetensorError, TemplateError) as error:
             raise ValueError(
                 f"the reward model '{self.model}' cannot be loaded: {first_line(error)} (key "
                 f"{self.key}.init_args.model)"
@@ -100,8 +103,6 @@ class RewardModel(Scorer):
                 f"the files of the reward model '{self.model}' lack {min(found['missing_keys'])}, so chance would "
                 f"stand in its place; give a model that was trained to reward (key {self.key}.init_args.model)"
             )
-        self._dated = (self.date or RunDate()).arguments(self._tokenizer)
-        self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
         self._classifier = classifier.to(device).eval().requires_grad_(False)
 
     def release(self) -> None:
@@ -194,4 +195,4 @@ class RewardModel(Scorer):
 
 def _conversation(tokenizer: PreTrainedTokenizerBase, prompt: str, reply: str, dated: dict[str, Any]) -> str:
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, **dated))
+    return rendered(tokenizer, messages, **dated)

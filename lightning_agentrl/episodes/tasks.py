@@ -156,7 +156,7 @@ class TaskSet:
             ValueError: a file cannot be read; with the key to change.
         """
         _ = self._tasks, self._held_out_tasks
-        return EnvWorker(lambda: Environment(partial(self.make, held_out)), executor, self.retries)
+        return EnvWorker(lambda: Environment(partial(self.make, held_out)), executor, self.retries, name=self.name)
 
     def start(self, device: torch.device) -> None:
         self._scorer.key, self._scorer.date = f"{self.key}.scorer", self.date

@@ -17,6 +17,7 @@ from lightning_agentrl.metrics.gap import ROUGH, Bounds
 
 EXPLAINED = 0.1  # share of the gap that a cause may leave
 UNLIKELY = 7.0  # standard deviations by which the sampled tokens may be more or less likely than they should
+UNSEEN = 5.0  # nats; a rare token that was not sampled is about so much less likely than the average one
 MOST_RANKED = 512  # candidates of top-k
 OTHER_WEIGHTS = (
     "the engine samples from other weights than those that it was sent: it leaves some out, keeps a copy of them, "
@@ -93,10 +94,13 @@ def surprise(seen: Evidence) -> float:
     The log-prob of a token drawn from a distribution is minus its entropy on average, so the sum of their differences
     is a martingale, whatever was drawn before. Sampling that cuts off unlikely tokens shows here even where the engine
     gives the log-probs of the whole distribution.
+
+    The standard deviation is estimated from the sampled tokens and one more with a difference of ``UNSEEN``. Without
+    it, rounding would look significant if all tokens are equally likely, and if one token is nearly certain, so would
+    the lack of all others.
     """
     excess = seen.trainer.double() + seen.entropy.double()
-    scale = float(excess.square().sum().sqrt())
-    return float(excess.sum()) / scale if scale else 0.0
+    return float(excess.sum()) / float(excess.square().sum() + UNSEEN**2) ** 0.5
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ SHARING = frozenset(
 )
 # Parts of models that read images; these are compared in tests/models/test_vision.py.
 SHARING_WITH_IMAGES = frozenset({"qwen2_5_vl_text", "qwen3_vl_text"})
+# In training mode these sample experts; their jitter also chooses among which, in evaluation too, so it cannot be 0.
+RANDOM_ROUTES = {"phimoe"}
 LAYERS = {"full_attention", "sliding_attention"}
 AS_PROJECTED = {  # with these values logits are the plain vocabulary projection, and attention scores plain products
     "logit_scale": 1.0,
@@ -35,9 +37,9 @@ AS_PROJECTED = {  # with these values logits are the plain vocabulary projection
 }
 
 
-def check_family(model: str, config: PreTrainedConfig) -> None:
-    """Refuse families that are neither text-only language models nor ones whose images can be read, and those that
-    change their logits after the projection.
+def check_family(model: str, config: PreTrainedConfig, key: str = "model.init_args.model") -> None:
+    """Refuse families that are neither text-only language models nor ones whose images can be read, those that route at
+    random, and those that change their logits after the projection.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -46,15 +48,19 @@ def check_family(model: str, config: PreTrainedConfig) -> None:
     if config.model_type not in READERS and (not name or name.endswith("ForConditionalGeneration")):
         raise ValueError(
             f"the model '{model}' is of the family {config.model_type}, which has no text-only language model, and of "
-            f"those that read images only {', '.join(READERS)} are supported; choose another model (key "
-            "model.init_args.model)"
+            f"those that read images only {', '.join(READERS)} are supported; choose another model (key {key})"
         )
     text = config.get_text_config()
+    if text.model_type in RANDOM_ROUTES:
+        raise ValueError(
+            f"the model '{model}' is of the family {text.model_type}, which draws experts at random in training, so it "
+            f"would not be trained as it sampled; choose another model (key {key})"
+        )
     changed = [name for name, value in AS_PROJECTED.items() if getattr(text, name, value) not in (value, None)]
     if changed:
         raise ValueError(
             f"the model '{model}' changes its logits after the projections ({', '.join(changed)} in its "
-            "config), which is not supported; choose another model (key model.init_args.model)"
+            f"config), which is not supported; choose another model (key {key})"
         )
 
 
@@ -73,13 +79,14 @@ def why_unshared(config: PreTrainedConfig) -> str:
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Set every dropout rate of the configuration to 0, in place, and return it.
+    """Set rates of dropout and router jitter to 0, in place and also in nested configurations; return the given one.
 
-    A policy must be trained as it sampled: with dropout its ratio to itself would not be 1, and rows that share a
-    prefix would share its dropout mask.
+    A policy must be trained as it sampled: with noise its ratio to itself would not be 1, and rows that share a prefix
+    would share the noise.
     """
-    for part in (config.get_text_config(), getattr(config, "vision_config", None)):
-        for name, value in list(vars(part).items()) if part else ():
-            if "drop" in name and isinstance(value, float):
-                setattr(part, name, 0.0)
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PreTrainedConfig):
+            without_dropout(value)
+        elif isinstance(value, float) and ("drop" in name or "jitter" in name):
+            setattr(config, name, 0.0)
     return config

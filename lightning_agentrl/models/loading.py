@@ -63,12 +63,15 @@ def load_tokenizer(model: str, key: str = KEY) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model.
 
     Raises:
-        ValueError: there is no such model, or it has no tokenizer that can be loaded; names the key.
+        ValueError: there is no such model, it has no tokenizer that can be loaded, or one with tokens that the model
+            cannot read; names the key.
     """
     _refuse_missing_folder(model, key)
     _refuse_unknown_id(model, key)
     with naming_model(model, key):
-        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
+        tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
+    _refuse_tokens_beyond(model, key, tokenizer)
+    return tokenizer
 
 
 def read_config(model: str, key: str = KEY) -> PreTrainedConfig:
@@ -117,7 +120,7 @@ def read_images(model: str) -> FamilyReader | None:
         return image_reader(read_config(model), resolve_model(model))
 
 
-def load_causal_lm(model: str, head: bool = True) -> PreTrainedModel:
+def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedModel:
     """Load a pretrained causal language model, which may also read images.
 
     Its text attends over prefix trees if its layers support it.
@@ -125,19 +128,21 @@ def load_causal_lm(model: str, head: bool = True) -> PreTrainedModel:
     Args:
         model: hub id or folder.
         head: whether its logits are wanted, so that its last layer has to be there.
+        key: of the config, where it was given.
 
     Raises:
-        ConfigError: it cannot be loaded, or lacks weights, which would be drawn at random.
+        ConfigError: it cannot be loaded, lacks weights, which would be drawn at random, or has weights that are not
+            finite.
     """
-    _refuse_missing_folder(model, KEY)
+    _refuse_missing_folder(model, key)
     folder = resolve_model(model)
-    config = without_dropout(read_config(model))
-    check_family(model, config)
+    config = without_dropout(read_config(model, key))
+    check_family(model, config, key)
     unshared = why_unshared(config)
     attention: Any = None if unshared else TREE  # None: the default of transformers
     if attention and config.model_type in READERS:
         attention = {"text_config": TREE, "vision_config": "sdpa"}
-    with naming_model(model):
+    with naming_model(model, key):
         lm, found = auto_class(config).from_pretrained(
             folder,
             config=config,
@@ -147,15 +152,16 @@ def load_causal_lm(model: str, head: bool = True) -> PreTrainedModel:
             ignore_mismatched_sizes=True,  # they are refused below
         )
     lm = cast(PreTrainedModel, lm)
-    _refuse_random_weights(model, lm, found, head)
+    _refuse_random_weights(model, lm, found, head, key)
+    _refuse_weights_not_finite(model, lm, key)
     if unshared:
-        _try_projection(model, lm)
+        _try_projection(model, lm, key)
     else:
         skip_unread(lm)
     return lm
 
 
-def _refuse_random_weights(model: str, lm: PreTrainedModel, found: dict[str, Any], head: bool) -> None:
+def _refuse_random_weights(model: str, lm: PreTrainedModel, found: dict[str, Any], head: bool, key: str) -> None:
     """Refuse a model whose files lack weights, or have some of another shape; transformers draws them at random.
 
     Raises:
@@ -169,7 +175,52 @@ def _refuse_random_weights(model: str, lm: PreTrainedModel, found: dict[str, Any
         more = f" and {len(lacks) - 1} more weights" if len(lacks) > 1 else ""
         raise ConfigError(
             f"the files of the model '{model}' lack {lacks[0]}{more}, or have another shape there, so chance would "
-            f"stand in their place; its config.json is of another model, or files are missing (key {KEY})"
+            f"stand in their place; its config.json is of another model, or files are missing (key {key})"
+        )
+
+
+def _refuse_weights_not_finite(model: str, lm: PreTrainedModel, key: str) -> None:
+    """Refuse a model with NaN or infinity in its weights.
+
+    Raises:
+        ConfigError: names one of them.
+    """
+    weights = {name: weight for name, weight in lm.state_dict().items() if weight.is_floating_point()}
+    # aminmax passes NaN on, and is many times faster than isfinite
+    bad = [name for name, weight in weights.items() if not torch.stack(weight.aminmax()).isfinite().all()]
+    if bad:
+        more = f" and {len(bad) - 1} more weights" if len(bad) > 1 else ""
+        raise ConfigError(
+            f"the model '{model}' has NaN or infinity in {bad[0]}{more}; its files are damaged, or its training "
+            f"diverged: give an earlier checkpoint or another model (key {key})"
+        )
+
+
+def _refuse_tokens_beyond(model: str, key: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that may write tokens for which the model has no embedding.
+
+    Special tokens that the chat template does not write are allowed, since text of environments never contains them:
+    text-only models such as Gemma 3 have the placeholder of an image beyond their embedding.
+
+    Raises:
+        ConfigError: names one of them.
+    """
+    size = getattr(read_config(model, key).get_text_config(), "vocab_size", None)
+    if size is None:
+        return
+    written = f"{tokenizer.chat_template} {tokenizer.bos_token} {tokenizer.eos_token}"
+    unused = {
+        number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content not in written
+    }
+    beyond = [text for text, number in tokenizer.get_vocab().items() if number >= size and number not in unused]
+    if beyond:
+        more = f" and {len(beyond) - 1} more tokens" if len(beyond) > 1 else ""
+        raise ConfigError(
+            f"the tokenizer of the model '{model}' has the token {min(beyond)!r}{more} beyond the {size} that the "
+            "model reads (vocab_size in its config.json); save the model after resize_token_embeddings, or give it its "
+            f"own tokenizer (key {key})"
         )
 
 
@@ -213,7 +264,7 @@ def _may_be_an_id(model: str) -> bool:
 
 
 @torch.no_grad()
-def _try_projection(model: str, lm: PreTrainedModel) -> None:
+def _try_projection(model: str, lm: PreTrainedModel, key: str) -> None:
     """Compare logits with the plain vocabulary projection, for a family that is not known to leave them unchanged.
 
     Raises:
@@ -228,5 +279,5 @@ def _try_projection(model: str, lm: PreTrainedModel) -> None:
             return
     raise ValueError(
         f"the logits of the model '{model}' (family {lm.config.model_type}) are not just the vocabulary projection of "
-        f"its last hidden states, which is not supported; choose another model (key {KEY})"
+        f"its last hidden states, which is not supported; choose another model (key {key})"
     )

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.errors import first_line
 from lightning_agentrl.prompts.untrusted import role_markers, special_strings
 from lightning_agentrl.types import ModelInput
 from lightning_agentrl.types.model_input import ImageReader
@@ -21,6 +22,7 @@ PROBED = 64  # cached probes, by tools and roles
 Tool = Mapping[str, Any]  # a function as JSON schema, in the form that chat templates read
 Message = dict[str, Any]  # role, and content: a text, or images and a text as a list of items
 
+MOST_CHARS = 100_000  # of the probe; templates write a few thousand beside the messages
 _IMAGE = "input"  # key of an item that holds an image as the model reads it; templates do not look at it
 _SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
 _TOOL = "probe of a tool's answer"
@@ -89,12 +91,8 @@ class ChatTemplate:
 
     def apply(self, messages: list[Message], generate: bool = False, tools: Sequence[Tool] = ()) -> str:
         """Return the text of a conversation, with the header of the next reply if one is to be generated."""
-        shown: Any = [dict(tool) for tool in tools] or None
         given = folded(messages) if self.folds_system else messages
-        text = self.tokenizer.apply_chat_template(
-            given, shown, tokenize=False, add_generation_prompt=generate, **self._dated
-        )
-        return str(text)
+        return rendered(self.tokenizer, given, tools, add_generation_prompt=generate, **self._dated)
 
     @property
     def writes_date(self) -> bool:
@@ -191,6 +189,11 @@ class ChatTemplate:
             text = self.apply(head + pair)
         except TemplateError as error:
             raise ValueError(f"{self.name} refuses [user, assistant] messages: {error}") from error
+        if len(text) > MOST_CHARS:
+            raise ValueError(
+                f"{self.name} writes {len(text)} characters for three short messages; put a chat_template.jinja that "
+                "writes less into the model folder, or choose another model (key model.init_args.model)"
+            )
         if not (_SYSTEM in text and _USER in text and _REPLY in text):
             raise ValueError(f"{self.name} leaves out the text of a user or assistant message")
         self.turn_close = self._close_of(text)
@@ -282,6 +285,23 @@ def _other_header(asked: str, later: str, reply: str) -> str:
     if between.strip():  # blanks a policy may write itself
         return f"writes {between!r} before an earlier reply, and not before one that is asked for"
     return ""
+
+
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: Sequence[Tool] = (), **arguments: Any
+) -> str:
+    """Return what the chat template of a tokenizer makes of messages.
+
+    Raises:
+        TemplateError: whatever the template raises, such as the OverflowError of a range that its sandbox refuses.
+    """
+    shown: Any = [dict(tool) for tool in tools] or None
+    try:
+        return str(tokenizer.apply_chat_template(messages, shown, tokenize=False, **arguments))
+    except TemplateError:
+        raise
+    except Exception as error:  # a template is code
+        raise TemplateError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def folded(messages: list[Message]) -> list[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.watchdog import Watchdog
+from lightning_agentrl.stalls import waiting_for
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ class Connection:
 
     def send_weights(self) -> None:
         """Let the engine take over the current weights."""
-        with self.learner.clock.part("sync"), self._watchdog().taking_weights():
+        with self.learner.clock.part("sync"), self._taking_weights():
             self.engine.sync(self.learner.policy_version)
 
     def send_proven(self) -> None:
@@ -55,7 +57,7 @@ class Connection:
             EngineMismatchError: the engine samples from something else.
         """
         self.send_weights()
-        with self._watchdog().taking_weights():
+        with self._taking_weights():
             self.learner.prove_engine()
         self.learner.probe_engine()
 
@@ -88,6 +90,10 @@ class Connection:
         assert player.watchdog is not None
         with self.engine.collecting(), player.watchdog.on_guard():
             return self.loop.run(playing, look)
+
+    def _taking_weights(self) -> AbstractContextManager[None]:
+        what = f"{type(self.engine).__name__} to take over the weights"
+        return waiting_for(what, lambda: self.learner.clock.running)
 
     def _watchdog(self, stage: str = "") -> Watchdog:
         return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or self.learner.clock.running)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -44,7 +44,7 @@ from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream, resume_between_epochs
 from lightning_agentrl.rollout.training_episodes import TrainingEpisodes
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
-from lightning_agentrl.rollout.watchdog import Watchdog
+from lightning_agentrl.stalls import stop_watching, waiting_for, watch
 from lightning_agentrl.types import ModelInput, Rollout, Turn
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import arguments, from_plain, items_from_plain
@@ -83,9 +83,8 @@ class RolloutDataModule(L.LightningDataModule):
         prove: what to do if the engine is found to sample from something else than the policy. It is sent weights and
             compared with the trainer on some hundred tokens before the first rollout, and on fewer, or on those of the
             rollout, at each later update. ``stop``; ``warn``: go on; ``off``: do not compare.
-        stall_seconds: seconds without any environment moving, or the engine loading the weights, after which a warning
-            says what is waited for; repeated at this interval. Also of environments that are made, reset for the first
-            time, or closed. 0: never.
+        stall_seconds: seconds without progress after which a warning names what is waited for, such as environments,
+            the engine, a checkpoint or other ranks; repeated at this interval. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
     """
 
@@ -215,12 +214,14 @@ class RolloutDataModule(L.LightningDataModule):
 
         One environment of each source is made, and kept as the first to be played.
         """
+        watch(self.stall_seconds)
         self.date.now = all_gather(self.date.now)[0]
         with raise_once():
             self.sizes.check_processes(self._rank_and_world[1])
-            self.engine.check()
+            with waiting_for("the engine to be checked", "setup"):
+                self.engine.check()
             for kind, source in enumerate(self.pool.sources):
-                with self._awaiting("setup", f"{source.name} to be made"):
+                with waiting_for(f"{source.name} to be made", "setup"):
                     worker = self.pool.take(kind)
                     worker.wait()
                 self.pool.give_back(kind, worker)
@@ -246,7 +247,7 @@ class RolloutDataModule(L.LightningDataModule):
         for kind, source in enumerate(self.pool.sources):
             session = make.session(kind, 0, lambda _episode: 0)
             try:
-                with self._awaiting("setup", f"the first reset of {source.name}"):
+                with waiting_for(f"the first reset of {source.name}", "setup"):
                     self.first_inputs.append(check_prompt(session, self.interaction, context_length))
             finally:
                 make.end(session, kind)
@@ -276,13 +277,15 @@ class RolloutDataModule(L.LightningDataModule):
                 self.episodes.cancel()
             else:
                 self.episodes.settle()
-            self.engine.stop()
-            self._loop.stop()
-        with self._awaiting("teardown", "the last calls of environments, and for them to close"):
+            with waiting_for(f"{type(self.engine).__name__} to stop", "teardown"):
+                self.engine.stop()
+                self._loop.stop()
+        with waiting_for("the last calls of environments, and for them to close", "teardown"):
             self.pool.close()
         self.episodes.rest(self._iteration)
-        with self._awaiting("teardown", "environments to close"):
+        with waiting_for("environments to close", "teardown"):
             self.episodes.close()
+        stop_watching()
         self._loop, self._connection, self._failed = None, None, False
         self._release_sources()
 
@@ -294,11 +297,9 @@ class RolloutDataModule(L.LightningDataModule):
             except Exception as error:  # noqa: BLE001 - own code may raise anything
                 warnings.warn(f"release of {source.key} raised {type(error).__name__}: {error}", stacklevel=2)
 
-    def _awaiting(self, stage: str, what: str) -> AbstractContextManager[None]:
-        return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage).waiting_for(what)
-
     def on_exception(self, exception: BaseException) -> None:
         """End what is collected in the background, and after an error all threads; episodes stay as they were."""
+        stop_watching()
         self.episodes.cancel()
         if not isinstance(exception, Exception):  # a run that was asked to end does not wait for running replies
             return
@@ -367,9 +368,11 @@ class RolloutDataModule(L.LightningDataModule):
         make = replace(make, context_length=learner.context_length)
         for source in self.pool.sources:
             source.date = self.date
-            source.start(next(handle.policy.parameters()).device)
+            with waiting_for(f"the judge or scorer of {source.name} to start", "setup"):
+                source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
-        self.engine.start(handle)
+        with waiting_for(f"{type(self.engine).__name__} to start", "setup"):
+            self.engine.start(handle)
         self.stream = RolloutStream(
             collect=self.collect,
             learner=learner,

@@ -22,6 +22,7 @@ from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import RolloutSizes
 from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
+from lightning_agentrl.stalls import waiting_for
 from lightning_agentrl.types import Rollout
 
 
@@ -173,8 +174,9 @@ class TrainingEpisodes:
         if self._running is not None:
             return self._running
         self._rest.check_origin(self.origin)
-        episodes = self._made(connection)
-        episodes.load_state_dict(self._rest.sessions)
+        with waiting_for("environments to be made and continue their episodes", "collect"):
+            episodes = self._made(connection)
+            episodes.load_state_dict(self._rest.sessions)
         if self._rest.ahead is not None:
             turns = self.sizes.turns_per_rollout if self.sizes.groups is None else None
             own, envs = self.sizes.own_envs(*connection.rank_and_world), self.sizes.envs_per_rollout

@@ -1,14 +1,14 @@
-"""A watchdog over collections and their engine: says what is waited for when nothing moves. It stops nothing."""
+"""A watchdog over collections: warns of what is waited for when no session moves, and stops nothing."""
 
 from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.stalls import reporting
 
 NAMED = 8  # environments that a warning lists by number
 
@@ -16,8 +16,7 @@ NAMED = 8  # environments that a warning lists by number
 class Watchdog:
     """A thread that warns when no session has moved for some time, and again each time that passes.
 
-    A session moves when its environment or its judge is called or answers, and when it begins or ends a collection. An
-    engine that loads the weights moves when it has them.
+    A session moves when its environment or its judge is called or answers, and when it begins or ends a collection.
 
     Args:
         seconds: that time; 0: never warn.
@@ -31,24 +30,12 @@ class Watchdog:
         self.stage = stage
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
-        self._awaited = ""  # what else is to move
         self._changed_at = time.monotonic()
 
-    @contextmanager
-    def on_guard(self) -> Iterator[None]:
-        """Watch from a thread of its own, since a stuck call may hold up the event loop too."""
-        if not self.seconds:
-            yield
-            return
-        over = threading.Event()
+    def on_guard(self) -> AbstractContextManager[None]:
+        """Watch from a separate thread, since a stuck call may hold up the event loop too."""
         self._changed_at = time.monotonic()
-        thread = threading.Thread(target=self._look, args=(over,), name="watchdog", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+        return reporting(self._state, self.seconds, self.stage)
 
     @contextmanager
     def watching(self, session: Session) -> Iterator[None]:
@@ -59,49 +46,25 @@ class Watchdog:
         finally:
             self._change(self._sessions.remove, session)
 
-    def taking_weights(self) -> AbstractContextManager[None]:
-        """Expect the engine to load the weights while inside."""
-        return self.waiting_for(f"{self.engine} to take over the weights")
-
-    @contextmanager
-    def waiting_for(self, what: str) -> Iterator[None]:
-        """Expect to leave soon; what holds this up is named as given."""
-        with self.on_guard():
-            self._awaited = what
-            try:
-                yield
-            finally:
-                self._awaited = ""
-
     def _change(self, change: Callable[[Session], None], session: Session) -> None:
         with self._lock:
             change(session)
             self._changed_at = time.monotonic()
 
-    def _look(self, over: threading.Event) -> None:
-        warned_at = 0.0
-        while True:
-            with self._lock:
-                sessions, moved_at = list(self._sessions), self._changed_at
-            moved_at = max([moved_at, *(session.moved_at for session in sessions)])
-            left = max(moved_at, warned_at) + self.seconds - time.monotonic()
-            if left <= 0 and (sessions or self._awaited):
-                warned_at = time.monotonic()
-                warnings.warn(self._message(sessions, warned_at - moved_at), stacklevel=1)
-            if over.wait(min(left if left > 0 else self.seconds, threading.TIMEOUT_MAX)):
-                return
+    def _state(self) -> tuple[float, str]:
+        with self._lock:
+            sessions, moved_at = list(self._sessions), self._changed_at
+        return max([moved_at, *(session.moved_at for session in sessions)]), self._awaited(sessions)
 
-    def _message(self, sessions: list[Session], seconds: float) -> str:
+    def _awaited(self, sessions: list[Session]) -> str:
         calls: dict[str, list[int]] = {}
         for session in sessions:
             calls.setdefault(session.call, []).append(session.index)
         engine = calls.pop("", [])
         held = [f"{call} of {_environments(numbers)}" for call, numbers in sorted(calls.items())]
-        if self._awaited:
-            held.append(self._awaited)
         if engine:
             held.append(f"replies of {self.engine} to {_environments(engine)}")
-        return f"nothing has moved for {seconds:.0f} s in stage {self.stage()}; waiting for {' and for '.join(held)}"
+        return " and for ".join(held)
 
 
 def _environments(numbers: list[int]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.engines import Engine, TransformersEngine
@@ -34,6 +35,11 @@ def run(path: Path, folder: Path, engine: Engine, iterations: int = 3, lr: float
     except EngineMismatchError as error:
         return agent, trainer.global_step, str(error)
     return agent, trainer.global_step, ""
+
+
+def zero(module: nn.Module) -> None:
+    for weight in module.parameters():
+        nn.init.zeros_(weight)
 
 
 def weights(agent: Any) -> dict[str, Tensor]:
@@ -140,6 +146,14 @@ def test_a_resumed_run_proves_its_engine_anew(
     first.save_checkpoint(tmp_path / "one.ckpt")
     make_trainer(tmp_path, 2).fit(make_agent(tiny_folder), make_data(prove="stop"), ckpt_path=tmp_path / "one.ckpt")
     assert proven == [0, 2]
+
+
+@pytest.mark.slow
+def test_a_model_of_zeros_passes_the_proof(tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path / "model")
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).apply(zero).save_pretrained(folder)
+    _, steps, message = run(tmp_path, folder, TransformersEngine(), iterations=1)
+    assert (steps, message) == (2, "")
 
 
 def test_what_to_do_is_one_of_three() -> None:

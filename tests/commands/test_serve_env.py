@@ -12,9 +12,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from typing import Any, ClassVar
 import gymnasium
 import pytest
 import torch
-from aiohttp import ClientSession, ClientWebSocketResponse, web
+from aiohttp import ClientSession, ClientWebSocketResponse, WSCloseCode, WSServerHandshakeError, web
 
 from lightning_agentrl.commands.serve_env import _Played, environment_app
 from lightning_agentrl.episodes.hosting import make_worker
@@ -32,6 +33,7 @@ from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.types import StopReason
 from tests.cli import Command, Config, changed, fit, run_command, sentence, three_iterations
+from tests.envs.servers import serving
 from tests.rollout.scripted import Scripted, workplace
 from tests.started import forkserver
 
@@ -155,7 +157,9 @@ REFUSED = {
     "value": (["agentrl_envs:Bandit-v0", "--kwargs.arms", "7"], "2 to 3 arms"),
     "port": (["agentrl_envs:Bandit-v0", "--port", "70000"], "--port is 70000"),
     "sessions": (["agentrl_envs:Bandit-v0", "--sessions", "0"], "--sessions is 0"),
-    "host": (["agentrl_envs:Bandit-v0", "--host", "999.0.0.1"], "--host"),
+    "host": (["agentrl_envs:Bandit-v0", "--host", "999.0.0.1", "--token", "secret"], "--host"),
+    "open to other machines": (["agentrl_envs:Bandit-v0", "--host", "0.0.0.0"], "--token"),
+    "variable not set": (["agentrl_envs:Bandit-v0", "--token", "${NO_SUCH_TOKEN}"], "NO_SUCH_TOKEN"),
     "no text": (["CartPole-v1"], "observations must be text"),
 }
 
@@ -262,16 +266,22 @@ STEP = {"type": "step", "data": {"text": "wait"}}
 
 
 @asynccontextmanager
-async def places(name: str, sessions: int) -> AsyncIterator[Connect]:
-    """A server of this environment in this process; gives what opens a socket."""
-    runner = web.AppRunner(environment_app(Recipe(name, {}, "env"), sessions), shutdown_timeout=1.0)
+async def listening(name: str, sessions: int = 1, token: str = "") -> AsyncIterator[str]:
+    """Serve this environment in this process; yield the address."""
+    runner = web.AppRunner(environment_app(Recipe(name, {}, "env"), sessions, token), shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with ClientSession() as session:
-            yield lambda: session.ws_connect(f"http://127.0.0.1:{runner.addresses[0][1]}/ws")
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def places(name: str, sessions: int) -> AsyncIterator[Connect]:
+    """A server of this environment in this process; gives what opens a socket."""
+    async with listening(name, sessions) as url, ClientSession() as session:
+        yield lambda: session.ws_connect(f"{url}/ws")
 
 
 async def entered(connect: Connect) -> str:
@@ -339,6 +349,92 @@ def test_what_a_client_has_asked_for_is_answered_in_order_before_its_close() -> 
             return [json.loads(answer.data)["type"] for answer in answers[:-1]]
 
     assert asyncio.run(play()) == ["observation", "observation", "state", "error"]
+
+
+async def closed_after(text: str, count: int) -> int | None:
+    """Send messages while a step hangs; return the code with which the server closes the socket."""
+    BackLater.calls.clear()
+    BackLater.back.clear()
+    try:
+        async with places(BACK_LATER, 1) as connect, connect() as connected:
+            for message in (RESET, STEP):
+                await connected.send_json(message)
+            await connected.receive_json(timeout=30.0)
+            with suppress(ConnectionError):
+                for _ in range(count):
+                    await connected.send_str(text)
+            with suppress(TypeError):  # of the close
+                await connected.receive_json(timeout=30.0)
+            return connected.close_code
+    finally:
+        BackLater.back.set()
+
+
+def test_a_client_that_sends_without_waiting_is_disconnected() -> None:
+    assert asyncio.run(closed_after("x" * 2**20, 60)) == WSCloseCode.POLICY_VIOLATION
+    assert BackLater.calls[0] == "step begins"
+
+
+def test_a_message_over_the_limit_closes_the_socket() -> None:
+    codes = (WSCloseCode.MESSAGE_TOO_BIG, WSCloseCode.ABNORMAL_CLOSURE)  # the second one while the client still sends
+    assert asyncio.run(closed_after("x" * 20 * 2**20, 1)) in codes
+
+
+async def statuses(token: str, headers: Mapping[str, str]) -> set[int]:
+    """Return the answers to a request and to a handshake with these headers."""
+    name = "tests.commands.test_serve_env:Unmeasured-v0"
+    async with listening(name, token=token) as url, ClientSession(headers=headers) as session:
+        async with session.get(f"{url}/schema") as answer:
+            found = {answer.status}
+        try:
+            async with session.ws_connect(f"{url}/ws"):
+                return found | {200}
+        except WSServerHandshakeError as error:
+            return found | {error.status}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "rebound.example:8000"}, 403),
+        ({"Host": "rebound.example", "Origin": "http://rebound.example"}, 403),
+        ({"Origin": "https://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+def test_pages_of_other_sites_are_refused(headers: dict[str, str], status: int) -> None:
+    assert asyncio.run(statuses("", headers)) == {status}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer other"}, 401),
+        ({"Authorization": "secret"}, 401),
+        ({"Authorization": "Basic !"}, 401),
+        ({"Authorization": "Bearer secret"}, 200),
+        ({"Authorization": f"Basic {b64encode(b'agent:secret').decode()}"}, 200),
+        ({"Authorization": "Bearer secret", "Host": "my-server:8000"}, 200),
+        ({"Authorization": "Bearer secret", "Origin": "https://elsewhere.example"}, 403),
+    ],
+)
+def test_clients_must_send_the_token(headers: dict[str, str], status: int) -> None:
+    assert asyncio.run(statuses("secret", headers)) == {status}
+
+
+def test_our_client_sends_its_token() -> None:
+    recipe = Recipe("agentrl_envs:GuessNumber-v0", {}, "env")
+    with serving(environment_app(recipe, 1, "secret")) as url:
+        env = gymnasium.make("agentrl_envs:OpenEnv-v0", url=url, token="secret", disable_env_checker=True)
+        env.reset(seed=0)
+        env.step("1")
+        env.close()
+        with pytest.raises(ValueError, match="token"):
+            gymnasium.make("agentrl_envs:OpenEnv-v0", url=url, disable_env_checker=True)
 
 
 def test_numbers_that_json_does_not_have_are_not_sent() -> None:

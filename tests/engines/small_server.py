@@ -27,6 +27,7 @@ class SmallServer:
         self.version, self.weights, self.other_weights = "default", "0", ""
         self.running, self.engine_running = asyncio.Event(), asyncio.Event()  # cleared: stopped
         self.never: set[str] = set()  # what it never answers: a path, or a method of its workers
+        self.wrong: dict[str, Any] = {}  # answers given in place of the right ones, by path or method
         self.seconds = 0.01  # of a reply
         self.answer: Callable[[dict[str, Any]], web.StreamResponse] = web.json_response  # how a reply is given
         self.breaks_off = False  # in the middle of the next reply
@@ -55,6 +56,8 @@ class SmallServer:
         if request.path == SAMPLE and self.breaks_off:
             self.breaks_off = False
             return await _half(request)
+        if method in self.wrong:
+            return web.json_response(self.wrong[method])
         return self._answer(request.path, method, body)
 
     def _answer(self, path: str, method: str, body: dict[str, Any]) -> web.StreamResponse:

@@ -19,10 +19,11 @@ from lightning_agentrl.commands.ending import one_line_errors
 from lightning_agentrl.engines import Reply, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import deadlines as limits
 from lightning_agentrl.engines.vllm_server import pool as server_pool
+from lightning_agentrl.engines.vllm_server import server as http_server
 from lightning_agentrl.engines.vllm_server.deadlines import SLACK, STEP_TOKENS, Deadlines
 from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
 from lightning_agentrl.engines.vllm_server.server import VLLMServer, open_session
-from lightning_agentrl.errors import EngineGoneError
+from lightning_agentrl.errors import ConfigError, EngineGoneError
 from tests.engines.small_server import SAMPLE, SmallServer, asking, small_servers, weights_of
 
 PATIENCE = 0.2
@@ -193,24 +194,98 @@ def test_the_page_of_a_proxy_in_any_encoding_is_no_answer_and_asked_for_again(st
     play(test, count=1)
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (lambda reply: web.Response(text=json.dumps(reply) * 2), "other than JSON"),
-        (lambda reply: web.Response(text="[" * 100_000), "other than JSON"),
-        (lambda reply: web.Response(text="1" * 5000), "other than JSON"),
-        (lambda reply: web.json_response({"choices": reply["choices"] * 2}), "another form than vLLM"),
-        (lambda reply: web.json_response({"choices": "none"}), "another form than vLLM"),
-    ],
-    ids=["twice", "nested", "long", "two", "text"],
-)
-def test_an_answer_that_is_no_reply_ends_the_run_and_names_the_server(answer: Any, message: str) -> None:
+def endless(reply: Any) -> web.Response:
+    async def body() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 2**16
+
+    return web.Response(body=body())
+
+
+UNUSABLE: dict[str, Callable[[Any], web.Response]] = {
+    "not finite": lambda reply: web.Response(text=json.dumps(reply).replace("-1.0", "NaN")),
+    "a page": lambda reply: web.Response(text="<html>", content_type="text/html"),
+    "half": lambda reply: web.Response(text=json.dumps(reply)[:40]),
+    "endless": endless,
+    "twice": lambda reply: web.Response(text=json.dumps(reply) * 2),
+    "nested": lambda reply: web.Response(text="[" * 100_000),
+    "long": lambda reply: web.Response(text="1" * 5000),
+    "two": lambda reply: web.json_response({"choices": reply["choices"] * 2}),
+    "text": lambda reply: web.json_response({"choices": "none"}),
+    "empty": lambda reply: web.Response(status=204),
+}
+
+
+@pytest.mark.parametrize("answer", UNUSABLE.values(), ids=UNUSABLE)
+def test_unusable_answers_move_requests_to_the_other_server(
+    answer: Callable[[Any], web.Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_BYTES", 2**20)
+    names = []
+
     async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
-        servers[0].answer = answer
-        with pytest.raises(ValueError, match=f"{servers[0].url} .*{message}"):
+        names.append(servers[0].url)
+        servers[0].answer = lambda reply: web.json_response(reply) if len(servers[0].begun) == 1 else answer(reply)
+        check(await asyncio.gather(*(pool.ask(asking(seed)) for seed in range(8))), 1)
+        assert len(servers[0].begun) > 1
+        await until(lambda: len(servers[0].begun) > 8)  # it is tried again, and not used
+        assert not pool.replicas[0].used
+
+    warned = play(test)
+    assert sum(f"{names[0]} is not used" in line for line in warned) == 1
+
+
+def test_server_errors_move_a_request_to_the_other_server() -> None:
+    async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
+        servers[0].answer = lambda reply: web.Response(status=500)
+        check([await pool.ask(asking(0))], 1)
+
+    play(test)
+
+
+@pytest.mark.parametrize("path", ["/version", "weights_checksum"])
+def test_unusable_answers_during_an_update_drop_the_server(path: str) -> None:
+    async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
+        servers[0].wrong[path] = {"results": [7]}
+        await update(pool, 2)
+        check([await pool.ask(asking(0))], 2)
+        servers[0].wrong.clear()
+        await until(lambda: pool.replicas[0].used)
+
+    play(test)
+
+
+@pytest.mark.parametrize("path", [SAMPLE, "/version"])
+def test_only_unusable_answers_end_the_run_like_hung_servers(path: str) -> None:
+    async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
+        servers[0].wrong[path] = [1, 2]
+        await update(pool, 2)
+        with pytest.raises(EngineGoneError, match=servers[0].url):
+            await pool.ask(asking(0))
+
+    play(test, count=1, wait_seconds=0.2)
+
+
+def test_long_replies_that_always_fail_end_the_run_with_a_checkpoint() -> None:
+    """The server samples single tokens, so it is used again after each failure."""
+
+    async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
+        servers[0].answer = lambda reply: (
+            web.json_response(reply) if len(reply["choices"][0]["token_ids"]) == 1 else web.Response(text="{")
+        )
+        with pytest.raises(EngineGoneError, match=servers[0].url):
             await pool.ask(asking(0))
 
     play(test, count=1)
+
+
+def test_a_refused_request_is_an_error_of_the_run() -> None:
+    async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
+        servers[0].answer = lambda reply: web.json_response({"error": "the prompt is too long"}, status=400)
+        with pytest.raises(ConfigError, match="the prompt is too long"):
+            await pool.ask(asking(0))
+
+    play(test)
 
 
 # The only server

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import engine as server_engine
-from lightning_agentrl.engines.vllm_server.answers import Lost, complaint, read_facts, read_reply
+from lightning_agentrl.engines.vllm_server.answers import Lost, Unusable, complaint, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.engine import check_precision
 from lightning_agentrl.engines.vllm_server.pool import back_off
 from lightning_agentrl.engines.vllm_server.routing import BLOCK, IN_FLIGHT, block_keys, choose, common_blocks, preferred
@@ -179,20 +179,30 @@ def with_logps(*logps: Any, ids: tuple[Any, ...] = (4, 7, 8)) -> dict[str, Any]:
             {"token_ids": [4, 7], "logprobs": with_logps(-1.0, -1.0), "finish_reason": "length"},
             "ended a reply with 'length' after 2 of 3 tokens",
         ),
-        ({"weight_versions": [{"version": "xyz-1", "start": 0, "end": 3}]}, "version xyz-1, and not abc-2.*urls"),
-        ({"weight_versions": [{"version": VERSION}, {"version": "x-9"}]}, "version abc-2, x-9, and not abc-2"),
         ({"weight_versions": None}, "another form than vLLM .*which weights"),
         ({"logprobs": with_logps(-1.0, -(10**400), -1.0)}, "another form than vLLM"),
     ],
 )
 def test_an_answer_that_is_not_whole_is_never_a_reply(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(Unusable, match=message):
         read(answer(**changes))
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        (["xyz-1"], "version xyz-1, and not abc-2.*urls"),
+        ([VERSION, "x-9"], "version abc-2, x-9, and not abc-2"),
+    ],
+)
+def test_weights_of_another_run_are_refused(versions: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(answer(weight_versions=[{"version": version} for version in versions]))
 
 
 @pytest.mark.parametrize("given", [{}, {"choices": []}, {"choices": [{}]}])
 def test_an_answer_without_anything_is_never_a_reply(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="another form than vLLM") as error:
+    with pytest.raises(Unusable, match="another form than vLLM") as error:
         read(given)
     assert "another run" not in str(error.value)
 

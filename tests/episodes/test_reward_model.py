@@ -160,6 +160,10 @@ def test_what_cannot_be_a_reward_model_is_refused(tmp_path: Path) -> None:
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"lack score.weight.*scorer.init_args.model"):
         started(folder)
+    folder = classifier_folder(tmp_path / "runaway")
+    (folder / "chat_template.jinja").write_text("{% for i in range(10**9) %}x{% endfor %}")
+    with pytest.raises(ValueError, match=r"cannot be loaded.*scorer.init_args.model"):
+        started(folder)
     with pytest.raises(ValueError, match=r"64.*max_reply_tokens"):
         started(classifier_folder(tmp_path / "bert", "bert")).score("word " * 99, "yes", None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -197,3 +198,14 @@ def test_rollouts_of_older_weights_are_measured_against_those_before() -> None:
     assert watch.judge(1e-6, older=False) == ""  # the first rollout of a run
     assert [watch.judge(mean, older=True) for mean in (0.02, 0.03, 0.02, 0.05)] == [""] * 4
     assert watch.judge(0.3, older=True) == "jump"
+
+
+@pytest.mark.parametrize("likeliest", [None, 10.0, 20.0], ids=["uniform", "nearly certain", "certain"])
+def test_tokens_of_flat_and_of_certain_distributions_fit(likeliest: float | None) -> None:
+    """All are alike, so the scale of what was drawn is rounding, or knows nothing of what is rarely drawn."""
+    logits = torch.zeros(TOKENS, 384)
+    if likeliest is not None:
+        logits[:, 7] = likeliest + math.log(384)
+    log_pi = logits.log_softmax(-1)
+    seen, _ = case(log_pi, log_pi.double(), log_pi, seed=0)
+    assert seen.fits(EXACT)

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from lightning_agentrl.engines.transformers.batch import PaddedPrefill, TreePrefill
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.activations import checkpoint_activations
-from lightning_agentrl.models.families import SHARING, why_unshared
+from lightning_agentrl.models.families import SHARING, check_family, why_unshared, without_dropout
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, read_context_length
 from lightning_agentrl.models.packing import pack
@@ -224,3 +224,27 @@ def test_no_policy_has_dropout(family, plain, policy):
     assert plain.config.attn_pdrop == plain.config.embd_pdrop == 0.1  # a family that has it by default
     packed = pack(ROWS)
     assert torch.equal(policy.train().hidden(packed), policy.eval().hidden(packed))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "minimax_m2"])
+def test_a_pass_in_training_has_no_noise(family: str, tmp_path: Path) -> None:
+    config = tiny_config(family)
+    config.router_jitter_noise = 0.1
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    lm = load_causal_lm(str(tmp_path))
+    packed = pack(ROWS)
+    sampled = LanguageModel(lm).eval().hidden(packed)
+    lm.train()
+    assert all(torch.equal(LanguageModel(lm).hidden(packed), sampled) for _ in range(2))
+
+
+def test_noise_in_parts_of_a_config_is_turned_off() -> None:
+    config = CONFIG_MAPPING["dbrx"](ffn_config={"moe_jitter_eps": 0.1}, attn_config={"attn_pdrop": 0.1})
+    without_dropout(config)
+    assert config.ffn_config.moe_jitter_eps == config.attn_config.attn_pdrop == 0.0
+
+
+def test_a_family_that_routes_at_random_in_training_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"phimoe.*model\.init_args\.model"):
+        check_family("some model", CONFIG_MAPPING["phimoe"]())

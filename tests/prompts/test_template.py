@@ -232,3 +232,15 @@ def test_a_date_is_written_in_the_form_of_the_template() -> None:
     assert template.writes_date
     assert template.apply([template.message("user", "a")]).startswith("26 Jul 2024")
     assert not ChatTemplate(make_tokenizer(MARKS["chatml"])).writes_date
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["{% for i in range(10**9) %}x{% endfor %}", "{{ 1 / 0 }}", "{{ 'x' * 10**12 }}", "{{ 'x' * 10**6 }}"],
+    ids=["runaway", "error", "memory", "long"],
+)
+def test_a_template_that_cannot_be_rendered_is_refused(broken: str) -> None:
+    tokenizer = make_tokenizer(MARKS["chatml"])
+    tokenizer.chat_template = broken + str(tokenizer.chat_template)
+    with pytest.raises(ValueError, match="the chat template of"):
+        ChatTemplate(tokenizer)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +17,28 @@ from typing import Any
 
 import gymnasium
 import pytest
+import torch.distributed as dist
 
+from lightning_agentrl import stalls
+from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.engines import TransformersEngine
+from lightning_agentrl.episodes import env_worker
 from lightning_agentrl.models.loading import load_tokenizer
-from lightning_agentrl.rollout import EnvConfig, Judge, JudgedTurn, RawParser, RolloutDataModule, TurnInteraction
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    Judge,
+    JudgedTurn,
+    RawParser,
+    RolloutDataModule,
+    TurnInteraction,
+    ValidationConfig,
+)
 from lightning_agentrl.rollout.fixed_turns import FixedTurns
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.watchdog import Watchdog
+from tests.agents.processes import config_text, next_port, run_command
 from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, Workplace, workplace
+from tests.started import outcomes
 
 LIMIT = 0.2
 
@@ -45,8 +61,8 @@ def caught() -> Iterator[list[warnings.WarningMessage]]:
         yield seen
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -187,6 +203,122 @@ class SlowToBegin(Scripted):
 
 
 gymnasium.register("SlowToBegin-v0", SlowToBegin)
+
+
+class NeverCloses(Scripted):
+    """Its close takes as long as the test."""
+
+    over = threading.Event()
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def close(self) -> None:
+        self.over.wait(3600)
+
+
+gymnasium.register("NeverCloses-v0", NeverCloses)
+
+
+@pytest.fixture
+def held_out(tiny_folder: Path) -> Iterator[RolloutDataModule]:
+    """A data module whose held-out environments never close."""
+    env, free = EnvConfig("NeverCloses-v0", worker="thread"), TurnInteraction(4, RawParser())
+    sizes = {"num_envs": 1, "turns_per_env": 1, "mini_batch_turns": 1}
+    validation = ValidationConfig(episodes=2, num_envs=2)
+    data = RolloutDataModule(
+        env, interaction=free, prompt=FREE_TEXT, validation=validation, stall_seconds=LIMIT, prove="off", **sizes
+    )
+    NeverCloses.over.clear()
+    data.setup("fit")
+    data.connect(Learner(tiny_folder))
+    yield data
+    NeverCloses.over.set()
+    data.teardown("fit")
+
+
+def test_a_held_out_environment_that_does_not_close_is_named(held_out, caught):
+    def named() -> bool:
+        return any("NeverCloses-v0" in text for text in texts_of(caught))
+
+    def release() -> None:
+        wait_for(named)
+        NeverCloses.over.set()
+
+    threading.Thread(target=release).start()
+    assert len(held_out.play_held_out(held_out.validation_seeds())) == 2
+    assert named()
+
+
+def test_a_run_goes_on_without_environments_that_do_not_close(held_out, caught, monkeypatch):
+    monkeypatch.setattr(env_worker, "CLOSING_SECONDS", 0.1)
+    for _ in range(2):
+        assert len(held_out.play_held_out(held_out.validation_seeds())) == 2
+    assert sum("NeverCloses-v0 has not returned" in str(warning.message) for warning in caught) == 4
+
+
+def _stopped_rank(rank: int, port: int, folder: Path, stopping: int) -> None:
+    """Meet the other rank again and again; one of them is stopped in between."""
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    stalls.watch(0.5)
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
+    for number in range(3):
+        all_gather(number)
+        if number == 1 and rank == stopping:
+            (folder / "stops").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+    stalls.stop_watching()
+    all_gather("end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopping", [0, 1])
+def test_the_other_rank_names_a_rank_that_is_stopped(tmp_path: Path, stopping: int) -> None:
+    said = []
+
+    def go_on() -> None:
+        log = tmp_path / f"rank{1 - stopping}.log"
+        wait_for(lambda: (tmp_path / "stops").exists(), 120)
+        wait_for(lambda: f"rank {1 - stopping}: " in log.read_text() and f"rank {stopping}" in log.read_text(), 120)
+        said.append(log.read_text())
+        os.kill(int((tmp_path / f"pid{stopping}").read_text()), signal.SIGCONT)
+
+    waking = threading.Thread(target=go_on)
+    waking.start()
+    ends = outcomes(2, _stopped_rank, next_port(), tmp_path, stopping, folder=tmp_path)
+    waking.join()
+    assert said
+    assert [code for code, _ in ends] == [0, 0]
+
+
+def _run_rank(rank: int, port: int, folder: Path, command: Sequence[str]) -> None:
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
+    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "MASTER_PORT": str(port)}
+    run_command(folder, command)
+
+
+@pytest.mark.slow
+def test_a_run_names_a_rank_that_is_stopped_in_its_update(tmp_path: Path, tiny_folder: Path) -> None:
+    """The other rank waits inside torch, for gradients."""
+    text = config_text(tmp_path, tiny_folder, "SharedCritic")
+    text = text.replace("num_envs: 4\n", "num_envs: 4\n    stall_seconds: 0.5\n", 1).replace(
+        "max_epochs: 5", "max_epochs: 2"
+    )
+    where = "{stage: update, iteration: 0, rank: 1, name: SIGSTOP}"
+    stop = f"    - {{class_path: tests.callbacks.signalling.SignalAt, init_args: {where}}}\n"
+    (tmp_path / "config.yaml").write_text(text + stop)
+    command = ["fit", "--config", str(tmp_path / "config.yaml"), "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+
+    def go_on() -> None:
+        log = tmp_path / "rank0.log"
+        wait_for(lambda: log.exists() and "no sign of life for 0.5 s from rank 1" in log.read_text(), 300)
+        os.kill(int((tmp_path / "pid1").read_text()), signal.SIGCONT)
+
+    waking = threading.Thread(target=go_on, daemon=True)
+    waking.start()
+    ends = outcomes(2, _run_rank, next_port(), tmp_path, command, folder=tmp_path, seconds=400)
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert not waking.is_alive()
 
 
 def test_what_holds_up_the_start_or_the_end_of_a_run_is_named(

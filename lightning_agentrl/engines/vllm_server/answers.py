@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,23 @@ class Lost(Exception):
     """A server did not answer, or not completely; another attempt may succeed."""
 
 
-class Hangs(Lost):
-    """A server did not answer in time."""
+class Unusable(Lost):
+    """A server did not answer in time, or its answer cannot be used; requests go to another one."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise Unusable if an answer cannot be read inside.
+
+    Args:
+        what: what the server did, such as "reports its settings".
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        raise Unusable(
+            f"it {what} in another form than vLLM ({type(error).__name__}: {error}); start it with `agentrl serve`"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -115,10 +131,10 @@ def read_reply(
 
     Raises:
         Lost: the server aborted the reply, was restarted and has its initial weights, or has older ones of this run.
-        ValueError: ids or log-probs are missing, too many or no such numbers, or the reply is from weights of another
-            run: the fault of the server.
+        Unusable: ids or log-probs are missing, too many or no such numbers.
+        ValueError: the reply is from weights of another run.
     """
-    try:
+    with reading("answered"):
         (choice,) = answer.get("choices") or [{}]
         reason, ids = choice.get("finish_reason"), tuple(choice.get("token_ids") or ())
         content = [
@@ -126,8 +142,6 @@ def read_reply(
         ]
         logps = tuple(math.nan if logp is None else float(logp) for _, logp in content)  # NaN comes as null
         versions = {str(span.get("version")) for span in choice.get("weight_versions") or ()}
-    except (AttributeError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"answered in another form than vLLM ({error}); start it with `agentrl serve`") from error
     if reason == "abort":
         raise Lost(f"it aborted a reply after {len(ids)} tokens")
     if versions and all(found == NO_VERSION or found.startswith(LOADING) for found in versions):
@@ -135,8 +149,8 @@ def read_reply(
     if versions - {version} and all(_of_run(found, version) for found in versions):
         raise Lost("it sampled with older weights")
     if not versions:
-        raise ValueError(
-            "answered in another form than vLLM (it does not say which weights have sampled a reply); start it with "
+        raise Unusable(
+            "it answered in another form than vLLM (it does not say which weights have sampled a reply); start it with "
             "`agentrl serve`"
         )
     if versions != {version}:
@@ -145,32 +159,32 @@ def read_reply(
             f"it weights too: give each run servers of its own ({KEY}.urls)"
         )
     if not ids or tuple(token for token, _ in content) != ids:
-        raise ValueError(
-            f"answered with {len(ids)} ids and log-probs of {len(content)}; start it with `agentrl serve`, which turns "
-            "both on"
+        raise Unusable(
+            f"it answered with {len(ids)} ids and log-probs of {len(content)}; start it with `agentrl serve`, which "
+            "turns both on"
         )
     if wrong_ids := [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]:
-        raise ValueError(
-            f"answered in another form than vLLM ({wrong_ids[0]!r} is no id of the model's {vocabulary} tokens); start "
-            "it with `agentrl serve`"
+        raise Unusable(
+            f"it answered in another form than vLLM ({wrong_ids[0]!r} is no id of the model's {vocabulary} tokens); "
+            "start it with `agentrl serve`"
         )
     if len(ids) > request.max_tokens:
-        raise ValueError(
-            f"answered in another form than vLLM ({len(ids)} tokens, of at most {request.max_tokens}); start it with "
-            "`agentrl serve`"
+        raise Unusable(
+            f"it answered in another form than vLLM ({len(ids)} tokens, of at most {request.max_tokens}); start it "
+            "with `agentrl serve`"
         )
     if wrong := [logp for logp in logps if not NO_LOGP < logp <= 1e-4]:  # NaN too
-        raise ValueError(
-            f"answered with {len(wrong)} of {len(logps)} log-probs that are not numbers up to 0 (the first is "
+        raise Unusable(
+            f"it answered with {len(wrong)} of {len(logps)} log-probs that are not numbers up to 0 (the first is "
             f"{wrong[0]:g}): the weights that it has, or what it computes from them, are broken; start it again, with "
             "`-- --dtype float32` where it computes in float16, and compare it with the trainer by `agentrl "
             "verify-engine`"
         )
     closed = ids[-1] in stop_token_ids
     if reason not in ("stop", "length") or (not closed and len(ids) != request.max_tokens):
-        raise ValueError(
-            f"ended a reply with '{reason}' after {len(ids)} of {request.max_tokens} tokens, none of which closes it; "
-            "start it with `agentrl serve`, and without options that end replies"
+        raise Unusable(
+            f"it ended a reply with '{reason}' after {len(ids)} of {request.max_tokens} tokens, none of which closes "
+            "it; start it with `agentrl serve`, and without options that end replies"
         )
     return Reply(ids, logps, closed, policy_version)
 

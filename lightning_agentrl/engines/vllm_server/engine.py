@@ -39,8 +39,9 @@ class VLLMServerEngine(Engine):
     Before each collection and validation the weights are written once into a folder that the servers read, or sent to
     each of them over the network; LoRA adapters are merged into them. Servers and replies report the version of the
     weights. A request goes to the server with the longest cached prefix of its prompt, unless that one is much busier.
-    A server that dies or hangs is dropped with a warning, its requests go to the others, and it is used again when it
-    is back and has the current weights; with no server left, requests wait. All processes of a run share the servers.
+    A server that dies, hangs or gives unusable answers is dropped with a warning, and its requests go to the others. It
+    is used again when it is back and has the current weights; with no server left, requests wait. All processes of a
+    run share the servers.
 
     Args:
         urls: addresses of the servers, such as http://127.0.0.1:8001. Each run needs servers of its own. ``${NAME}``

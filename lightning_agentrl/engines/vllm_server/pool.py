@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY
-from lightning_agentrl.engines.vllm_server.answers import Hangs, Lost, ServerFacts, complaint
+from lightning_agentrl.engines.vllm_server.answers import Lost, ServerFacts, Unusable, complaint
 from lightning_agentrl.engines.vllm_server.routing import BLOCK, block_keys, choose, common_blocks
 from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from lightning_agentrl.errors import ConfigError, EngineGoneError
@@ -132,21 +132,20 @@ class ServerPool:
         for replica in self.replicas:
             replica.used = False
         faults = await asyncio.gather(*map(self._admit, asked))
-        overcome = (Lost, ValueError) if self._some_used.is_set() else Lost
         for fault in faults:
-            if fault is not None and not isinstance(fault, overcome):
+            if not (fault is None or isinstance(fault, Lost) or self._some_used.is_set()):
                 raise fault
 
     async def ask(self, request: SamplingRequest) -> Reply:
-        """Sample one reply, on another server if one fails or hangs; wait while there is no server.
+        """Sample one reply, on another server if one fails, hangs or cannot be used; wait while there is no server.
 
         Raises:
-            ConfigError: a server's answer is not a complete reply, or the request has failed too often.
-            EngineGoneError: there has been no server for too long.
+            ConfigError: a server refuses the request.
+            EngineGoneError: there has been no server for too long, or the request has failed too often.
         """
-        keys, faults = block_keys(request.prompt), list[Lost]()
+        keys, faults, failed = block_keys(request.prompt), list[Lost](), set[Replica]()
         while True:
-            replica = await self._next(keys)
+            replica = await self._next(keys, failed)
             sampling = self._begin(replica, request, keys)
             try:
                 await asyncio.wait([sampling.task])
@@ -159,6 +158,7 @@ class ServerPool:
                 reply = sampling.task.result()
             except Lost as error:
                 faults.append(error)
+                failed.add(replica)
             except ValueError as error:
                 raise ConfigError(f"the server {replica.server.url} {error}") from error
             else:
@@ -166,7 +166,7 @@ class ServerPool:
                 replica.server.deadlines.note_reply(sampling.seconds, len(reply.ids), sampling.unread, in_flight)
                 return reply
             if len(faults) >= TRIES:
-                raise ConfigError(
+                raise EngineGoneError(
                     f"a reply has failed {TRIES} times, last on the server {replica.server.url} ({faults[-1]}); "
                     "look at its output"
                 ) from faults[-1]
@@ -203,12 +203,13 @@ class ServerPool:
             seconds, limit = sampling.seconds, deadlines.reply(sampling.max_tokens, replica.unread, in_flight)
             if seconds > limit:
                 deadlines.note_reply(seconds, sampling.max_tokens, sampling.unread, in_flight)
-                raise Hangs(
+                raise Unusable(
                     f"it has not finished a reply of at most {sampling.max_tokens} tokens within {limit:.0f} s, though "
                     "its engine answers"
                 )
 
-    async def _next(self, keys: Sequence[int]) -> Replica:
+    async def _next(self, keys: Sequence[int], failed: Collection[Replica]) -> Replica:
+        """Return the server for a prompt, if possible none at which the request has failed."""
         while not (used := [replica for replica in self.replicas if replica.used]):
             self._some_used.clear()
             if self._waiting_since is None:
@@ -225,6 +226,7 @@ class ServerPool:
                     f"there has been no vLLM server for {self.wait_seconds:g} s ({self._reasons()}); start one with "
                     f"`agentrl serve` at such an address, or raise {KEY}.wait_seconds"
                 ) from None
+        used = [replica for replica in used if replica not in failed] or used
         common = [common_blocks(keys, replica.read) for replica in used]
         return used[choose(len(keys), common, [len(replica.in_flight) for replica in used])]
 
@@ -243,17 +245,19 @@ class ServerPool:
         return await server.generate(request, self.stop_token_ids, vocabulary, weights.version, weights.policy_version)
 
     async def _look_after(self, replica: Replica, faults: Sequence[Lost]) -> None:
-        """Drop a server that is gone, hangs or lost its weights after a fault; else give it a moment."""
+        """Drop a server that is gone, unusable or lost its weights after a fault; else give it a moment."""
         if not replica.used:  # dropped meanwhile
             return
         weights = self._weights
         assert weights is not None
         why: Exception = Lost("it was restarted and has its initial weights")
         try:
+            if isinstance(faults[-1], Unusable):
+                raise faults[-1]
             await replica.server.probe(replica.unread)
             current = await replica.server.weight_version() == weights.version
         except (Lost, ValueError) as error:
-            current, why = False, error if isinstance(error, Hangs) else faults[-1]
+            current, why = False, error if isinstance(error, Unusable) else faults[-1]
         if current:
             await asyncio.sleep(back_off(len(faults)))
         elif replica.used and weights is self._weights:
@@ -302,7 +306,7 @@ class ServerPool:
     async def _load(self, replica: Replica, delivery: Delivery, version: str) -> None:
         try:
             await replica.server.load(delivery, version)
-        except Hangs:
+        except Unusable:
             raise
         except (Lost, ValueError) as error:
             if isinstance(error, Lost):
@@ -320,7 +324,7 @@ class ServerPool:
             async with asyncio.timeout(limit):
                 await self._generate(server, one, weights)
         except TimeoutError as error:
-            raise Hangs(f"it has not sampled a token within {limit:.0f} s") from error
+            raise Unusable(f"it has not sampled a token within {limit:.0f} s") from error
         except ValueError as error:
             raise ConfigError(f"the server {server.url} {error}") from error
 
@@ -334,7 +338,7 @@ class ServerPool:
             async with asyncio.timeout(limit):
                 layout, content = await replica.server.checksums()
         except TimeoutError as error:
-            raise Hangs(f"it has not told the checksums of its weights within {limit:.0f} s") from error
+            raise Unusable(f"it has not told the checksums of its weights within {limit:.0f} s") from error
         other, expected = weights.contents.setdefault(layout, (replica.server.url, content))
         if content != expected:
             raise ConfigError(

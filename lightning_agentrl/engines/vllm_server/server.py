@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY, sampling_arguments
-from lightning_agentrl.engines.vllm_server.answers import LOADING, Hangs, Lost, ServerFacts, read_facts, read_reply
+from lightning_agentrl.engines.vllm_server.answers import (
+    LOADING,
+    Lost,
+    ServerFacts,
+    Unusable,
+    read_facts,
+    read_reply,
+    reading,
+)
 from lightning_agentrl.engines.vllm_server.deadlines import Deadlines
 from lightning_agentrl.errors import one_line
 from lightning_agentrl.errors.secrets import filled
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 POLICY_SIZES = WorkerExtension.policy_sizes.__name__
+MOST_BYTES = 256 * 2**20  # of an answer; a reply has some hundred bytes per token
 LATER = (408, 425, 429)  # with these a proxy says that it may be asked again
 
 
@@ -67,7 +76,7 @@ class VLLMServer:
             unread: prompt tokens of the requests in flight that it had not read before.
 
         Raises:
-            Hangs: it does not come in time.
+            Unusable: it does not come in time, or cannot be read.
             Lost: the server or its engine has ended.
         """
         seconds = self.deadlines.answer(unread)
@@ -80,18 +89,13 @@ class VLLMServer:
         ]
         try:
             sizes = await self._call("POST", "/collective_rpc", self.deadlines.answer(0), {"method": POLICY_SIZES})
-        except Hangs:
+        except Unusable:
             raise
         except Lost as error:
             await self._tell("/health")  # it runs, but does not know that method
             raise ValueError(f"reports no sizes of its model ({error}); start it with `agentrl serve`") from error
-        try:
+        with reading("reports its settings"):
             return read_facts(version, models, info, sizes)
-        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"reports its settings in another form than vLLM ({type(error).__name__}: {error}); start it with "
-                "`agentrl serve`"
-            ) from error
 
     async def weight_version(self) -> str:
         """Return the version of its weights that was set last."""
@@ -101,7 +105,7 @@ class VLLMServer:
         """Make it load weights and drop its prefix cache, and check the version.
 
         Raises:
-            Hangs: it has not loaded them in time.
+            Unusable: it has not loaded them in time, or an answer cannot be read.
             Lost: it went away meanwhile.
             ValueError: it cannot load them, or has others afterwards.
         """
@@ -118,7 +122,7 @@ class VLLMServer:
                 await self._expect(version)
         except TimeoutError as error:
             self.deadlines.note_load(limit, in_time=False)
-            raise Hangs(f"it has not loaded the weights within {limit:.0f} s") from error
+            raise Unusable(f"it has not loaded the weights within {limit:.0f} s") from error
         self.deadlines.note_load(time.monotonic() - start)
 
     async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
@@ -128,11 +132,14 @@ class VLLMServer:
     async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the layouts and the checksums of the weights of its workers."""
         answers = await self.call_workers(WorkerExtension.weights_checksum.__name__)
-        return tuple(layout for layout, _ in answers), tuple(content for _, content in answers)
+        with reading("reports its checksums"):
+            return tuple(layout for layout, _ in answers), tuple(content for _, content in answers)
 
     async def workers(self) -> int:
         """Return how many of its processes hold weights."""
-        return int((await self._tell("/get_world_size"))["world_size"])
+        answer = await self._tell("/get_world_size")
+        with reading("reports its number of processes"):
+            return int(answer["world_size"])
 
     async def generate(
         self,
@@ -148,7 +155,8 @@ class VLLMServer:
 
         Raises:
             Lost: it went away or was restarted meanwhile; try again.
-            ValueError: it refused, or its answer is not a complete reply.
+            Unusable: its answer is not a complete reply; ask another server.
+            ValueError: it refused.
         """
         params = sampling_arguments(request, stop_token_ids)
         body = {"token_ids": list(request.prompt.ids), "sampling_params": params}
@@ -187,10 +195,10 @@ class VLLMServer:
         try:
             async with asyncio.timeout(seconds):
                 async with self._session.request(method, filled(self.url, f"{KEY}.urls") + path, json=body) as answer:
-                    status, text = answer.status, await answer.text(errors="replace")  # of a proxy, in any encoding
+                    status, text = answer.status, await _text(answer)
         except TimeoutError as error:
             within = f" within {seconds:.0f} s" if seconds else ""
-            raise Hangs(f"it has not answered {path}{within}") from error
+            raise Unusable(f"it has not answered {path}{within}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(one_line(str(error)) or f"no answer ({type(error).__name__})") from error
         if status >= 500 or status in LATER:
@@ -202,15 +210,25 @@ class VLLMServer:
             )
         if status == 404:
             raise ValueError(f"knows no {path}; start it with `agentrl serve`, which turns it on")
-        if status != 200:
+        if status >= 400:
             raise ValueError(f"refused {path} with {status}: {_shortened(text)}")
         try:
             answer = json.loads(text or "{}")
         except (ValueError, RecursionError) as error:  # also of numbers that are too long
-            raise ValueError(
-                f"answered {path} with something other than JSON ({_shortened(text)}); start it with `agentrl serve`"
+            raise Unusable(
+                f"it answered {path} with something other than JSON ({_shortened(text)}); start it with `agentrl serve`"
             ) from error
         return answer if isinstance(answer, dict) else {}
+
+
+async def _text(answer: aiohttp.ClientResponse) -> str:
+    """Return the body; that of a proxy may have any encoding."""
+    body = bytearray()
+    async for part in answer.content.iter_any():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise Unusable(f"it answered {answer.url.path} with more than {MOST_BYTES} bytes")
+    return body.decode(errors="replace")
 
 
 def _shortened(text: str) -> str:

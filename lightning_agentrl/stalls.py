@@ -1,0 +1,171 @@
+"""Warnings about waits that take too long: they name what is waited for, and stop nothing."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
+
+import torch.distributed as dist
+
+SECONDS = 300.0  # default of the limit
+BEATS = 4  # signs of life of a rank within the limit
+
+
+class _Watched:
+    """What this process watches: its own waits by the limit in seconds, and the other ranks if there are some."""
+
+    seconds = SECONDS
+    ranks: _Ranks | None = None
+
+
+def watch(seconds: float) -> None:
+    """Report waits, and ranks that do not answer, after so many seconds; 0: never. All ranks must call it."""
+    stop_watching()
+    _Watched.seconds = seconds
+    if 0 < seconds < math.inf and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        _Watched.ranks = _Ranks(seconds)
+
+
+def stop_watching() -> None:
+    """Report waits after the default number of seconds, and other ranks no more."""
+    if _Watched.ranks is not None:
+        _Watched.ranks.over.set()
+    _Watched.seconds, _Watched.ranks = SECONDS, None
+
+
+def waiting_for(what: str, stage: str | Callable[[], str] = "") -> AbstractContextManager[None]:
+    """Warn each time that the limit has passed inside.
+
+    Args:
+        what: is waited for.
+        stage: of the run.
+    """
+    return _waiting(lambda: what, stage)
+
+
+def waiting_for_ranks() -> AbstractContextManager[None]:
+    """Warn, as :func:`waiting_for`, of a collective operation; all ranks must enter. One rank names those that lack."""
+    ranks = _Watched.ranks
+    return _waiting(lambda: "the other ranks", "") if ranks is None else ranks.meeting()
+
+
+def _waiting(what: Callable[[], str], stage: str | Callable[[], str]) -> AbstractContextManager[None]:
+    began = time.monotonic()
+    return reporting(lambda: (began, what()), _Watched.seconds, stage)
+
+
+@contextmanager
+def reporting(
+    state: Callable[[], tuple[float, str]], seconds: float, stage: str | Callable[[], str] = ""
+) -> Iterator[None]:
+    """Warn from a separate thread, since the main thread or an event loop may be stuck.
+
+    Args:
+        state: returns when something has last moved, on the monotonic clock, and what is waited for; empty: nothing.
+        seconds: without a move, after which to warn, again and again; 0: never.
+        stage: of the run.
+    """
+    if not seconds:
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_report, args=(state, seconds, stage, over), name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _report(
+    state: Callable[[], tuple[float, str]], seconds: float, stage: str | Callable[[], str], over: threading.Event
+) -> None:
+    warned_at = 0.0
+    while True:
+        moved_at, what = state()
+        left = max(moved_at, warned_at) + seconds - time.monotonic()
+        if left <= 0 and what:
+            warned_at = time.monotonic()
+            name = stage if isinstance(stage, str) else stage()
+            place = f" in stage {name}" if name else ""
+            _warn(f"nothing has moved for {warned_at - moved_at:.0f} s{place}; waiting for {what}")
+        if over.wait(min(left if left > 0 else seconds, threading.TIMEOUT_MAX)):
+            return
+
+
+def _warn(text: str) -> None:
+    rank = f"rank {_Watched.ranks.rank}: " if _Watched.ranks is not None else ""
+    warnings.warn(rank + text, stacklevel=1)
+
+
+class _Ranks:
+    """Signs of life that ranks exchange through the store in which they met.
+
+    A thread of each rank publishes a beat and the number of collectives that the rank has entered. A rank whose beat
+    stands still is stopped or cannot be reached; one with a lower number is late. If rank 0 is stopped, which holds
+    the store, publishing itself waits.
+
+    Args:
+        seconds: without a new beat, after which a rank is reported.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.over = threading.Event()
+        self._seconds = seconds
+        self._entered = 0  # collectives
+        self._published = [b""] * self.world
+        self._missed = [0] * self.world  # looks without a new beat
+        self._store = cast(Any, dist).PrefixStore("stalls", dist.distributed_c10d._get_default_store())
+        threading.Thread(target=self._exchange, name="ranks", daemon=True).start()
+
+    def meeting(self) -> AbstractContextManager[None]:
+        """Enter a collective, and wait for the ranks that have not."""
+        self._entered += 1
+        number = self._entered
+        return _waiting(lambda: self._late(number), "")
+
+    def _late(self, number: int) -> str:
+        """Return the ranks that have not entered a collective, on the first rank that has; else nothing."""
+        entered = [int(text.split()[1]) if text else 0 for text in self._published]
+        entered[self.rank] = number
+        late = [rank for rank in range(self.world) if entered[rank] < number]
+        if late:
+            return _listed(late) if self.rank == _first_other(self.world, late) else ""
+        return "the exchange between all ranks" if self.rank == 0 else ""
+
+    def _exchange(self) -> None:
+        keys = [str(rank) for rank in range(self.world)]
+        beat = 0
+        while not self.over.wait(self._seconds / BEATS):
+            beat += 1
+            try:
+                with waiting_for("rank 0, which does not answer") if self.rank == 1 else nullcontext():
+                    self._store.set(str(self.rank), f"{beat} {self._entered}")
+                    found = [self._store.get(key) if self._store.check([key]) else b"" for key in keys]
+            except RuntimeError:  # rank 0 has ended
+                return
+            before, self._published = self._published, found
+            self._missed = [
+                missed + 1 if new == old else 0 for missed, new, old in zip(self._missed, found, before, strict=True)
+            ]
+            silent = [rank for rank, missed in enumerate(self._missed) if missed >= BEATS]
+            again = any(self._missed[rank] % BEATS == 0 for rank in silent)
+            if again and self.rank == _first_other(self.world, silent):
+                _warn(
+                    f"no sign of life for {self._seconds:g} s from {_listed(silent)}; a process is stopped or cut off"
+                )
+
+
+def _first_other(world: int, ranks: Sequence[int]) -> int:
+    return min(set(range(world)) - {*ranks})
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
