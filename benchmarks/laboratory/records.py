@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ Records = dict[str, Any]  # runs by their keys
 
 def key(cell: Cell, arm: str, seed: int) -> str:
     """Return what tells a run apart from all that differ in what they would show; cells share arms that are equal."""
-    settings = repr((cell.start, cell.arms[arm], cell.iterations))
+    settings = re.sub(r"<class '[\w.]+\.(\w+)'>", r"\1", repr((cell.start, cell.arms[arm], cell.iterations)))
     return f"{hashlib.sha256(settings.encode()).hexdigest()[:12]}-{seed}"
 
 

@@ -13,7 +13,7 @@ from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.secrets import check_secrets, filled, masked
 from lightning_agentrl.rollout import EnvConfig
-from lightning_agentrl.types.arguments import arguments
+from lightning_agentrl.types.plain_config import arguments
 from tests.episodes.small_envs import SECRET
 
 NAMES = ["api_key", "OPENAI_API_KEY", "apikey", "password", "db_passwd", "token", "hf_token", "secret", "Authorization"]
