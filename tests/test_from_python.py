@@ -139,7 +139,7 @@ class Silent(WindowMemory):
         ({"memory": {"class_path": f"{__name__}.Silent", "init_args": {"turns": 2}}}, "ValueError without a message"),
         (
             {"env": {"id": "Vault-v0", "kwargs": {"api_key": "swordfish"}}},
-            "looks like a secret",
+            r"'kwargs.api_key' looks like a secret",
         ),
     ],
 )
