@@ -18,9 +18,9 @@ from statistics import median, quantiles
 import torch
 from torch import Tensor
 
-from lightning_agentrl.models.branches import BranchedAttention
+from lightning_agentrl.models.attention.flash import TILED_DEPTH, TiledAttention
+from lightning_agentrl.models.attention.tree import BranchedAttention
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
-from lightning_agentrl.models.tiles import TILED_DEPTH, TiledAttention
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "attention.md"
 PAIRS, FIRST = 24, 4  # of which the first do not count

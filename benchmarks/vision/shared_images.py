@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from benchmarks.intervals import T_QUANTILES
-from lightning_agentrl.models.activations import checkpoint_activations
+from lightning_agentrl.models.kernels import checkpoint_activations
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
-from lightning_agentrl.models.parts import tower
+from lightning_agentrl.models.vision import tower
 from lightning_agentrl.types import ModelInput, Row
 from tests.tiny import tiny_vision_folder
 

@@ -14,10 +14,10 @@ from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys, no_precision
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
-from lightning_agentrl.models.bfloat16 import slow_in_bfloat16
 from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.image_reader import READERS
+from lightning_agentrl.models.kernels import slow_in_bfloat16
 from lightning_agentrl.models.loading import load_tokenizer, read_config
+from lightning_agentrl.models.vision import READERS
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
 
 

@@ -10,17 +10,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from lightning_agentrl.models.activations import checkpoint_activations
-from lightning_agentrl.models.autocast import round_linear_layers
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.families import why_unshared
-from lightning_agentrl.models.image_reader import image_reader
-from lightning_agentrl.models.kernels import Kernels, use_kernels
+from lightning_agentrl.models.kernels import Kernels, checkpoint_activations, round_linear_layers, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import KEY, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.models.parts import tower
 from lightning_agentrl.models.sharding import release, shard
+from lightning_agentrl.models.vision import image_reader, tower
 
 
 @dataclass(frozen=True)

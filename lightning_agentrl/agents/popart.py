@@ -9,8 +9,7 @@ from functools import wraps
 
 from torch import Tensor
 
-from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.value_head import popart_head
+from lightning_agentrl.models.critic import Critic, popart_head
 from lightning_agentrl.types import Rollout
 
 

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_agentrl.agents.checkpoint_files import checksum
 from lightning_agentrl.distributed import rank
 from lightning_agentrl.errors import CheckpointError
-from lightning_agentrl.models.names import resolve_model
+from lightning_agentrl.models.loading import resolve_model
 
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),

@@ -11,11 +11,11 @@ from torch import Tensor
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.losses import of_first_tokens
+from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.critic import Critic, values_of
-from lightning_agentrl.models.image_reader import FamilyReader
-from lightning_agentrl.models.integers import integers
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, pack, plan_micro_batches
+from lightning_agentrl.models.vision import FamilyReader
 from lightning_agentrl.types import ModelInput, Rollout, Row, Scores, input_of
 from lightning_agentrl.types.transfer import to_host, wait_for
 

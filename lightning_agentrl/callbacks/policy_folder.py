@@ -16,8 +16,8 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.export import export_policy, load_policy, take_weights
+from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.models.lora import frozen_weights
-from lightning_agentrl.models.names import resolve_model
 from lightning_agentrl.models.sharding import gathered, units
 
 

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.resume import versions
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
-from lightning_agentrl.models.names import resolve_model
+from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.run_files import FACTS, json_object
 

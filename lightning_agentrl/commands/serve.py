@@ -12,7 +12,7 @@ from importlib import metadata
 import torch
 
 from lightning_agentrl.errors.vllm_version import check_installed
-from lightning_agentrl.models.names import resolve_model
+from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.vllm_worker.extension import EXTENSION, RECEIVER
 from lightning_agentrl.vllm_worker.options import CPU_BLOCK, MODE, Transfer
 

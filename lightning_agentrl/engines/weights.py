@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.autocast import linear_layers, round_linear_layers
+from lightning_agentrl.models.kernels import linear_layers, round_linear_layers
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import has_adapters, merge_adapters
 from lightning_agentrl.models.sharding import gathered, units

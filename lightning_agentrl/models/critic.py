@@ -1,12 +1,13 @@
-"""Critics, which compute values: one interface, chosen in YAML, built once the actor is loaded."""
+"""Critics, their value heads, and the least-squares regression of values."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -14,9 +15,171 @@ from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.language_model import hidden_at_logit_positions
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.packing import Packed
-from lightning_agentrl.models.regression import RunningRegression
-from lightning_agentrl.models.value_head import value_head
 from lightning_agentrl.types.rollout import in_words, is_tensor_of
+
+LEAST_STD = 1e-4  # where all returns are equal there is no scale
+
+
+class ValueHead(nn.Module):
+    """Linear head on hidden states, in float32 or better; outputs 0 everywhere at first."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, 1, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move and cast as any module, but never to 16 bits."""
+        exact = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
+        super()._apply(fn, recurse)
+        if self.linear.weight.dtype.itemsize < 4:
+            self.float()
+            self.load_state_dict(exact)
+        return self
+
+    def forward(self, hidden_RH: Tensor) -> Tensor:
+        """Return values [R] of hidden states [R, H]."""
+        with torch.autocast(hidden_RH.device.type, enabled=False):
+            return self.linear(hidden_RH.to(self.linear.weight.dtype)).sum(-1)  # of one number; [:, 0] would be a view
+
+
+class PopArtHead(ValueHead):
+    """Head that learns returns less their running mean, over their running standard deviation (PopArt).
+
+    As mean and scale move, the weights are changed so that all values stay as they were. So the size of the rewards
+    changes neither how fast values are learned nor, on a shared trunk, how much their loss weighs.
+
+    Args:
+        hidden_size: of the states that are read.
+        step: share of the way that mean and scale go to those of each rollout, above 0 and at most 1; the first
+            rollout gives them alone.
+
+    Source: van Hasselt et al. 2016 (arXiv 1602.07714), with running means divided by the sum of their weights.
+    """
+
+    mean: Tensor  # of the returns, []
+    std: Tensor  # of the returns, []
+    weight: Tensor  # of all rollouts in both, []
+
+    def __init__(self, hidden_size: int, step: float) -> None:
+        super().__init__(hidden_size)
+        self.step = step
+        for name, first in (("mean", 0.0), ("std", 1.0), ("weight", 0.0)):
+            self.register_buffer(name, torch.tensor(first, dtype=self.linear.weight.dtype))
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """Return values or returns, of any shape, in the units that are learned."""
+        return (values - self.mean) / self.std
+
+    @torch.no_grad()
+    def follow(self, mean: float, std: float) -> None:
+        """Move mean and scale to those of the returns of a rollout; every rank must give the same."""
+        old_mean, old_std, first = float(self.mean), float(self.std), not self.weight
+        self.weight.lerp_(torch.ones_like(self.weight), self.step)
+        share = 1.0 if first else self.step / float(self.weight)  # else rounding would leave some of the scale of 1
+        spread = (1 - share) * (old_std**2 + share * (mean - old_mean) ** 2) + share * std**2
+        self.mean.add_(share * (mean - old_mean))
+        self.std.fill_(max(spread**0.5, LEAST_STD))
+        ratio = old_std / float(self.std)
+        self.linear.weight.mul_(ratio)
+        self.linear.bias.mul_(ratio).add_((old_mean - float(self.mean)) / float(self.std))
+
+    def forward(self, hidden_RH: Tensor) -> Tensor:
+        """Return values [R] of hidden states [R, H], in the units of the returns."""
+        return super().forward(hidden_RH) * self.std + self.mean
+
+
+def value_head(hidden_size: int, popart: float | None) -> ValueHead:
+    """Return the head of a critic.
+
+    Args:
+        hidden_size: of the states that are read.
+        popart: see the argument ``step`` of :class:`PopArtHead`; None: a linear head.
+    """
+    return ValueHead(hidden_size) if popart is None else PopArtHead(hidden_size, popart)
+
+
+def popart_head(critic: nn.Module | None) -> PopArtHead | None:
+    """Return the head of a critic that follows the scale of the returns, if it has one."""
+    parts = () if critic is None else critic.modules()
+    return next((part for part in parts if isinstance(part, PopArtHead)), None)
+
+
+class RunningRegression(nn.Module):
+    """Ridge regression of one number on states, over all that was taken in; outputs 0 everywhere at first.
+
+    Sums are in float64, whatever the precision of the models, and do not depend on how what is taken in was split.
+
+    Args:
+        size: of a state, H.
+        ridge: penalty of the squared weights, in units of the mean squared distance of a state from their mean. With 1
+            it expects that states explain half of the variance of the numbers; more expects less.
+
+    Source: Hoerl and Kennard 1970, with exponential forgetting as in recursive least squares.
+    """
+
+    moments: Tensor  # sums over all that was taken in of z z^T with z = (state, 1, number), [H + 2, H + 2]
+    weights: Tensor  # [H]
+    constant: Tensor  # []
+
+    def __init__(self, size: int, ridge: float) -> None:
+        super().__init__()
+        self.ridge = ridge
+        exact = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("moments", torch.zeros(size + 2, size + 2, dtype=torch.float64))
+        self.register_buffer("weights", torch.zeros(size, dtype=exact))
+        self.register_buffer("constant", torch.zeros((), dtype=exact))
+        self._new: Tensor | None = None  # moments of what was taken in since the last fit
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move as any module, but never cast."""
+        exact = {name: buffer.detach().clone() for name, buffer in self.named_buffers()}
+        super()._apply(fn, recurse)
+        for name, buffer in exact.items():
+            setattr(self, name, buffer.to(getattr(self, name).device))
+        return self
+
+    def forward(self, states_RH: Tensor) -> Tensor:
+        """Return the expected numbers [R] at states [R, H]; no gradient goes through them."""
+        with torch.autocast(states_RH.device.type, enabled=False):
+            return states_RH.detach().to(self.weights.dtype) @ self.weights + self.constant
+
+    @torch.no_grad()
+    def take_in(self, states_NH: Tensor, numbers_N: Tensor) -> None:
+        """Keep states [N, H] and their numbers [N] for the next fit."""
+        numbers_N = numbers_N.to(self.moments)
+        seen = torch.cat([states_NH.to(self.moments), torch.ones_like(numbers_N)[:, None], numbers_N[:, None]], 1)
+        new = seen.T @ seen
+        self._new = new if self._new is None else self._new + new
+
+    @torch.no_grad()
+    def fit(self, total: Callable[[Tensor], Tensor], keep: float) -> None:
+        """Add what was taken in since the last fit to what is kept of the sums, and solve.
+
+        Args:
+            total: sums a tensor over all ranks; every rank must call it.
+            keep: factor of the sums of before.
+        """
+        new = total(torch.zeros_like(self.moments) if self._new is None else self._new)
+        self._new = None
+        self.moments.mul_(keep).add_(new.to(self.moments))
+        count = float(self.moments[-2, -2])
+        if not count > 0:
+            return
+        mean_z = self.moments[-2] / count
+        about = self.moments / count - torch.outer(mean_z, mean_z)  # covariances
+        apart = float(about[:-2, :-2].diagonal().clamp_min(0).sum())
+        weights_H = torch.zeros_like(mean_z[:-2])
+        if apart > 0:
+            penalty = self.ridge * apart / count * torch.eye(len(weights_H)).to(about)
+            weights_H = torch.linalg.solve(about[:-2, :-2] + penalty, about[:-2, -1])
+        self.weights.copy_(weights_H)
+        self.constant.copy_(mean_z[-1] - mean_z[:-2] @ weights_H)
+
+    def forget_new(self) -> None:
+        """Drop what was taken in since the last fit."""
+        self._new = None
 
 
 class Critic(nn.Module, ABC):

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from lightning_agentrl.models.image_reader import READERS
+from lightning_agentrl.models.vision import READERS
 
 # Each is compared with single rows in tests/models/test_families.py, with windows where the family has them.
 SHARING = frozenset(

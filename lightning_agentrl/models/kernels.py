@@ -1,14 +1,18 @@
-"""Faster kernels for the layers between matrix products: norms, rotary positions, gated activations."""
+"""Faster layers and number formats: compiled or fused kernels, checkpointing, autocast's rounding, bfloat16 support."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Literal
 
+import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.families import SHARING, why_unshared
-from lightning_agentrl.models.last_layer import decoder_layers
+from lightning_agentrl.models.loading import decoder_layers
 
 Kernels = Literal["auto", "torch", "compiled", "liger"]
 
@@ -63,3 +67,61 @@ def use_kernels(lm: PreTrainedModel, kernels: Kernels) -> None:
         from transformers.integrations.liger import apply_liger_kernel  # imports peft where that is installed
 
         apply_liger_kernel(lm, {"fused_linear_cross_entropy": False, "cross_entropy": False})
+
+
+def checkpoint_activations(lm: PreTrainedModel) -> None:
+    """Recompute activations in the backward pass, layer by layer, where training would keep them.
+
+    Raises:
+        ValueError: the model has no layers that can be recomputed.
+    """
+    kwargs, enable = {"use_reentrant": False}, getattr(lm, "activation_checkpointing_enable", None)
+    if enable is None:  # an older transformers; 6.0 has the new name alone
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    else:
+        enable(activation_checkpointing_kwargs=kwargs)
+
+
+def round_linear_layers(lm: PreTrainedModel, dtype: torch.dtype, but: Collection[nn.Parameter] = ()) -> None:
+    """Store the frozen weights of linear layers in ``dtype``, for models that run under autocast to ``dtype``.
+
+    Autocast caches rounded copies of trained weights only, and would round these in each forward pass. Results are
+    equal to the last bit, faster and in half the memory. An output head tied to the embedding is left unchanged.
+
+    Args:
+        lm: the model.
+        dtype: of autocast.
+        but: weights that stay as they are, since another model has them too.
+    """
+    kept = {id(weight) for weight in but}
+    for layer in linear_layers(lm):
+        if id(layer.weight) not in kept:
+            layer.to(dtype)
+
+
+def linear_layers(lm: PreTrainedModel) -> Iterator[nn.Linear]:
+    """Yield the linear layers whose weights autocast rounds wherever they are used."""
+    embedding = lm.get_input_embeddings().weight
+    for module in lm.modules():
+        if isinstance(module, nn.Linear) and module.weight is not embedding:
+            yield module
+
+
+NATIVE = {"avx512_bf16", "amx_bf16", "bf16"}  # as x86 and ARM call it
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def lacks_bfloat16(cpuinfo: str) -> bool:
+    """Return whether no processor in a text like that of ``/proc/cpuinfo`` says that it multiplies bfloat16."""
+    lists = [line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))]
+    return bool(lists) and not any(NATIVE.intersection(flags) for flags in lists)
+
+
+def slow_in_bfloat16(precision: str) -> str | None:
+    """Return a sentence where a precision makes a run on this machine's CPU slower than float32; None elsewhere."""
+    if not precision.startswith("bf16") or not CPUINFO.exists() or not lacks_bfloat16(CPUINFO.read_text()):
+        return None
+    return (
+        f"this processor does not multiply bfloat16 itself, so trainer.precision {precision} is several times as slow "
+        "here as 32-true"
+    )

@@ -10,15 +10,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from lightning_agentrl.models.attention.tree import no_mask
 from lightning_agentrl.models.families import why_unshared
-from lightning_agentrl.models.image_reader import image_reader
-from lightning_agentrl.models.images_in_rows import PackedImages
-from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS
-from lightning_agentrl.models.loading import context_length_of
+from lightning_agentrl.models.loading import UNIQUE_POSITIONS, context_length_of
 from lightning_agentrl.models.packing import Packed
-from lightning_agentrl.models.parts import text_decoder
-from lightning_agentrl.models.tree_attention import no_mask
-from lightning_agentrl.models.vision import image_features
+from lightning_agentrl.models.vision import PackedImages, image_features, image_reader, text_decoder
 
 LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
 

@@ -20,8 +20,8 @@ from transformers.pytorch_utils import Conv1D
 
 from lightning_agentrl.errors import closest
 from lightning_agentrl.models.families import auto_class
-from lightning_agentrl.models.names import resolve_model
-from lightning_agentrl.models.parts import tower
+from lightning_agentrl.models.loading import resolve_model
+from lightning_agentrl.models.vision import tower
 
 KEY = "model.init_args.lora"
 

@@ -14,10 +14,9 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from lightning_agentrl.models.image_reader import FamilyReader
-from lightning_agentrl.models.images_in_rows import PackedImages, find_tokens
-from lightning_agentrl.models.integers import integers
+from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out, shared_length
+from lightning_agentrl.models.vision import FamilyReader, PackedImages, find_tokens
 from lightning_agentrl.types.model_input import check_text_only
 from lightning_agentrl.types.segment import Row
 

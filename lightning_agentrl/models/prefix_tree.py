@@ -20,9 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from lightning_agentrl.models.integers import integers
-from lightning_agentrl.models.levels import Level, Span, lay_levels
-from lightning_agentrl.models.tiles import Tiles, lay_tiles
+from lightning_agentrl.models.attention.flash import Level, Span, Tiles, integers, lay_levels, lay_tiles
 
 Keys = tuple[int, ...]  # of the tokens of a row: equal where rows have read the same, as :attr:`ModelInput.keys`
 

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from lightning_agentrl.models.last_layer import decoder_layers
-from lightning_agentrl.models.value_head import ValueHead
+from lightning_agentrl.models.critic import ValueHead
+from lightning_agentrl.models.loading import decoder_layers
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> None:

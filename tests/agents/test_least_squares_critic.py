@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from lightning_agentrl.agents.scoring import action_rows, row_states
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.losses import first_tokens, of_first_tokens
-from lightning_agentrl.models.critic import LeastSquaresCritic
-from lightning_agentrl.models.regression import RunningRegression
+from lightning_agentrl.models.critic import LeastSquaresCritic, RunningRegression
 from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
 
 

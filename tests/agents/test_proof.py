@@ -15,12 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from lightning_agentrl.agents.proof import EngineProof, _other_products, parts_of
 from lightning_agentrl.agents.scoring import Reader
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.models.attention.tree import TREE
 from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.last_layer import skip_unread
-from lightning_agentrl.models.loading import load_causal_lm, read_images
+from lightning_agentrl.models.loading import load_causal_lm, read_images, skip_unread
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.models.tree_attention import TREE
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.types import ImageChunk, ModelInput
 from tests.engines.plain import PlainEngine, as_is, colder, presence_penalty, top_k, top_p

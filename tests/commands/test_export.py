@@ -23,7 +23,7 @@ from lightning_agentrl.models.export import export_policy, load_policy, take_wei
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.models.parts import tower
+from lightning_agentrl.models.vision import tower
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.disks import mounted
 from tests.tiny import tiny_model_folder, tiny_vision_folder

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, MistralConfig
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.engines.transformers.batch import LEAST_PREFIX
 from lightning_agentrl.engines.waiting import Waiting
-from lightning_agentrl.models.activations import checkpoint_activations
+from lightning_agentrl.models.kernels import checkpoint_activations
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack

@@ -19,8 +19,7 @@ from lightning_agentrl.engines.vllm.start import compilation_of, engine_argument
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.engines.weights import named_weights
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.last_layer import decoder_layers
-from lightning_agentrl.models.loading import load_causal_lm
+from lightning_agentrl.models.loading import decoder_layers, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered, shard
 from lightning_agentrl.types import ModelInput

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.vision import FamilyReader
 from lightning_agentrl.types import ModelInput, Row
 
 VISION_FAMILIES: list[Any] = [  # as parameters of a test: one of each kind, and the others, which are slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_agentrl.models.bfloat16 import lacks_bfloat16, slow_in_bfloat16
+from lightning_agentrl.models.kernels import lacks_bfloat16, slow_in_bfloat16
 
 
 @pytest.mark.parametrize(

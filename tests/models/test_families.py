@@ -14,8 +14,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 
 from lightning_agentrl.engines.transformers.batch import PaddedPrefill, TreePrefill
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.families import SHARING, check_family, why_unshared, without_dropout
+from lightning_agentrl.models.kernels import checkpoint_activations
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, read_context_length
 from lightning_agentrl.models.packing import pack

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor
 
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.image_reader import IDEFICS3_MARK, IDEFICS3_WHOLE, FamilyReader
 from lightning_agentrl.models.loading import read_images
+from lightning_agentrl.models.vision import IDEFICS3_MARK, IDEFICS3_WHOLE, FamilyReader
 from tests.models.seen import picture
 from tests.tiny import tiny_vision_folder
 

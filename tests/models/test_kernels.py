@@ -12,8 +12,7 @@ import torch
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.kernels import automatic_kernels, check_kernels, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.last_layer import decoder_layers
-from lightning_agentrl.models.loading import load_causal_lm
+from lightning_agentrl.models.loading import decoder_layers, load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import Row
 from tests.agents.harness import make_agent, make_data, make_trainer

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.last_layer import decoder_layers
-from lightning_agentrl.models.loading import load_causal_lm
+from lightning_agentrl.models.loading import decoder_layers, load_causal_lm
 from lightning_agentrl.models.packing import Packed, pack
 from lightning_agentrl.types import Row
 from tests.inputs import text_row

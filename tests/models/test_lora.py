@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_agentrl.models.activations import checkpoint_activations
-from lightning_agentrl.models.autocast import round_linear_layers
+from lightning_agentrl.models.kernels import checkpoint_activations, round_linear_layers
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, merge_adapters

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3NextConfig
 
 from lightning_agentrl.models import language_model
-from lightning_agentrl.models.activations import checkpoint_activations
 from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.models.kernels import checkpoint_activations
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack, plan_micro_batches

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_agentrl.models.regression import RunningRegression
+from lightning_agentrl.models.critic import RunningRegression
 
 SIZE = 5
 FEW = settings(max_examples=25)

@@ -9,12 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from lightning_agentrl.models.activations import checkpoint_activations
+from lightning_agentrl.models.attention.tree import TREE
+from lightning_agentrl.models.kernels import checkpoint_activations
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.loading import load_causal_lm
-from lightning_agentrl.models.names import DEMO
+from lightning_agentrl.models.loading import DEMO, load_causal_lm
 from lightning_agentrl.models.packing import pack
-from lightning_agentrl.models.tree_attention import TREE
 from lightning_agentrl.types import Row
 from tests.inputs import text_row
 from tests.tiny import small_model

@@ -17,13 +17,14 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM
 
-from lightning_agentrl.models import flex, levels, prefix_tree, tree_attention
-from lightning_agentrl.models.flex import flex_options
+from lightning_agentrl.models import prefix_tree
+from lightning_agentrl.models.attention import flash
+from lightning_agentrl.models.attention import tree as attention_tree
+from lightning_agentrl.models.attention.tree import flex_options, no_mask, tree_attention_forward
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
-from lightning_agentrl.models.tree_attention import no_mask, tree_attention_forward
 from tests.inputs import text_row
 from tests.tiny import tiny_model_folder
 
@@ -52,13 +53,13 @@ def dense(x: list[torch.Tensor], mask: torch.Tensor, scale: float) -> torch.Tens
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
-@pytest.mark.parametrize("tiled_depth", [0, tree_attention.TILED_DEPTH])
+@pytest.mark.parametrize("tiled_depth", [0, attention_tree.TILED_DEPTH])
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 40), st.sampled_from([None, 3]))
 def test_equals_dense_attention(tiled_depth, seed, rows, longest, window):
     """By a call for each branch, and in tiles."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_attention, "TILED_DEPTH", tiled_depth)
+        patch.setattr(attention_tree, "TILED_DEPTH", tiled_depth)
         compare_with_dense_attention(seed, rows, longest, window)
 
 
@@ -96,15 +97,15 @@ def test_a_common_past_is_seen_by_all(past):
     generator = torch.Generator().manual_seed(3)
     k, v = (torch.randn(1, 2, past + len(tree.ends), 8, generator=generator, dtype=torch.float64) for _ in range(2))
     expected = dense([q, k, v], tree.mask(past=past), 0.3)
-    for tiled_depth in (0, tree_attention.TILED_DEPTH):
+    for tiled_depth in (0, attention_tree.TILED_DEPTH):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tree_attention, "TILED_DEPTH", tiled_depth)
+            patch.setattr(attention_tree, "TILED_DEPTH", tiled_depth)
             out, _ = tree_attention_forward(MODULE, q, k, v, None, scaling=0.3, tree=tree)
         torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_behind_a_past_are_refused(monkeypatch):
-    monkeypatch.setattr(tree_attention, "TILED_DEPTH", 0)
+    monkeypatch.setattr(attention_tree, "TILED_DEPTH", 0)
     tree = random_tree(1, 3, 20)
     q, k, v = qkv(tree, 0)
     out, _ = tree_attention_forward(MODULE, q[:, :, 2:], k, v, None, tree=lay_out([tuple(range(q.shape[2] - 2))]).tree)
@@ -112,9 +113,9 @@ def test_gradients_behind_a_past_are_refused(monkeypatch):
         out.sum().backward()
 
 
-@pytest.mark.parametrize("tiled_depth", [0, tree_attention.TILED_DEPTH])
+@pytest.mark.parametrize("tiled_depth", [0, attention_tree.TILED_DEPTH])
 def test_scores_are_scaled_by_the_width_of_a_head_where_a_model_says_nothing(monkeypatch, tiled_depth):
-    monkeypatch.setattr(tree_attention, "TILED_DEPTH", tiled_depth)
+    monkeypatch.setattr(attention_tree, "TILED_DEPTH", tiled_depth)
     tree = random_tree(1, 3, 20)
     x = qkv(tree, 0)
     out, _ = tree_attention_forward(MODULE, *x, None, tree=tree)
@@ -180,8 +181,8 @@ def test_block_mask_of_flex_attention():
 def test_flex_attention_is_compiled_into_few_graphs(monkeypatch):
     """Whatever the trees are. Where there would be too many, it is not left uncompiled. Without the kernel."""
     torch._dynamo.reset()
-    whole = flex.compiled_flex("eager")
-    monkeypatch.setattr(flex, "compiled_flex", lambda: whole)
+    whole = attention_tree.compiled_flex("eager")
+    monkeypatch.setattr(attention_tree, "compiled_flex", lambda: whole)
 
     def graphs(seed: int) -> int:
         tree = random_tree(seed, 1 + seed % 12, (3, 40, 128, 300)[seed % 4])
@@ -190,7 +191,7 @@ def test_flex_attention_is_compiled_into_few_graphs(monkeypatch):
             for grad in (False, True):
                 x = [t.detach().float() for t in qkv(tree, seed)]  # a CPU has no gradients of it
                 with torch.set_grad_enabled(grad):
-                    out = flex.flex_tree_attention(*x, tree.block_mask(window), 0.3)
+                    out = attention_tree.flex_tree_attention(*x, tree.block_mask(window), 0.3)
                 if seed < 4:
                     expected = dense(x, tree.mask(window), 0.3)
                     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
@@ -198,10 +199,10 @@ def test_flex_attention_is_compiled_into_few_graphs(monkeypatch):
 
     before = counters["stats"]["unique_graphs"]
     first = [graphs(seed) - before for seed in range(12)]
-    assert first[-1] <= flex.GRAPHS // 2, first
+    assert first[-1] <= attention_tree.GRAPHS // 2, first
     assert graphs(40) == graphs(63) == graphs(70) == before + first[-1]
     torch._dynamo.reset()
-    monkeypatch.setattr(flex, "GRAPHS", 1)
+    monkeypatch.setattr(attention_tree, "GRAPHS", 1)
     with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
         graphs(1)
     torch._dynamo.reset()
@@ -228,7 +229,7 @@ def test_blocks_of_flex_attention_are_found_a_few_at_a_time(monkeypatch, at_a_ti
         assert torch.equal(getattr(ours, f"{of}_indices")[listed], getattr(theirs, f"{of}_indices")[listed])
 
 
-def rows_of(level: levels.Level) -> list[tuple[slice, slice]]:
+def rows_of(level: flash.Level) -> list[tuple[slice, slice]]:
     """Which queries and keys of a level belong to each of its rows."""
     queries, keys = (
         [slice(int(a), int(b)) for a, b in pairwise(bounds)] for bounds in (level.query_bounds, level.key_bounds)
@@ -236,7 +237,7 @@ def rows_of(level: levels.Level) -> list[tuple[slice, slice]]:
     return list(zip(queries, keys, strict=True))
 
 
-def rows_one_by_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, level: levels.Level, scale: float):
+def rows_one_by_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, level: flash.Level, scale: float):
     """What FlashAttention's kernels for rows of different lengths compute, from the definition."""
     outs, lses = [], []
     starts = zip(
@@ -283,11 +284,11 @@ def test_levels_of_a_tree_add_up_to_it(seed, rows, longest):
     """Merged outputs and gradients of calls are those of dense attention, with kernels from the definition."""
     tree = random_tree(seed, rows, longest)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(levels, "MOST_LEVELS", 99)
-        patch.setattr(levels, "flash_rows", rows_one_by_one)
-        patch.setattr(levels, "flash_rows_backward", rows_one_by_one_backward)
+        patch.setattr(flash, "MOST_LEVELS", 99)
+        patch.setattr(flash, "flash_rows", rows_one_by_one)
+        patch.setattr(flash, "flash_rows_backward", rows_one_by_one_backward)
         ours, theirs = qkv(tree, seed), qkv(tree, seed)
-        out = levels.LevelledAttention.apply(*(x[0].transpose(0, 1) for x in ours), tree.levels, 0.3)
+        out = flash.LevelledAttention.apply(*(x[0].transpose(0, 1) for x in ours), tree.levels, 0.3)
         expected = dense(theirs, tree.mask(), 0.3)[0]
         torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -304,7 +305,7 @@ def test_levels_show_what_the_tree_shows(seed, rows, longest):
     tree = random_tree(seed, rows, longest)
     count = len(tree.ends)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(levels, "MOST_LEVELS", 99)
+        patch.setattr(flash, "MOST_LEVELS", 99)
         found = tree.levels
     order, shown = torch.arange(count), torch.zeros(count, count)
     for level in found:
@@ -340,7 +341,7 @@ def test_trees_of_many_levels_or_rows_are_left_to_flex_attention():
 @pytest.mark.parametrize("rows", [60, 2])
 def test_a_gpu_computes_the_same(monkeypatch, dtype, width, tolerance, window, rows, by_levels):
     """By FlashAttention or FlexAttention, and what their kernels do not take by dense attention; few tokens, too."""
-    monkeypatch.setattr(levels, "MOST_LEVELS", 99 if by_levels else -1)
+    monkeypatch.setattr(flash, "MOST_LEVELS", 99 if by_levels else -1)
     tree = random_tree(0, rows, 90)
     assert (64 < len(tree.ends) < 128) == (rows == 2)  # 128 queries of two heads are a block
     assert error("cuda", tree, dtype, width, window) <= tolerance
@@ -405,10 +406,10 @@ def test_flash_attention_of_each_level(name, heads, width):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129])
 @pytest.mark.parametrize("heads", [(4, 2), (14, 2)])
-@pytest.mark.parametrize("most_levels", [-1, levels.MOST_LEVELS])
+@pytest.mark.parametrize("most_levels", [-1, flash.MOST_LEVELS])
 def test_layouts_of_few_tokens_and_of_whole_blocks(monkeypatch, device, tokens, heads, most_levels):
     """And heads whose number is no power of two."""
-    monkeypatch.setattr(levels, "MOST_LEVELS", most_levels)
+    monkeypatch.setattr(flash, "MOST_LEVELS", most_levels)
     tree = lay_out([range(tokens)]).tree
     assert error(device, tree, torch.float32, 32, heads=heads) <= 1e-4
     assert error(device, tree, torch.bfloat16, 32, heads=heads, autocast=True) <= 2e-2
@@ -449,9 +450,9 @@ def test_fewer_blocks_of_flex_attention_are_loaded_ahead_where_a_window_leaves_n
 )
 def test_a_gpu_has_room_for_heads_of_each_width(monkeypatch, dtype, tolerance, width, window, small):
     """In the memory that a block of threads has; also with the blocks that a smaller GPU needs."""
-    monkeypatch.setattr(levels, "MOST_LEVELS", -1)
+    monkeypatch.setattr(flash, "MOST_LEVELS", -1)
     if small:
-        monkeypatch.setattr(flex, "_shared_memory", lambda device: 101_376)
+        monkeypatch.setattr(attention_tree, "_shared_memory", lambda device: 101_376)
     assert error("cuda", random_tree(0, 9, 90), dtype, width, window) <= tolerance
 
 

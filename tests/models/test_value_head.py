@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_agentrl.models.critic import SharedCritic
-from lightning_agentrl.models.value_head import LEAST_STD, PopArtHead, ValueHead, popart_head
+from lightning_agentrl.models.critic import LEAST_STD, PopArtHead, SharedCritic, ValueHead, popart_head
 
 MEANS = st.floats(-100, 100)
 STDS = st.floats(0.01, 100)

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_agentrl.models import language_model, vision
-from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack, plan_micro_batches
-from lightning_agentrl.models.parts import tower
+from lightning_agentrl.models.vision import FamilyReader, tower
 from lightning_agentrl.types import Row
 from lightning_agentrl.types.model_input import ImageChunk, ModelInput
 from tests.models.seen import VISION_FAMILIES, own_hidden, picture, reader_of, rows_with_images, text

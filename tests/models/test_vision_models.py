@@ -19,12 +19,11 @@ from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.export import export_policy
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.last_layer import decoder_layers
-from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
+from lightning_agentrl.models.loading import decoder_layers, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.models.lora import LoRA, linear_layers, merge_adapters
 from lightning_agentrl.models.packing import pack
-from lightning_agentrl.models.parts import text_decoder, tower
 from lightning_agentrl.models.sharding import release, shard, units
+from lightning_agentrl.models.vision import text_decoder, tower
 from lightning_agentrl.types import Row
 from tests.models.seen import picture, reader_of, rows_with_images, text
 from tests.tiny import tiny_vision_folder

@@ -15,13 +15,12 @@ from transformers import DynamicCache
 
 from lightning_agentrl.engines.base import SamplingRequest
 from lightning_agentrl.engines.transformers.admission import Asked
-from lightning_agentrl.models.images_in_rows import PackedImages, find_tokens
-from lightning_agentrl.models.integers import integers
+from lightning_agentrl.models.attention.flash import integers
+from lightning_agentrl.models.attention.tree import no_mask
 from lightning_agentrl.models.language_model import LanguageModel, read_tokens
-from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS
-from lightning_agentrl.models.parts import text_decoder
+from lightning_agentrl.models.loading import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
-from lightning_agentrl.models.tree_attention import no_mask
+from lightning_agentrl.models.vision import PackedImages, find_tokens, text_decoder
 from lightning_agentrl.types.model_input import ModelInput, check_text_only
 
 

@@ -6,7 +6,7 @@ import importlib.util
 from typing import Any
 
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.image_reader import FamilyReader, QwenVLReader
+from lightning_agentrl.models.vision import FamilyReader, QwenVLReader
 from lightning_agentrl.types import ImageChunk, ModelInput
 
 LEAST_TOKENS = 4  # of an image and the marks around it

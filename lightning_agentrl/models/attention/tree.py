@@ -1,0 +1,257 @@
+"""Attention over a prefix tree, exact, and without the N x N scores of a dense mask.
+
+The function is registered with transformers as the attention implementation ``tree``. Models pass it the tree as the
+keyword ``tree`` of their forward pass; without it (sampling, single rows) it is transformers' ``sdpa``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from lightning_agentrl.models.attention.flash import (
+    TILED_DEPTH,
+    LevelledAttention,
+    TiledAttention,
+    fits_levels,
+    flash,
+    flash_backward,
+    join,
+)
+from lightning_agentrl.models.prefix_tree import Block, PrefixTree
+
+
+class BranchedAttention(torch.autograd.Function):
+    """One call of torch's CPU kernel per block of keys, for all queries that see it, merged by their log-sum-exps.
+
+    A branch's own queries see it causally, those further below see all of it, which is what ``is_causal`` means where
+    there are more queries than keys. In the backward pass each call takes the merged output and log-sum-exp, so that
+    the probabilities it recomputes are those of the whole row, and the gradients of the calls add up exactly.
+
+    Computed in float32 even under bfloat16 autocast: without matrix units for bfloat16 this is faster and no less
+    exact.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, blocks: tuple[Block, ...], scale: float
+    ) -> Tensor:
+        dtype = torch.promote_types(query_HND.dtype, torch.float32)
+        q, k, v = query_HND.to(dtype), key_GND.to(dtype), value_GND.to(dtype)
+        past = k.shape[1] - q.shape[1]
+        if past:
+            out, lse = (x[0] for x in flash(q[None], k[None, :, :past], v[None, :, :past], 0.0, False, scale=scale))
+            k, v = k[:, past:], v[:, past:]
+        else:
+            out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
+        for block in blocks:
+            queries, keys, n = slice(block.start, block.end), slice(block.start, block.stop), block.copies
+            part, part_lse = flash(
+                *(_cut(x, places, n) for x, places in ((q, queries), (k, keys), (v, keys))),
+                0.0,
+                block.bias is None,
+                attn_mask=_bias(block, dtype),
+                scale=scale,
+            )
+            part, part_lse = join(part), join(part_lse)
+            if block.root and not past:
+                out[:, queries], lse[:, queries] = part, part_lse
+            else:
+                above = lse[:, queries]
+                total = torch.logaddexp(above, part_lse)
+                out[:, queries] *= (above - total).exp_()[..., None]
+                out[:, queries] += part * (part_lse - total).exp_()[..., None]
+                lse[:, queries] = total
+        ctx.save_for_backward(query_HND, key_GND, value_GND, out, lse)
+        ctx.blocks, ctx.scale, ctx.dtype = blocks, scale, dtype
+        return out.to(value_GND.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, lse = ctx.saved_tensors
+        if key.shape[1] != query.shape[1]:
+            raise NotImplementedError("a past has no gradients")
+        q, k, v, grad = (x.to(ctx.dtype) for x in (query, key, value, grads[0]))
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        for block in ctx.blocks:
+            queries, keys, n = slice(block.start, block.end), slice(block.start, block.stop), block.copies
+            at_queries = [_cut(x, queries, n) for x in (grad, q)]
+            at_keys = [_cut(x, keys, n) for x in (k, v)]
+            merged = [_cut(x, queries, n) for x in (out, lse)]
+            part, *at_own = flash_backward(
+                *(*at_queries, *at_keys, *merged),
+                0.0,
+                block.bias is None,
+                attn_mask=_bias(block, ctx.dtype),
+                scale=ctx.scale,
+            )
+            if block.root:
+                dq[:, queries] = join(part)
+            else:
+                dq[:, queries] += join(part)
+            dk[:, keys], dv[:, keys] = (join(x) for x in at_own)
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None
+
+
+def _bias(block: Block, dtype: torch.dtype) -> Tensor | None:
+    return None if block.bias is None else block.bias[None, None].to(dtype)
+
+
+def _cut(x: Tensor, places: slice, copies: int) -> Tensor:
+    """Return [copies, H, length, …] of [H, N, …]."""
+    x = x[:, places]
+    return x[None] if copies == 1 else x.unflatten(1, (copies, -1)).transpose(0, 1)
+
+
+GRAPHS = 64  # the most of FlexAttention; dynamo's own limit is 8
+# Not its kernel for few queries: where several heads share keys, that one has no blocks for 65 to 127 tokens.
+FLEX_OPTIONS: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
+
+
+def flex_tree_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None, windowed: bool = False
+) -> Tensor:
+    """Return [1, N, H, D] of queries [1, H, N, D], keys and values [1, G, N, D].
+
+    Args:
+        query: of the tokens of a tree, as keys and values.
+        key: as said.
+        value: as said.
+        mask: of the tree.
+        scale: of the scores; None: one over the root of D.
+        windowed: whether the mask reads positions, too.
+    """
+    heads, shared = query.shape[1], query.shape[1] // key.shape[1]
+    if heads & (heads - 1):  # only powers of two can be shared, as transformers has it too
+        key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
+    if torch._dynamo.config.recompile_limit < GRAPHS:  # each thread may have its own
+        torch._dynamo.config.recompile_limit = GRAPHS  # and it stays: another thread may be compiling
+    memory = _shared_memory(query.device) if query.is_cuda else math.inf
+    options = flex_options(query.shape[-1], query.itemsize, memory, windowed)
+    out = compiled_flex()(
+        query, key, value, block_mask=mask, enable_gqa=shared > 1, scale=scale, kernel_options=options
+    )
+    return cast(Tensor, out).transpose(1, 2).contiguous()
+
+
+@cache
+def compiled_flex(backend: str = "inductor") -> Callable[..., Any]:
+    """Return FlexAttention, compiled.
+
+    Beyond a limit of graphs dynamo would go on without compiling, with all scores in memory. A whole graph ends with an
+    error there. A model needs several without and with gradients, for each of its windows.
+    """
+    return torch.compile(flex_attention, fullgraph=True, backend=backend)
+
+
+def fits_flex(query: Tensor) -> bool:
+    """Return whether FlexAttention's kernel supports the query: no float64, no heads narrower than 16."""
+    return query.dtype != torch.float64 and query.shape[-1] >= 16
+
+
+@cache
+def _shared_memory(device: torch.device) -> float:
+    return float(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", math.inf))
+
+
+@cache
+def flex_options(width: int, itemsize: int, shared_memory: float, windowed: bool = False) -> dict[str, Any]:
+    """Return the options of FlexAttention's kernels, with smaller or fewer blocks where its own do not fit.
+
+    Its own were chosen for large GPUs and for a few widths; where they do not fit, a run would end in a traceback. What
+    they need is what Triton counts for the kernels of torch 2.13.
+
+    Args:
+        width: of the heads, which the kernels fill up to a power of two.
+        itemsize: bytes of a number.
+        shared_memory: bytes that a block of threads can have.
+        windowed: whether the mask reads positions, too.
+    """
+    row, known = itemsize * 2 ** (width - 1).bit_length(), not width & (width - 1)
+    if row <= 256:
+        fits = row < 256 or not windowed or shared_memory >= 103_000
+        return FLEX_OPTIONS if fits else {**FLEX_OPTIONS, "num_stages": 2}
+    if row <= 512:
+        needed: float = 155_000 if known or itemsize < 4 else 185_000
+    else:
+        needed = 200_000 if known and itemsize == 4 else math.inf
+    if shared_memory >= needed:
+        return FLEX_OPTIONS
+    names = ("BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")
+    return {**FLEX_OPTIONS, **dict.fromkeys(names, 32 if row <= 512 else 16), "num_stages": 1, "num_warps": 4}
+
+
+TREE = "tree"  # name of the attention implementation in transformers
+_NO_MASK_SHAPE = (0, 0, 0, 0)
+
+
+def no_mask(device: torch.device) -> Tensor:
+    """Return the mask to give a model with a tree: one with four dimensions is passed on unchanged."""
+    return torch.empty(_NO_MASK_SHAPE, dtype=torch.bool, device=device)
+
+
+@torch.compiler.disable  # branches differ from batch to batch
+def tree_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    tree: PrefixTree | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Return [1, N, H, D] of queries [1, H, N, D], keys and values [1, G, P + N, D]; the interface of transformers.
+
+    The first P keys, if any, are a past that all rows of the tree share; only without gradients.
+    """
+    if tree is None:
+        if attention_mask is not None and tuple(attention_mask.shape) == _NO_MASK_SHAPE:
+            raise ValueError(f"{type(module).__name__} does not pass the prefix tree on to its attention")
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, sliding_window=sliding_window, **kwargs
+        )
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if unknown:
+        raise ValueError(f"{type(module).__name__} changes its attention scores ({', '.join(unknown)})")
+    past = key.shape[2] - query.shape[2]
+    window = sliding_window if sliding_window is not None and sliding_window < past + tree.depth else None
+    if query.device.type == "cpu" and window is None and not dropout:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if past + tree.depth <= TILED_DEPTH:
+            out = TiledAttention.apply(query[0], key[0], value[0], tree.tiles(past), scale)
+        else:
+            out = BranchedAttention.apply(query[0], key[0], value[0], tree.blocks, scale)
+        return cast(Tensor, out).transpose(0, 1)[None], None
+    if query.device.type == "cuda" and not past and not dropout:
+        query, key, value = as_autocast(query, key, value)
+        if window is None and fits_levels(query) and tree.levels is not None:
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            rows = (x[0].transpose(0, 1) for x in (query, key, value))
+            return cast(Tensor, LevelledAttention.apply(*rows, tree.levels, scale))[None], None
+        if fits_flex(query):
+            return flex_tree_attention(query, key, value, tree.block_mask(window), scaling, window is not None), None
+    return sdpa_attention_forward(module, query, key, value, tree.mask(window, past)[None, None], dropout, scaling)
+
+
+def as_autocast(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Return what a GPU's attention reads in the dtype of autocast, as torch does for its own.
+
+    Positions have made float32 of queries and keys.
+    """
+    return tuple(x.to(torch.get_autocast_dtype("cuda")) for x in parts) if torch.is_autocast_enabled("cuda") else parts
+
+
+AttentionInterface.register(TREE, tree_attention_forward)
+AttentionMaskInterface.register(TREE, sdpa_mask)
