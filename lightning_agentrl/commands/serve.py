@@ -13,8 +13,7 @@ import torch
 
 from lightning_agentrl.errors.vllm_version import check_installed
 from lightning_agentrl.models.loading import resolve_model
-from lightning_agentrl.vllm_worker.extension import EXTENSION, RECEIVER
-from lightning_agentrl.vllm_worker.options import CPU_BLOCK, MODE, Transfer
+from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, EXTENSION, MODE, RECEIVER, Transfer
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server takes no weights
 SPAWN = "VLLM_WORKER_MULTIPROC_METHOD"  # without it, the engine's processes may not import `server_process`

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
+import random
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, SupportsFloat
 
 import gymnasium
@@ -29,11 +32,62 @@ from lightning_agentrl.episodes.contract import (
     read_metrics,
     well_formed,
 )
-from lightning_agentrl.episodes.noise import Generator, generators, global_state, reseed, state_of
 from lightning_agentrl.episodes.observation import OwnMessages, fingerprint_of, is_image, read_observation, with_type
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.errors.secrets import masked
+
+Generator = np.random.Generator | np.random.RandomState | random.Random
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, type)
+_CODE = (ModuleType, FunctionType, MethodType, BuiltinFunctionType)  # lead to what is not the object's own
+
+
+def generators(root: object) -> list[Generator]:
+    """Return the generators of random numbers that an object holds, in its attributes and in what these hold."""
+    found, seen, waiting = [], set[int](), [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (*_PLAIN, *_CODE, random.SystemRandom)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Generator):
+            found.append(one)
+        else:
+            waiting += reversed(list(_held(one)))
+    return found
+
+
+def _held(one: Any) -> Iterator[Any]:
+    if isinstance(one, Mapping):
+        yield from one.values()
+    elif isinstance(one, list | tuple | set | frozenset):
+        yield from one
+    yield from getattr(one, "__dict__", {}).values()
+    for kind in type(one).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        yield from (getattr(one, name, None) for name in ((slots,) if isinstance(slots, str) else slots))
+
+
+def global_state() -> bytes:
+    """Return where the generators of Python and numpy are that all share."""
+    return pickle.dumps((random.getstate(), np.random.get_state()))
+
+
+def reseed(generator: Generator, seed: int) -> None:
+    """Let a generator, and all who hold it, draw from a seed."""
+    if isinstance(generator, np.random.Generator):
+        kind: Any = type(generator.bit_generator)
+        generator.bit_generator.state = kind(seed).state
+    else:
+        generator.seed(seed)
+
+
+def state_of(generator: Generator) -> bytes:
+    """Return where a generator is; the same until it is drawn from."""
+    if isinstance(generator, np.random.Generator):
+        return pickle.dumps(generator.bit_generator.state)
+    return pickle.dumps(generator.getstate() if isinstance(generator, random.Random) else generator.get_state())
+
 
 _FORMS = {
     "reset": ("(observation, info)", 2),

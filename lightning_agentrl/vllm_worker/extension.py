@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+Transfer = Literal["folder", "nccl", "gloo"]  # how weights get to a server
+MODE = "processed_logprobs"  # of the distribution sampled from, after temperature
+CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, is more than most prompts share
+
 
 EXTENSION = f"{__name__}.WorkerExtension"
 RECEIVER = "lightning_agentrl.vllm_worker.receiver.ReceivesWeights"  # instead, if weights are sent over the network

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from lightning_agentrl.engines import SamplingRequest
 from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
-from lightning_agentrl.vllm_worker.options import MODE
+from lightning_agentrl.vllm_worker.extension import MODE
 from tests.inputs import text
 
 ENGINE = ("/collective_rpc", "/inference/v1/generate", "/reset_prefix_cache")  # routes that the engine answers

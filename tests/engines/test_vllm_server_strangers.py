@@ -13,7 +13,7 @@ import pytest
 
 from lightning_agentrl.engines import VLLMServerEngine
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.vllm_worker.options import MODE
+from lightning_agentrl.vllm_worker.extension import MODE
 
 Answer = tuple[int, str]
 UNAUTHORIZED = (401, json.dumps({"error": "Unauthorized"}))

@@ -18,7 +18,7 @@ from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.errors.foreign_messages import vllm_refusal
 from lightning_agentrl.errors.vllm_version import GET
 from lightning_agentrl.models.lora import has_adapters
-from lightning_agentrl.vllm_worker.options import CPU_BLOCK
+from lightning_agentrl.vllm_worker.extension import CPU_BLOCK
 
 KEY = "data.init_args.engine.init_args"
 UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs/results/engine_families.md

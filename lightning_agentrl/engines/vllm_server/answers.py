@@ -11,7 +11,7 @@ from typing import Any
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY, LESS_PROMPT
 from lightning_agentrl.errors.vllm_version import GET, SUPPORTED, is_supported
-from lightning_agentrl.vllm_worker.options import MODE, Transfer
+from lightning_agentrl.vllm_worker.extension import MODE, Transfer
 
 NO_LOGP = -9998.0  # vLLM returns -9999 if there is none
 NO_VERSION = "default"  # version of the weights that a server started with

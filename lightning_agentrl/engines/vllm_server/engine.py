@@ -24,8 +24,7 @@ from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.errors.vllm_version import check_installed
 from lightning_agentrl.types.model_input import check_text_only
-from lightning_agentrl.vllm_worker.extension import sizes_of
-from lightning_agentrl.vllm_worker.options import Transfer
+from lightning_agentrl.vllm_worker.extension import Transfer, sizes_of
 
 if TYPE_CHECKING:
     import aiohttp  # slow, and imported with a server

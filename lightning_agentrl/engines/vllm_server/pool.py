@@ -18,7 +18,7 @@ from lightning_agentrl.engines.vllm_server.routing import BLOCK, block_keys, cho
 from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from lightning_agentrl.errors import ConfigError, EngineGoneError
 from lightning_agentrl.types.model_input import ModelInput
-from lightning_agentrl.vllm_worker.options import Transfer
+from lightning_agentrl.vllm_worker.extension import Transfer
 
 LOOK_SECONDS = 2.0  # between checks of a server
 TRIES = 5  # attempts at a request that fails although a server answers
