@@ -39,7 +39,7 @@ def in_one_folder(config: Config, iterations: int, *callbacks: str, seed: int = 
 
 def shown(run: Path) -> dict[str, Any]:
     """Return what readers find of a run."""
-    found = find_run(run)
+    found = find_run(run, run_of_file)
     files = {kind: {path.name for path in getattr(found, kind)} for kind in ("logs", "held_out", "events", "tables")}
     turns, _ = read_turns(found.logs)
     checkpoint, _ = checkpoint_before(run, None)

@@ -26,7 +26,7 @@ from tests.pictures import (
 from tests.test_configs import made_small
 from tests.tiny import tiny_vision_folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PICTURES = os.environ.get("PICTURES")  # folder for those of the docs, which show runs of the demo model
 pytestmark = [pytest.mark.browser, *([pytest.mark.timeout(3600)] if PICTURES else [])]
 
