@@ -1,4 +1,4 @@
-"""`agentrl clone`: the model of a run's config learns from demonstrations, and is written as a folder."""
+"""The command `agentrl clone`: behavior cloning of the model of a run's config."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from lightning_agentrl.rollout.expert import EPISODES
 
 
 class CloneCLI(RunConfigCLI):
-    """`agentrl clone`, which takes environments, prompts, model and trainer of a run's config, and trains by cloning.
+    """Run behavior cloning on scripted players or a recorded run, with environments, prompts and model of a config.
 
-    Of the agent it takes the model, adapters, weight decay and clip, memory settings and temperature.
+    From the agent, use the model, adapters, weight decay and clip, memory settings and temperature.
     """
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -32,33 +32,33 @@ class CloneCLI(RunConfigCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         add = parser.add_argument
-        add("--out", type=str | None, default=None, help="Folder to write the model to; must be empty or not exist.")
+        add("--out", type=str | None, default=None, help="Output folder of the model; it must be empty or not exist.")
         add(
             "--recorded",
             type=str | None,
             default=None,
-            help="Folder of a run whose turn log is cloned; the environments' scripted players when not given.",
+            help="Folder of a run with a turn log to clone. Default: the environments' scripted players.",
         )
         add(
             "--other_game",
             type=bool,
             default=False,
-            help="Clone a recorded run also where it played another game than the config's, or with other arguments.",
+            help="Accept a recorded run of another game than the config's, or with other arguments.",
         )
         add("--episodes", type=int | None, help=f"Episodes that the scripted players play (default: {EPISODES}).")
-        add("--min_return", type=float | None, default=None, help="Episodes that earned less are left out.")
+        add("--min_return", type=float | None, default=None, help="Leave out episodes with a lower return.")
         add(
             "--steps",
             type=int,
             default=100,
             help="Optimizer steps, each of data.init_args.mini_batch_turns turns; rounded up to whole iterations.",
         )
-        add("--lr", type=float, default=LR, help="Learning rate, which falls along a line to 0.")
+        add("--lr", type=float, default=LR, help="Learning rate; it decays linearly to 0.")
         add(
             "--action_share",
             type=float,
             default=0.5,
-            help="Part of a reply's weight on the tokens that name the action, where a thought precedes.",
+            help="Share of the loss weight on the action tokens of a reply with a thought.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

@@ -1,4 +1,4 @@
-"""`agentrl inspect`: episodes of the policy as it is, and one page that says what training would begin with."""
+"""The command `agentrl inspect`: episodes of the untrained policy, and a page about the start of training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Inspection:
 
 
 class InspectCLI(LookCLI):
-    """`agentrl inspect`, which builds models and engine of a run's config and trains nothing."""
+    """Play episodes with the policy of a config, without training, and report what could stop training."""
 
     prog = "agentrl inspect"
     episodes = 32

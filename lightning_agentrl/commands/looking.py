@@ -71,7 +71,7 @@ class LookCLI(RunConfigCLI):
             "--out",
             type=str | None,
             default=None,
-            help=f"{self.file_help}; {self.file} in trainer.default_root_dir when not given.",
+            help=f"{self.file_help}. Default: {self.file} in trainer.default_root_dir.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

@@ -27,39 +27,45 @@ from lightning_agentrl.models.allocator import keep_freed_memory
 
 HELP = """usage: agentrl COMMAND [OPTIONS]
 
-Multi-turn reinforcement learning of language agents.
+Multi-turn reinforcement learning of language and vision-language agents.
 
-commands
-  new            begin            agentrl new my_agent
-  fit            train            agentrl fit --config quickstart
-  validate       judge            agentrl validate --config quickstart --ckpt_path last
-  inspect        before training  agentrl inspect --config quickstart
-  clone          learn by example agentrl clone --config quickstart --out cloned
-  play           play yourself    agentrl play agentrl_envs:GuessNumber-v0
-  view           look at a run    agentrl view runs/quickstart
-                 or compare two   agentrl view runs/one runs/other
-  export         write a model    agentrl export runs/quickstart/.../last.ckpt my_model
-  replay         run it again     agentrl replay runs/quickstart --iteration 7
-  audit-critic   judge a critic   agentrl audit-critic runs/quickstart
-  bisect         compare runs     agentrl bisect runs/one runs/other
-  verify-engine  check sampling   agentrl verify-engine --config quickstart_vllm
-  serve          start vLLM       agentrl serve demo --port 8001
-  check-env      check a game     agentrl check-env agentrl_envs:GuessNumber-v0
-  serve-env      offer a game     agentrl serve-env agentrl_envs:Bandit-v0 --port 8000
+train
+  fit            train the policy
+  validate       evaluate the policy on held-out seeds
+  clone          run behavior cloning on scripted players or a recorded run
+  export         write the policy of a checkpoint as a transformers folder
 
-  agentrl COMMAND --help      what a command takes
-  agentrl fit --model.help PPOAgent   the keys of a class; --data.help, --data.init_args.env.help
-  agentrl fit --print_config  a config with every key and its default
-  agentrl fit --dry-run       build everything, show the plan and one prompt, and stop
-  agentrl fit --quiet         warnings and results only
+look
+  view           open the run viewer, or compare two runs
+  play           play an environment yourself, with the prompts of the model
+  inspect        play episodes before training and report what could stop it
+
+check
+  check-env      check an environment before training
+  verify-engine  check that the engine samples from the trained weights
+  replay         rerun one iteration and compare it bit by bit
+  bisect         find where two runs diverge
+  audit-critic   compare a critic's values with measured returns
+
+serve
+  serve          start a vLLM server
+  serve-env      start an OpenEnv server for an environment
+
+create
+  new            write a project: config, game and test
+
+examples
+  agentrl fit --config quickstart --dry-run       show sizes, memory and one prompt, then stop
+  agentrl fit --config quickstart --quiet         show warnings and results only
+  agentrl fit --config quickstart --print_config  print every key with its value
+  agentrl fit --model.help PPOAgent               list the keys of a class; also --data.help
+  agentrl validate --config quickstart --ckpt_path last
+  agentrl view runs/quickstart
+  agentrl COMMAND --help                          list the arguments of a command
   agentrl --version
 """
-FLAGS = {
-    "--dry-run": "--dry_run=true",
-    "--quiet": "--quiet=true",
-    "--train": "--train=true",
-    "--serve": "--serve=true",
-}  # flags as the parser takes them
+# The parser takes flags as options with a value.
+FLAGS = {f"--{flag}": f"--{flag.replace('-', '_')}=true" for flag in ("dry-run", "quiet", "train", "serve")}
 
 
 def view(
@@ -70,15 +76,15 @@ def view(
     serve: bool = False,
     port: int | None = None,
 ) -> None:
-    """Write one self-contained page of a run, or of two beside each other; lists the runs of a folder with several.
+    """Write the run viewer: one offline page of a run or of two runs; list the runs of a folder with several.
 
     Args:
-        run: folder of the run, which must have had the callback TurnLog, or a folder of runs to list.
+        run: folder of a run with the callback TurnLog, or a folder of runs to list.
         other: folder of a second run, to compare.
-        out: file of the page; view.html in the folder of the run when not given, compare.html for two.
-        last: show only this many of the last iterations, for large logs.
-        serve: offer the page to browsers of this machine, and show what is new while the run trains.
-        port: where to offer it, 8002 when not given, 0 for any that is free; browsers keep stars and notes by it.
+        out: file of the page. Default: view.html in the folder of the run, or compare.html for two runs.
+        last: number of last iterations to show. Default: all.
+        serve: serve the page to browsers of this machine and update it while the run trains.
+        port: port of --serve, or 0 for a free one. Default: 8002. Browsers store stars and notes per port.
     """
     from lightning_agentrl.commands.view import view_runs
 
@@ -86,11 +92,11 @@ def view(
 
 
 def replay(run: str, iteration: int | None = None) -> None:
-    """Run an iteration of a run once more, from the nearest checkpoint before it, and say whether it is the same.
+    """Rerun one iteration from the nearest earlier checkpoint and compare it bit by bit; exit with 1 if it differs.
 
     Args:
-        run: folder of the run, with its config.yaml, chain and checkpoints; of several versions the newest is taken.
-        iteration: its number, from 1; the last one when not given. Exits with 1 if any bit differs.
+        run: folder of the run with config.yaml, chain and checkpoints. Of several versions, the newest is used.
+        iteration: number of the iteration, from 1. Default: the last one.
     """
     from lightning_agentrl.tools.replay import replay_iteration
 
@@ -104,15 +110,14 @@ def replay(run: str, iteration: int | None = None) -> None:
 def audit_critic(
     run: str, checkpoint: str | None = None, branches: int = 4, every: int = 1, out: str | None = None
 ) -> None:
-    """Compare the values of a run's critic, and the advantages of estimators, with values measured by playing on.
+    """Compare a critic's values and the estimators' advantages with returns measured by playing on from each state.
 
     Args:
-        run: folder of the run, with its config.yaml and checkpoints; of several versions the newest is taken. Nothing
-            in it changes but the page.
-        checkpoint: of the run; the newest one when not given. The rollout after it is played, and nothing is trained.
-        branches: episodes that are played on from each state.
-        every: states of the turns whose number is a multiple of this are valued, and the first one of each episode.
-        out: file of the page; audit.html in the folder of the run when not given.
+        run: folder of the run with config.yaml and checkpoints. Of several versions, the newest is used.
+        checkpoint: checkpoint of the run. Default: the newest one. The audit plays the next rollout without training.
+        branches: number of episodes to play from each state.
+        every: measure the state of every n-th turn, and the first state of each episode.
+        out: file of the page. Default: audit.html in the folder of the run.
     """
     from lightning_agentrl.commands.audit_critic import audit_run
     from lightning_agentrl.commands.quiet import leave_out_noise
@@ -122,12 +127,12 @@ def audit_critic(
 
 
 def bisect(first: str, second: str, tolerance: float = 1e-5) -> None:
-    """Say where two runs part: the first difference at all, and the first beyond a tolerance.
+    """Find where two runs diverge: the first difference of any size, and the first beyond the tolerance.
 
     Args:
-        first: folder of a run; of several versions the newest is taken.
+        first: folder of a run. Of several versions, the newest is used.
         second: folder of another run.
-        tolerance: gap of two numbers that is not beyond it, relative above 1.
+        tolerance: largest accepted difference; relative for numbers above 1.
     """
     from lightning_agentrl.tools.replay import bisect_runs
 
@@ -139,9 +144,9 @@ def export(checkpoint: str, folder: str, merge: bool | None = None, model: str |
 
     Args:
         checkpoint: a checkpoint of `agentrl fit`.
-        folder: where to write; must be empty or not exist.
-        merge: whether adapters are merged into the model (default) or written alone.
-        model: hub id or folder of the model that the run started from, if it is not where the run found it.
+        folder: output folder; it must be empty or not exist.
+        merge: merge adapters into the model (default), or write the adapters alone.
+        model: hub id or folder of the base model, if it moved after the run.
     """
     from lightning_agentrl.commands.export import export_checkpoint
 
@@ -159,12 +164,12 @@ def serve(
     """Start a vLLM server for VLLMServerEngine; options after -- go to vLLM, such as -- --tensor-parallel-size 2.
 
     Args:
-        model: hub id or folder of the model, or demo, as in the config of the run.
-        port: where it listens.
-        host: where it listens. Whoever reaches it can call methods of its workers and send it weights, so use this
-            machine or a private network.
-        transfer: how weights are sent to it; the same as data.init_args.engine.init_args.transfer of the run.
-        options: of vLLM.
+        model: hub id or folder of the model, or demo; the same as in the config of the run.
+        port: port to listen on.
+        host: address to listen on. Every client can call worker methods and send weights, so use this machine or a
+            private network.
+        transfer: transfer of weights; the same as data.init_args.engine.init_args.transfer of the run.
+        options: options of vLLM.
     """
     from lightning_agentrl.commands.serve import serve_model
 
@@ -178,14 +183,14 @@ def play(
     kwargs: dict[str, Any] | None = None,
     seed: int = 0,
 ) -> None:
-    """Play an environment yourself: you read the prompt that the model would read, with its tokens counted.
+    """Play an environment yourself: read the prompt of the model with its token count, and type the reply.
 
     Args:
-        id: of the environment, as in a config, such as agentrl_envs:GuessNumber-v0.
-        config: config of a run, for its prompts, memory, interaction and model; defaults when not given.
-        model: hub id or folder of the model whose chat template and tokenizer count; that of the config, or demo.
-        kwargs: arguments of the environment, as '{highest: 9}'.
-        seed: of the first episode.
+        id: id of the environment, as in a config, such as agentrl_envs:GuessNumber-v0.
+        config: config of a run, for its prompts, memory, interaction and model. Default: the default of each key.
+        model: hub id or folder of the model with the chat template and tokenizer. Default: the config's model, or demo.
+        kwargs: arguments of the environment, such as '{highest: 9}'.
+        seed: seed of the first episode.
     """
     from lightning_agentrl.commands.play import play_environment
     from lightning_agentrl.commands.quiet import leave_out_noise
@@ -204,17 +209,17 @@ def check_env(
     cap: float = 300.0,
     max_prompt_tokens: int = 1024,
 ) -> None:
-    """Check an environment before training on it; exits with 1 if it has errors.
+    """Check an environment before training; exit with 1 if it has errors.
 
     Args:
         env: id as in a config, such as agentrl_envs:GuessNumber-v0, or the URL of an OpenEnv server.
-        kwargs: arguments of the environment, such as {"max_turns": 10}.
+        kwargs: arguments of the environment, such as '{max_turns: 10}'.
         json: file for the certificate as JSON.
         html: file for the certificate as a page.
-        train: also train a small model on it, with three seeds, and say whether it climbs.
-        seconds: for all checks beside imports and resets.
-        cap: most seconds in all; what is missing then is named.
-        max_prompt_tokens: of the run that is planned; longer prompts are reported.
+        train: also train a small model with three seeds and report whether its return rises.
+        seconds: time limit of the checks, without imports and resets.
+        cap: time limit in seconds of the whole command; the certificate names the checks that are missing.
+        max_prompt_tokens: prompt limit of the planned run; report longer prompts.
     """
     from lightning_agentrl.commands.check_env import check_environment
 
@@ -240,14 +245,14 @@ def serve_env(
     sessions: int = 64,
     token: str | None = None,
 ) -> None:
-    """Offer an environment as an OpenEnv server, one for each web socket.
+    """Start an OpenEnv server for an environment, with one instance per web socket.
 
     Args:
-        id: of the environment, as data.init_args.env.id.
-        port: where it listens; 0 for any that is free.
-        host: where it listens. An address that other machines reach needs a token.
+        id: id of the environment, as data.init_args.env.id.
+        port: port to listen on, or 0 for a free one.
+        host: address to listen on. An address that other machines can reach requires a token.
         kwargs: arguments of the environment, as data.init_args.env.kwargs.
-        sessions: most environments at a time.
+        sessions: largest number of concurrent environments.
         token: secret that clients must send. Write '${NAME}' to read it from an environment variable.
     """
     from lightning_agentrl.commands.serve_env import serve_env
@@ -256,10 +261,10 @@ def serve_env(
 
 
 def new(folder: str) -> None:
-    """Write a folder with a commented config, a game of your own, a test of it, and a page of what to do next.
+    """Write a project: a commented config, a game, a test of the game, and a page with the next steps.
 
     Args:
-        folder: to be made, such as my_agent.
+        folder: folder to create, such as my_agent.
     """
     from lightning_agentrl.tools.new import make_project
 
@@ -268,21 +273,13 @@ def new(folder: str) -> None:
     print(f"written to {folder}: {', '.join(names)}\nnext: cd {there} && agentrl fit --config config.yaml --dry-run")
 
 
-OF_A_RUN = (*SUBCOMMANDS, "verify-engine", "inspect", "clone")  # take the config of a run
+OF_A_RUN = (*SUBCOMMANDS, "verify-engine", "inspect", "clone")  # commands with the config of a run
 OWN: dict[str, Callable[..., None]] = {
-    "new": new,
-    "play": play,
-    "view": view,
-    "export": export,
-    "replay": replay,
-    "audit-critic": audit_critic,
-    "bisect": bisect,
-    "serve": serve,
-    "check-env": check_env,
-    "serve-env": serve_env,
+    command.__name__.replace("_", "-"): command
+    for command in (new, play, view, export, replay, audit_critic, bisect, serve, check_env, serve_env)
 }
 OPTIONS = "options"  # of another program, after --
-MAY_FOLLOW = {"view": ("other", "folder of a second run, to compare")}  # second arguments without a name, not required
+MAY_FOLLOW = {"view": ("other", "folder of a second run, to compare")}  # optional second positional arguments
 
 
 def main() -> None:

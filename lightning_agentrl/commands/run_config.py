@@ -1,4 +1,4 @@
-"""What commands share that take the config of a run and do something else with it than `agentrl fit`."""
+"""Base class of the commands that read a run's config for something other than training."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class RunConfigCLI(AgentCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         for key in ("weights_only", "verbose"):
-            parser.add_argument(f"--{key}", type=Any, default=None, help="As the run was started; not used.")
+            parser.add_argument(f"--{key}", type=Any, default=None, help="Unused; a run's config has it.")
         parser.add_argument(
             "--ckpt_path",
             type=str | None,
             default=None,
-            help="Checkpoint of the policy, on the command line only; the untrained one if not given.",
+            help="Checkpoint of the policy, on the command line only. Default: the untrained policy.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

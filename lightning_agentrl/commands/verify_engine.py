@@ -1,4 +1,4 @@
-"""`agentrl verify-engine`: whether the engine samples from the weights that are trained, with correct log-probs.
+"""The command `agentrl verify-engine`: check samples and log-probs of the engine against the trained weights.
 
 The proof of `agents/proof.py` with more rounds, in float32, with every round shown.
 """
@@ -53,7 +53,7 @@ def verified(agent: Agent, largest: float | None, mean: float | None) -> bool:
 
 
 class VerifyCLI(RunConfigCLI):
-    """`agentrl verify-engine`, which builds models and engine of a run's config and trains nothing."""
+    """Check that the engine of a config samples from the trained weights; exit with 1 if it does not."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(prog="agentrl verify-engine", **kwargs)
@@ -64,13 +64,13 @@ class VerifyCLI(RunConfigCLI):
             "--bound",
             type=float | None,
             default=None,
-            help=f"Largest accepted gap of a token; by default {EXACT.largest:g}, or {ROUGH.largest:g} below float32.",
+            help=f"Largest log-prob mismatch. Default: {EXACT.largest:g}, or {ROUGH.largest:g} below float32.",
         )
         parser.add_argument(
             "--mean_bound",
             type=float | None,
             default=None,
-            help=f"Largest accepted mean gap of a round; by default {EXACT.mean:g}, or {ROUGH.mean:g} below float32.",
+            help=f"Largest mean mismatch of a round. Default: {EXACT.mean:g}, or {ROUGH.mean:g} below float32.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
