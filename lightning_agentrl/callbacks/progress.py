@@ -29,22 +29,17 @@ SHOWN = {
     "val/success": "held-out success",
 }
 UNITS = {"score": "rows", "update": "rows", "validate": "episodes"}
+LINE_SECONDS = 30.0  # without a terminal, from one line inside an iteration to the next
 
 
 class StageProgress(ProgressBar):
     """Progress of iteration, phase and stage, the main numbers of the last iteration, and the time left.
 
     ``success`` is that of the last 100 episodes before which no running one began; a dash until 20 of them have ended.
-
-    Args:
-        line_seconds: without a terminal, seconds from one line inside an iteration to the next; infinite: no such line.
     """
 
-    def __init__(self, line_seconds: float = 30.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        if not line_seconds >= 0:
-            raise ValueError(f"StageProgress needs line_seconds of at least 0, got {line_seconds}")
-        self.line_seconds = line_seconds
         self.console = _Output(soft_wrap=True, highlight=False)
         self._enabled = True
         self._clock: StageClock | None = None
@@ -116,7 +111,7 @@ class StageProgress(ProgressBar):
             return
         if self.console.is_terminal:
             self._move_bars(trainer, agent, stage, done, total)
-        elif time.monotonic() - self._last_line >= self.line_seconds:
+        elif time.monotonic() - self._last_line >= LINE_SECONDS:
             of = f"/{total}" if total else ""
             self._line(f"{self._head(trainer, agent, stage)} | {stage} {done}{of} {_unit(agent, stage)}")
 

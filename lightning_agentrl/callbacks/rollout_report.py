@@ -24,21 +24,21 @@ FRAMES = 8  # of a strip of pictures
 class RolloutReport(RolloutCallback):
     """A log of readable episodes, histograms and pictures of each rollout, where the logger can show them.
 
+    The histograms are of turns per episode, tokens per reply and reward per turn, over all processes.
+
     Args:
         episodes: number of episodes shown as text in each iteration, ended ones first, from the first process.
         turns: number of turns shown of an episode, at most; the last ones.
-        histograms: show turns per episode, tokens per reply and reward per turn, over all processes.
         every: iterations from one report to the next.
     """
 
-    def __init__(self, episodes: int = 3, turns: int = 20, histograms: bool = True, every: int = 1) -> None:
+    def __init__(self, episodes: int = 3, turns: int = 20, every: int = 1) -> None:
         if episodes < 0 or turns < 1 or every < 1:
             raise ValueError(
                 f"RolloutReport needs episodes >= 0, turns >= 1 and every >= 1, got {episodes}, {turns} and {every}"
             )
         self.episodes = episodes
         self.turns = turns
-        self.histograms = histograms
         self.every = every
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
@@ -46,11 +46,10 @@ class RolloutReport(RolloutCallback):
             return
         loggers = trainer.loggers
         step = trainer.global_step + agent.datamodule.steps_per_iteration - 1  # where the numbers of the iteration lie
-        if self.histograms:
-            for name, numbers in _distributions(rollout).items():
-                everywhere = [x for part in all_gather(numbers) for x in part]
-                if trainer.is_global_zero:
-                    log_histogram(loggers, f"histogram/{name}", everywhere, step)
+        for name, numbers in _distributions(rollout).items():
+            everywhere = [x for part in all_gather(numbers) for x in part]
+            if trainer.is_global_zero:
+                log_histogram(loggers, f"histogram/{name}", everywhere, step)
         if not trainer.is_global_zero:
             return
         for place, turns in enumerate(pick_episodes(rollout.turns, self.episodes)):

@@ -17,7 +17,6 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import in_order
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
-from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import RolloutDataModule
@@ -33,24 +32,16 @@ class RunSummary(L.Callback):
     It lies in the folder of the run. A copy in ``default_root_dir`` is that of the run that ended last, which it names
     as ``version``. A resumed run keeps the numbers from before its first start and adds up its minutes. The checkpoint
     in the summary has the weights that played the last episodes.
-
-    Args:
-        path: file of the copy; ``summary.json`` in the trainer's ``default_root_dir`` when not given.
     """
 
-    def __init__(self, path: str | None = None) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.before: dict[str, Any] | None = None
         self._started = time.monotonic()
         self._earlier_minutes = 0.0
         self._saved_at = -1  # optimizer steps behind the newest checkpoint
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Forget an earlier run, and see that the copy can be written; a checkpoint is loaded later."""
-        if self.path is not None and stage == "fit":
-            with raise_once():
-                if trainer.is_global_zero:
-                    _make_room_for(Path(self.path))
+        """Forget an earlier run; a checkpoint is loaded later."""
         if stage == "fit" and trainer.global_step == 0:
             self.before, self._earlier_minutes, self._saved_at = None, 0.0, -1
 
@@ -65,7 +56,7 @@ class RunSummary(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         after, folder = self._play(trainer, pl_module), run_folder(trainer)
-        copy = Path(self.path) if self.path else Path(trainer.default_root_dir) / NAME
+        copy = Path(trainer.default_root_dir) / NAME
         self._write(
             folder / NAME,
             copy,
@@ -129,19 +120,6 @@ class RunSummary(L.Callback):
             with whole_file(place) as beside:
                 beside.write_text(text + "\n")
         print(f"{text}\nwritten to {copy}", flush=True)
-
-
-def _make_room_for(path: Path) -> None:
-    """Make the folder of a file that is written at the end, hours later."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        why = "it is a folder" if path.is_dir() else ""
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            why = "no permission"
-    except OSError as error:
-        why = error.strerror or str(error)
-    if why:
-        raise ValueError(f"RunSummary cannot write '{path}': {why}; give another file (its argument path)")
 
 
 def _results(numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:

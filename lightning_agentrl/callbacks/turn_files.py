@@ -10,6 +10,8 @@ from typing import Any
 
 from lightning_agentrl.run_files import run_in
 
+FILE_MB = 50.0  # a file is full at this many megabytes
+
 
 class TurnFiles:
     """The series ``rank<R>-<number>.jsonl`` of one process in a folder.
@@ -19,15 +21,13 @@ class TurnFiles:
     Args:
         folder: made if it is not there.
         rank: of the process.
-        file_mb: a file is full at this many megabytes.
         keep_files: full files kept; the oldest are removed.
     """
 
-    def __init__(self, folder: Path, rank: int, file_mb: float, keep_files: int) -> None:
+    def __init__(self, folder: Path, rank: int, keep_files: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.rank = rank
-        self.file_mb = file_mb
         self.keep_files = keep_files
         self._number: int | None = None  # of the file being written
 
@@ -58,7 +58,7 @@ class TurnFiles:
         file = self._path(self.rank, self._number).open("a", encoding="utf-8")
         try:
             for record in records:
-                if file.tell() >= self.file_mb * 1e6:
+                if file.tell() >= FILE_MB * 1e6:
                     file.close()
                     self._number += 1
                     file = self._path(self.rank, self._number).open("a", encoding="utf-8")

@@ -32,9 +32,8 @@ class TurnLog(RolloutCallback):
 
     Args:
         folder: where to write; ``turns`` in the folder of the run when not given.
-        file_mb: a file is full at this many megabytes.
-        keep_files: full files kept for each process; the oldest are removed. A turn takes about 4 kB with a short reply
-            and 60 kB with 500 tokens.
+        keep_files: full files of 50 MB kept for each process; the oldest are removed. A turn takes about 4 kB with a
+            short reply and 60 kB with 500 tokens.
         every: iterations from one that is written to the next, for large rollouts.
         held_out: how many episodes of each validation are written, those with the first seeds; 0: none.
     """
@@ -42,20 +41,18 @@ class TurnLog(RolloutCallback):
     def __init__(
         self,
         folder: str | None = None,
-        file_mb: float = 50.0,
         keep_files: int = 20,
         every: int = 1,
         held_out: int = 32,
     ) -> None:
-        if not file_mb > 0 or keep_files < 1 or every < 1 or held_out < 0:
+        if keep_files < 1 or every < 1 or held_out < 0:
             raise ValueError(
-                "TurnLog needs file_mb above 0, keep_files and every of at least 1, and held_out of at least 0, got "
-                f"{file_mb}, {keep_files}, {every} and {held_out}"
+                "TurnLog needs keep_files and every of at least 1, and held_out of at least 0, got "
+                f"{keep_files}, {every} and {held_out}"
             )
         self.every = every
         self.held_out_watched = held_out
         self.folder = folder
-        self.file_mb = file_mb
         self.keep_files = keep_files
         self._folder = Path()
         self._texts: dict[Any, dict[int, str]] = {}  # of the tokens seen, by tokenizer
@@ -110,7 +107,7 @@ class TurnLog(RolloutCallback):
         ``cut`` on, and a new one those of processes that it does not have.
         """
         if folder not in self._files:
-            self._files[folder] = TurnFiles(folder, trainer.global_rank, self.file_mb, self.keep_files)
+            self._files[folder] = TurnFiles(folder, trainer.global_rank, self.keep_files)
             if trainer.ckpt_path:
                 self._files[folder].cut(cut, trainer.world_size, agent.run.id)
             else:

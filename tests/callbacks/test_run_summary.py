@@ -24,15 +24,3 @@ def test_the_summary_of_a_second_run_holds_what_was_played_before_that_one_and_i
         summaries.append(json.loads((tmp_path / "summary.json").read_text()))
     assert [one["before"]["episodes"] for one in summaries] == [one["after"]["episodes"] for one in summaries] == [4, 8]
     assert all(one["minutes"] < 10 for one in summaries)
-
-
-@pytest.mark.parametrize("taken", ["folder", "parent"])
-def test_a_copy_that_cannot_be_written_is_told_before_training(taken: str, tmp_path: Path, tiny_folder: Path) -> None:
-    path = tmp_path / "there"
-    if taken == "folder":
-        path.mkdir()
-    else:
-        path.write_text("a file")
-        path /= "summary.json"
-    with pytest.raises(ValueError, match=r"there.*give another file \(its argument path\)"):
-        make_trainer(tmp_path / "run", 1, [RunSummary(str(path))]).fit(make_agent(tiny_folder), make_data())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog
+from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog, turn_files
 from lightning_agentrl.callbacks.turn_files import TurnFiles, cut_from
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.errors import ConfigError
@@ -123,8 +123,11 @@ def test_numbers_that_are_no_numbers_are_null(tiny_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_full_files_are_followed_and_the_oldest_removed(tiny_folder: Path, tmp_path: Path) -> None:
-    log = TurnLog(str(tmp_path), file_mb=0.02, keep_files=2)
+def test_full_files_are_followed_and_the_oldest_removed(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_files, "FILE_MB", 0.02)
+    log = TurnLog(str(tmp_path), keep_files=2)
     make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())
     names = sorted(path.name for path in tmp_path.glob("*.jsonl"))
     numbers = [int(name.split("-")[1].split(".")[0]) for name in names]
@@ -147,12 +150,6 @@ def test_iterations_between_are_left_out(tiny_folder: Path, tmp_path: Path) -> N
     assert {record["iteration"] for record in lines(tmp_path)} == {1, 3}
 
 
-@pytest.mark.parametrize("size", [0, math.nan])
-def test_wrong_sizes_are_refused(size: float) -> None:
-    with pytest.raises(ValueError, match=rf"file_mb.*0.*keep_files.*1.*{size}.*20.*1"):
-        TurnLog(file_mb=size)
-
-
 @pytest.mark.slow
 def test_two_logs_in_one_folder_are_refused(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -166,12 +163,15 @@ def test_two_logs_in_one_folder_are_refused(tiny_folder: Path, tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_logs_no_turn_twice(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_logs_no_turn_twice(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those after the checkpoint are played again; a line that a kill left broken is not there any more."""
+    monkeypatch.setattr(turn_files, "FILE_MB", 0.02)
     saved = str(tmp_path / "saved")
 
     def fit(epochs: int, ckpt_path: str | None = None) -> list[dict[str, Any]]:
-        callbacks = [TurnLog(file_mb=0.02), RunCheckpoints(dirpath=saved, keep=9)]
+        callbacks = [TurnLog(), RunCheckpoints(dirpath=saved, keep=9)]
         trainer = make_trainer(tmp_path, epochs, callbacks, enable_checkpointing=True)
         trainer.fit(make_agent(tiny_folder), make_data(), ckpt_path=ckpt_path)
         return lines(tmp_path / "turns")
@@ -187,7 +187,7 @@ def test_a_run_that_goes_on_logs_no_turn_twice(tiny_folder: Path, tmp_path: Path
 
 def test_a_log_whose_folder_was_removed_goes_on(tmp_path: Path) -> None:
     """It held what is lost; the run is worth more."""
-    log = TurnFiles(tmp_path / "turns", 0, 1.0, 9)
+    log = TurnFiles(tmp_path / "turns", 0, 9)
     log.write([{"iteration": 1}])
     shutil.rmtree(tmp_path / "turns")
     log.write([{"iteration": 2}])
@@ -212,7 +212,7 @@ def test_a_run_cuts_off_its_own_turns_and_those_of_unknown_runs(tmp_path: Path) 
     for number, text in enumerate(texts):
         (tmp_path / f"rank0-{number:06d}.jsonl").write_text(text)
     (tmp_path / "rank0-000002.jsonl").write_text('{"iteration":2,"a":3}\n')
-    TurnFiles(tmp_path, 0, 1.0, 9).cut(2, 1, "ab")
+    TurnFiles(tmp_path, 0, 9).cut(2, 1, "ab")
     left = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert left == {"rank0-000000.jsonl": texts[0].splitlines(keepends=True)[0], "rank0-000001.jsonl": texts[1]}
 
@@ -226,11 +226,11 @@ def test_a_new_run_with_fewer_processes_drops_the_files_of_the_others(tiny_folde
             (tmp_path / name).write_text('{"iteration":1,"a":2}\n')
 
     write_old()
-    TurnFiles(tmp_path, 1, 1.0, 1).drop_gone(2)
+    TurnFiles(tmp_path, 1, 1).drop_gone(2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names[:2], names[4]]
     write_old()
-    TurnFiles(tmp_path, 1, 1.0, 1).cut(2, 2, "ab12")
-    TurnFiles(tmp_path, 3, 1.0, 1).drop_gone(4)
+    TurnFiles(tmp_path, 1, 1).cut(2, 2, "ab12")
+    TurnFiles(tmp_path, 3, 1).drop_gone(4)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     make_trainer(tmp_path / "run", 1, [TurnLog(str(tmp_path))]).fit(make_agent(tiny_folder), make_data())
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == [names[0], "rank0-000001.jsonl", names[4]]

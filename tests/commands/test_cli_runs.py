@@ -400,7 +400,7 @@ def judge(pattern: str) -> dict[str, Any]:
         ("data.init_args.engine", {"class_path": "VLLMServerEngine", "init_args": {"urls": [f"http://a:{SECRET}@h"]}}),
         ("data.init_args.prompt.system", f"https://a:{SECRET}@host"),
         ("trainer.logger", {"class_path": "CometLogger", "init_args": {"api_key": SECRET}}),
-        ("trainer.callbacks", [{"class_path": "RunSummary", "init_args": {"path": f"ftp://a:{SECRET}@host/x"}}]),
+        ("trainer.callbacks", [{"class_path": "TurnLog", "init_args": {"folder": f"ftp://a:{SECRET}@host/x"}}]),
     ],
 )
 def test_a_secret_is_refused_wherever_a_config_has_it(
