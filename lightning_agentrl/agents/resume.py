@@ -30,8 +30,8 @@ FREE = (  # taken from the configuration; learning rates are meant to be changed
     r"model\.init_args\.(optim|compute|variance_proxy)\b.*",
     r"data\.init_args\.(validation|faults|prove|stall_seconds)\b.*",
     r"data\.init_args\.engine\.init_args\."
-    r"(max_batch|gpu_memory_utilization|kv_cache_gb|sleep|tensor_parallel|cuda_graphs|compiled|model_runner_v2|"
-    r"async_scheduling|urls|weights_folder|transfer|.*_seconds)\b.*",
+    r"(max_batch|gpu_memory_utilization|kv_cache_gb|sleep|tensor_parallel|cuda_graphs|compiled|"
+    r"urls|weights_folder|transfer|.*_seconds)\b.*",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(retries|worker|(judge_|scorer_)?timeout_seconds)",
     r"trainer\.callbacks\.CriticWarmup\.init_args\.min_explained_variance",
 )

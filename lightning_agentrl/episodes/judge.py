@@ -219,7 +219,7 @@ class ModelJudge(Judge):
             )
         words = PromptFormat(think=False, instruction="", max_prompt_tokens=room)
         self._chat = ChatRenderer(tokenizer, words, reader, self.date).free_text
-        engine = TransformersEngine(max_batch=self.max_batch, admission="as_they_come", gather_seconds=0.0)
+        engine = TransformersEngine(max_batch=self.max_batch, admission="as_they_come")
         engine.start(PolicyHandle(policy, self._chat.stop_token_ids, nullcontext))
         engine.sync(0)
         self._engine = engine

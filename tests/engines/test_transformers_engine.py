@@ -48,9 +48,16 @@ def policy(tiny_folder) -> LanguageModel:
     return LanguageModel(load_causal_lm(str(tiny_folder)).double()).train()
 
 
+def gathering() -> TransformersEngine:
+    """Return an engine that waits long enough to sample what is asked together in one batch."""
+    engine = TransformersEngine()
+    engine.gather_seconds = 0.02
+    return engine
+
+
 @pytest.fixture
 def engine(policy) -> Iterator[TransformersEngine]:
-    engine = TransformersEngine(gather_seconds=0.02)
+    engine = gathering()
     engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
     engine.sync(0)
     yield engine
@@ -107,7 +114,7 @@ def test_logps_on_a_gpu_are_those_of_the_sampled_ids(served_folder, device, dete
     if torch.device(device).index >= torch.cuda.device_count():
         pytest.skip("needs two GPUs")
     policy = LanguageModel(load_causal_lm(str(served_folder))).train().to(device)
-    engine = TransformersEngine(gather_seconds=0.02)
+    engine = gathering()
     engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
     try:
         engine.sync(0)
@@ -155,7 +162,7 @@ def test_other_families(tmp_path, policy, monkeypatch, family):
         policy = LanguageModel(load_causal_lm(str(tmp_path)).double())
     else:
         monkeypatch.setattr(LanguageModel, "shares_prefixes", False)
-    engine = TransformersEngine(gather_seconds=0.02)
+    engine = gathering()
     engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
     try:
         for replies in (serve(engine, MIXED), serve(engine, MIXED)):  # without and with a kept prefix
@@ -519,7 +526,7 @@ def test_start_stop_start(policy, tiny_folder):
 
 
 def test_stop_answers_those_who_still_wait(policy):
-    engine = TransformersEngine(max_batch=1, gather_seconds=0.0)
+    engine = TransformersEngine(max_batch=1)
     engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
 
     desk = engine._started()[0]
@@ -547,7 +554,7 @@ def test_stop_answers_those_who_still_wait(policy):
 
 def test_requests_wait_for_company_only_briefly(policy):
     """Not once for each place in the batch, which would take hours; `serve` gives up long before."""
-    engine = TransformersEngine(max_batch=1_000_000, gather_seconds=0.02)
+    engine = TransformersEngine(max_batch=1_000_000)
     engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
     try:
         serve(engine, [request(PREFIX, max_tokens=1)])

@@ -175,7 +175,6 @@ def test_a_gpu_begins_with_what_can_go_wrong_least_and_one_key_switches_each_on(
         ),
     ):
         assert arguments(**keys) == plain | {"enforce_eager": False, "compilation_config": wanted}
-    assert arguments(async_scheduling=True) == plain | {"async_scheduling": True}
     assert arguments(sleep=False) == plain | {"enable_sleep_mode": False}
     assert "async_scheduling" not in arguments("cpu")  # vLLM's default
 

@@ -7,7 +7,6 @@ in common is computed once, and on a CPU what all that are sampled begin with is
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -38,10 +37,10 @@ class TransformersEngine(Engine):
             only. 1: nothing is ever sampled while one is between two requests; more cost less where steps are slow.
         absence_seconds: seconds after which an environment that is between two requests is not waited for; what is
             sampled then depends on time, and its next turn has ``late`` among its ``env_errors``.
-        gather_seconds: seconds that the first of some requests ``as_they_come`` waits for another.
     """
 
     own_weights: ClassVar[bool] = True
+    gather_seconds = 0.005  # for which the first of some requests ``as_they_come`` waits for another
 
     def __init__(
         self,
@@ -49,7 +48,6 @@ class TransformersEngine(Engine):
         admission: Rule = "by_number",
         admit_every: int = 1,
         absence_seconds: float = 60.0,
-        gather_seconds: float = 0.005,
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch must be at least 1, got {max_batch}")
@@ -59,13 +57,10 @@ class TransformersEngine(Engine):
             raise ValueError(f"admit_every must be at least 1, got {admit_every}")
         if not absence_seconds > 0:
             raise ValueError(f"absence_seconds must be above 0, got {absence_seconds}")
-        if not 0 <= gather_seconds < math.inf:
-            raise ValueError(f"gather_seconds must be at least 0 and finite, got {gather_seconds}")
         self.max_batch = max_batch
         self.admission = admission
         self.admit_every = admit_every
         self.absence_seconds = absence_seconds
-        self.gather_seconds = gather_seconds
         self.policy_version = 0
         self._handle: PolicyHandle | None = None  # holds the policy that samples
         self._trained: LanguageModel | None = None  # the original, if the sampling policy is a copy

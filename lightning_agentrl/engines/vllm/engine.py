@@ -51,8 +51,6 @@ class VLLMEngine(Engine):
             together; the number of processes must be a multiple of it. ``max_batch`` is for all of them.
         cuda_graphs: on a GPU, record steps that only decode as CUDA graphs at the start, with ``compiled`` others, too.
         compiled: on a GPU, compile the model at the start, which takes a minute the first time.
-        model_runner_v2: on a GPU, use vLLM's newer model runner.
-        async_scheduling: on a GPU, let vLLM prepare a step while it computes the one before.
     """
 
     own_weights: ClassVar[bool] = True
@@ -68,8 +66,6 @@ class VLLMEngine(Engine):
         tensor_parallel: int = 1,
         cuda_graphs: bool = False,
         compiled: bool = False,
-        model_runner_v2: bool = False,
-        async_scheduling: bool = False,
     ) -> None:
         self.options = VLLMOptions(
             dtype=dtype,
@@ -80,8 +76,6 @@ class VLLMEngine(Engine):
             tensor_parallel=tensor_parallel,
             cuda_graphs=cuda_graphs,
             compiled=compiled,
-            model_runner_v2=model_runner_v2,
-            async_scheduling=async_scheduling,
         )
         self.dtype = dtype
         self.policy_version = 0

@@ -45,8 +45,6 @@ class VLLMOptions:
     tensor_parallel: int
     cuda_graphs: bool
     compiled: bool
-    model_runner_v2: bool
-    async_scheduling: bool
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "tensor_parallel"):
@@ -136,7 +134,7 @@ def start_vllm(options: VLLMOptions, handle: PolicyHandle, group: RankGroup | No
     model, device = str(handle.policy.lm.name_or_path), handle.policy.lm.device
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
     if device.type != "cpu":  # vLLM reads it at any time (`VllmConfig.use_v2_model_runner`)
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.model_runner_v2))
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     with kept_process(device):
         from vllm import EngineArgs
         from vllm.platforms import current_platform
@@ -215,7 +213,7 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
         arguments["enforce_eager"] = not (options.cuda_graphs or options.compiled)
         if not arguments["enforce_eager"]:
             arguments["compilation_config"] = compilation_of(options)
-        arguments["async_scheduling"] = options.async_scheduling  # vLLM's default, which a CPU has, is to do it
+        arguments["async_scheduling"] = False  # vLLM's default, which a CPU has, is to do it
     if has_adapters(lm):
         (adapters,) = vars(lm)["peft_config"].values()
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(adapters.r)}
