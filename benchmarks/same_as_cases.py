@@ -400,7 +400,6 @@ def cases(model: Path, vision: Path, tasks: Path) -> dict[str, Case]:
                             "ModelJudge",
                             model=str(model),
                             question="Rate it.",
-                            missing=2.0,
                             max_reply_tokens=32,
                         ),
                     )
