@@ -145,7 +145,7 @@ def in_notes() -> tuple[Read, Sequence[str]]:
 
 
 def in_scorers() -> tuple[Read, Sequence[str]]:
-    scorers = (ExactMatch(), PatternMatch(r"answer:\s*(-?\d+)?"), PatternMatch(r"\d+|$", ignore_case=False))
+    scorers = (ExactMatch(), PatternMatch(r"answer:\s*(-?\d+)?"), PatternMatch(r"\d+|$"))
 
     def read(reply: str) -> None:
         for scorer in scorers:

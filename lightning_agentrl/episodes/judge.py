@@ -116,10 +116,10 @@ def one_number(given: Any) -> float | None:
         return None
 
 
-def compiled(owner: str, pattern: str, ignore_case: bool) -> re.Pattern[str]:
-    """Return a regular expression, or raise a ValueError that begins with ``owner``."""
+def compiled(owner: str, pattern: str) -> re.Pattern[str]:
+    """Return a regular expression that ignores case, or raise a ValueError that begins with ``owner``."""
     try:
-        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+        return re.compile(pattern, re.IGNORECASE)
     except re.error as error:
         raise ValueError(f"{owner}: the pattern '{pattern}' is not a regular expression ({error})") from error
 
@@ -128,13 +128,12 @@ class PatternJudge(Judge):
     """A rule: turns whose reply matches a pattern get a reward.
 
     Args:
-        pattern: regular expression, searched for in the whole reply.
+        pattern: regular expression, searched for in the whole reply; case matters only within ``(?-i:...)``.
         reward: of a turn in which it is found; below 0 for what is not wanted.
-        ignore_case: treat upper and lower case as equal.
     """
 
-    def __init__(self, pattern: str, reward: float, ignore_case: bool = True) -> None:
-        self.pattern = compiled("PatternJudge", pattern, ignore_case)
+    def __init__(self, pattern: str, reward: float) -> None:
+        self.pattern = compiled("PatternJudge", pattern)
         if not math.isfinite(reward):
             raise ValueError(f"PatternJudge: reward must be finite, got {reward}")
         self.reward = reward
@@ -146,20 +145,14 @@ class PatternJudge(Judge):
 class ModelJudge(Judge):
     """Another model that is asked about each turn and answers with a number.
 
-    It runs in the trainer's process, once in each. It sees the images of a turn, if it reads images. Its answer is the
-    most likely one, so equal turns are judged alike.
+    It runs in the trainer's process, once in each, on the device of the policy. It sees the images of a turn, if it
+    reads images. Its answer is the most likely one, so equal turns are judged alike.
 
     Args:
         model: hub id or local folder.
-        question: what it is asked, below the turn; it should say which numbers mean what.
-        scale: the reward is the last number of the answer, within ``lowest`` and ``highest``, times this.
-        lowest: least number.
-        highest: greatest number.
-        missing: number that counts where an answer has none.
+        question: what it is asked, below the turn; it should say which numbers from 0 to 10 mean what.
+        scale: the reward is the last number of the answer, limited to 0 to 10, times this; 0 if the answer has none.
         max_reply_tokens: most tokens of an answer.
-        device: where it runs, such as ``cpu`` or ``cuda:1``; the device of the policy when not given.
-        max_batch: most answers sampled at a time. From 2 on, time decides which share a batch, and so the last bits of
-            their probabilities.
     """
 
     def __init__(
@@ -167,28 +160,13 @@ class ModelJudge(Judge):
         model: str,
         question: str,
         scale: float = 0.1,
-        lowest: float = 0.0,
-        highest: float = 10.0,
-        missing: float = 0.0,
         max_reply_tokens: int = 64,
-        device: str | None = None,
-        max_batch: int = 1,
     ) -> None:
-        if not (math.isfinite(scale) and math.isfinite(lowest) and math.isfinite(highest)):
-            raise ValueError(
-                f"ModelJudge: scale, lowest and highest must be finite, got {scale}, {lowest} and {highest}"
-            )
-        if not lowest <= missing <= highest:
-            raise ValueError(
-                f"ModelJudge: missing must lie from lowest to highest, got {missing} outside {lowest} to {highest}"
-            )
-        if max_reply_tokens < 1 or max_batch < 1:
-            raise ValueError(
-                f"ModelJudge: max_reply_tokens and max_batch must be at least 1, got {max_reply_tokens} and {max_batch}"
-            )
-        self.model, self.question, self.scale = model, question, scale
-        self.lowest, self.highest, self.missing = lowest, highest, missing
-        self.max_reply_tokens, self.device, self.max_batch = max_reply_tokens, device, max_batch
+        if not math.isfinite(scale):
+            raise ValueError(f"ModelJudge: scale must be finite, got {scale}")
+        if max_reply_tokens < 1:
+            raise ValueError(f"ModelJudge: max_reply_tokens must be at least 1, got {max_reply_tokens}")
+        self.model, self.question, self.scale, self.max_reply_tokens = model, question, scale, max_reply_tokens
         self._engine: Engine | None = None
         self._chat: ChatRenderer | None = None
 
@@ -204,7 +182,6 @@ class ModelJudge(Judge):
         """
         if self._engine is not None:
             return
-        device = usable_device(self.device, f"{self.key}.init_args.device") or device
         try:
             policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(device)
             tokenizer, reader = load_tokenizer(self.model), read_images(self.model)
@@ -219,7 +196,7 @@ class ModelJudge(Judge):
             )
         words = PromptFormat(think=False, instruction="", max_prompt_tokens=room)
         self._chat = ChatRenderer(tokenizer, words, reader, self.date).free_text
-        engine = TransformersEngine(max_batch=self.max_batch, admission="as_they_come")
+        engine = TransformersEngine(max_batch=1, admission="as_they_come")  # company would change the last bits
         engine.start(PolicyHandle(policy, self._chat.stop_token_ids, nullcontext))
         engine.sync(0)
         self._engine = engine
@@ -237,8 +214,7 @@ class ModelJudge(Judge):
         prompt = self._prompt(turn)
         reply = await self._engine.generate(SamplingRequest(prompt, self.max_reply_tokens, temperature=0.0, seed=0))
         numbers = _NUMBER.findall(self._chat.decode(reply.ids).replace("\u2212", "-"))  # the minus sign of print
-        number = float(numbers[-1]) if numbers else self.missing
-        return self.scale * min(max(number, self.lowest), self.highest)
+        return self.scale * min(max(float(numbers[-1]), 0.0), 10.0) if numbers else 0.0
 
     def _prompt(self, turn: JudgedTurn) -> ModelInput:
         """Return the question below the turn. What is too long for the model's context is cut in the middle.
@@ -277,15 +253,3 @@ class ModelJudge(Judge):
 
 def _middle_cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[len(text) - most // 2 :]}"
-
-
-def usable_device(device: str | None, key: str) -> torch.device | None:
-    """Return a device that a config names; None if it names none.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    try:
-        return None if device is None else torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"the device '{device}' cannot be used: {first_line(error)} (key {key})") from error

@@ -54,44 +54,35 @@ class Scorer(ABC):
 
 
 class ExactMatch(Scorer):
-    """1 for the answer and 0 for anything else; white space around and between words does not matter.
-
-    Args:
-        ignore_case: treat upper and lower case as equal.
-    """
-
-    def __init__(self, ignore_case: bool = True) -> None:
-        self.ignore_case = ignore_case
+    """1 for the answer and 0 for anything else; case and white space around and between words do not matter."""
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
-        return float(answer is not None and _same(reply, answer, self.ignore_case))
+        return float(answer is not None and _same(reply, answer))
 
 
 class PatternMatch(Scorer):
     """1 if the last match of a pattern in a reply is the answer. Without an answer, any match counts.
 
     Args:
-        pattern: regular expression; its first group, if it has one, is compared with the answer.
-        ignore_case: treat upper and lower case as equal, also in the pattern.
+        pattern: regular expression; its first group, if it has one, is compared with the answer. Case matters only
+            within ``(?-i:...)``.
     """
 
     needs_answer = False
 
-    def __init__(self, pattern: str, ignore_case: bool = True) -> None:
-        self.pattern = compiled("PatternMatch", pattern, ignore_case)
-        self.ignore_case = ignore_case
+    def __init__(self, pattern: str) -> None:
+        self.pattern = compiled("PatternMatch", pattern)
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
         found = list(self.pattern.finditer(reply))
         if not found or answer is None:
             return float(bool(found))
         last = found[-1]
-        return float(_same(last[1] or "" if self.pattern.groups else last[0], answer, self.ignore_case))
+        return float(_same(last[1] or "" if self.pattern.groups else last[0], answer))
 
 
-def _same(a: str, b: str, ignore_case: bool) -> bool:
-    a, b = " ".join(a.split()), " ".join(b.split())
-    return a.casefold() == b.casefold() if ignore_case else a == b
+def _same(a: str, b: str) -> bool:
+    return a.casefold().split() == b.casefold().split()
 
 
 @dataclass

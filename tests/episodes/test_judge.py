@@ -175,10 +175,10 @@ def test_a_reply_that_is_asked_for_again_is_not_judged(tiny_folder):
 
 
 def test_a_pattern_is_searched_in_the_whole_reply():
-    def verdict(pattern: str, ignore_case: bool = True) -> float:
-        return asyncio.run(PatternJudge(pattern, -0.2, ignore_case).judge(TURN))
+    def verdict(pattern: str) -> float:
+        return asyncio.run(PatternJudge(pattern, -0.2).judge(TURN))
 
-    assert [verdict("KEY"), verdict("KEY", ignore_case=False), verdict("^ACTION"), verdict(r"key\s+ACTION")] == [
+    assert [verdict("KEY"), verdict("(?-i:KEY)"), verdict("^ACTION"), verdict(r"key\s+ACTION")] == [
         -0.2,
         0.0,
         0.0,
@@ -191,9 +191,8 @@ def test_a_pattern_is_searched_in_the_whole_reply():
 def test_numbers_of_judges_are_finite():
     with pytest.raises(ValueError, match="PatternJudge: reward must be finite, got nan"):
         PatternJudge("key", math.nan)
-    for name in ("scale", "lowest", "highest"):
-        with pytest.raises(ValueError, match=r"ModelJudge: scale, lowest and highest must be finite.*inf"):
-            ModelJudge("somewhere", "How good?", **{name: math.inf})
+    with pytest.raises(ValueError, match=r"ModelJudge: scale must be finite.*inf"):
+        ModelJudge("somewhere", "How good?", scale=math.inf)
 
 
 @pytest.mark.parametrize("share", [0.0, math.nan, math.inf])
@@ -203,12 +202,12 @@ def test_the_share_of_a_source_is_a_number(share):
 
 
 def test_a_model_is_asked_and_its_last_number_counts(tmp_path, monkeypatch):
-    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8, missing=4.0)
+    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8)
     judge.start(torch.device("cpu"))
     first = asyncio.run(judge.judge(TURN))
     assert asyncio.run(judge.judge(TURN)) == first
     assert 0.0 <= first <= 1.0
-    numbers = {"7 of 10, no: 3.5": 0.35, "-2": 0.0, "\u22122": 0.0, "7-8": 0.8, "99": 1.0, "good": 0.4}
+    numbers = {"7 of 10, no: 3.5": 0.35, "-2": 0.0, "\u22122": 0.0, "7-8": 0.8, "99": 1.0, "good": 0.0}
     fractions = {".5": 0.05, "it is .75.": 0.075, "5e-1": 0.05, "well...5": 0.5}
     for said, expected in (numbers | fractions).items():
         monkeypatch.setattr(judge._chat, "decode", lambda ids, said=said: said)
@@ -230,12 +229,12 @@ def test_a_judge_reads_the_date_of_the_run(tmp_path):
 
 def test_a_copy_of_a_judge_has_loaded_nothing(tmp_path):
     """Of the data module too, before a run and after it."""
-    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8, missing=4.0)
+    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8)
     data = RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0", judge=judge))
     judge.start(torch.device("cpu"))
     verdict = asyncio.run(judge.judge(TURN))
     for copied in (copy.deepcopy(data).pool.sources[0].judge, pickle.loads(pickle.dumps(judge))):
-        assert (copied.question, copied.missing, copied._engine) == (judge.question, 4.0, None)
+        assert (copied.question, copied._engine) == (judge.question, None)
         copied.start(torch.device("cpu"))
         assert asyncio.run(copied.judge(TURN)) == verdict
 
@@ -266,7 +265,7 @@ def test_what_is_too_long_for_the_judge_is_cut(tmp_path):
 
 
 def test_a_judge_that_has_given_back_its_model_can_start_again(tmp_path):
-    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8, missing=4.0)
+    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8)
     verdicts, before = [], set(threading.enumerate())
     for _ in range(2):
         judge.start(torch.device("cpu"))
@@ -316,11 +315,6 @@ def test_a_judge_belongs_to_a_source(tmp_path):
         source.start(torch.device("cpu"))
     assert judge.key == "data.init_args.env.judge"
     folder = tiny_model_folder(tmp_path / "model")
-    source = EnvConfig("agentrl_envs:Bandit-v0", judge=ModelJudge(str(folder), "How good?", device="gpu"))
-    with pytest.raises(
-        ConfigError, match=r"device 'gpu' cannot be used.* \(key data\.init_args\.env\.judge\.init_args\.device\)"
-    ):
-        source.start(torch.device("cpu"))
     for file in folder.glob("token*"):
         file.unlink()
     source = EnvConfig("agentrl_envs:Bandit-v0", judge=ModelJudge(str(folder), "How good?"))
