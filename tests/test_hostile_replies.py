@@ -137,9 +137,9 @@ def in_notes() -> tuple[Read, Sequence[str]]:
 
     def read(reply: str) -> None:
         latest[:] = [*latest[-3:], reply]
-        notes = kept_notes(latest, 2, 20, "NOTE")
+        notes = kept_notes(latest, 2)
         assert len(notes) <= 2
-        assert all(note and len(note) <= 20 and len(note.splitlines()) == 1 for note in notes)
+        assert all(note and len(note) <= 120 and len(note.splitlines()) == 1 for note in notes)
 
     return read, ("NOTE: the key is red", "note: a door", "NOTE:", "the key")
 

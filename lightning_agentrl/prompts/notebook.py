@@ -10,37 +10,33 @@ from functools import lru_cache
 from lightning_agentrl.prompts.memory import Memory, PastTurn, Recollection, WindowMemory
 
 # Each turn reads the episode again, so what was read is remembered: 400 turns are then some milliseconds.
-_MOST = 10_000  # notes, characters of one, turns: no prompt holds more
+_MOST = 10_000  # notes or turns: no prompt holds more
+NOTE_CHARS = 120  # of a note; a longer one is cut after a word
+_NOTE = re.compile(r"^[ \t>*_`\"'#-]{0,8}note[ *_`]{0,4}:(.*)", re.IGNORECASE | re.MULTILINE)
 REMEMBERED, REMEMBERED_CHARS = 1 << 14, 1 << 12  # replies, and their length: 130 megabytes of ASCII at most
 
 
 class NotebookMemory(Memory):
     """Facts that the model wrote itself, above the observation, and the last turns.
 
-    Every prompt says how to write one: a line of a reply that begins with the marker, such as
-    ``note: the key is in the left room``. A note is used when a later reply has its words again, as a note or within
-    other text; case and punctuation do not matter. Where a new one finds no place, the least used goes, of several the
-    one that was longest not used. A reply that is asked for again leaves no notes, and neither does an episode.
+    Every prompt says how to write one: a line of a reply such as ``note: the key is in the left room``, of which 120
+    characters are kept. A note is used when a later reply has its words again, as a note or within other text; case
+    and punctuation do not matter. Where a new one finds no place, the least used goes, of several the one that was
+    longest not used. A reply that is asked for again leaves no notes, and neither does an episode.
 
     Args:
         notes: number of notes that are kept.
-        note_chars: characters of a note; a longer one is cut after a word.
         turns: number of last turns shown as well, with their thoughts.
-        marker: the word before the colon, in any case.
     """
 
-    def __init__(self, notes: int = 8, note_chars: int = 120, turns: int = 1, marker: str = "note") -> None:
-        for name, value, least in (("notes", notes, 1), ("note_chars", note_chars, 1), ("turns", turns, 0)):
+    def __init__(self, notes: int = 8, turns: int = 1) -> None:
+        for name, value, least in (("notes", notes, 1), ("turns", turns, 0)):
             if value < least:
                 raise ValueError(f"NotebookMemory: {name} must be at least {least}, got {value}")
             if value > _MOST:
                 raise ValueError(f"NotebookMemory: {name} must be at most {_MOST}, got {value}")
-        if not re.fullmatch(r"\w+", marker):
-            raise ValueError(f"NotebookMemory: marker must be one word, got '{marker}'")
         self.notes = notes
-        self.note_chars = note_chars
         self.turns = turns
-        self.marker = marker
         self._window = WindowMemory(turns)
 
     @property
@@ -50,17 +46,15 @@ class NotebookMemory(Memory):
 
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
         """Show the notes of the whole episode and the last turns."""
-        kept = kept_notes((turn.reply for turn in past), self.notes, self.note_chars, self.marker)
-        how = (
-            f"end a reply with a line '{self.marker}: a fact' to add one; of more than {self.notes} the least used goes"
-        )
+        kept = kept_notes((turn.reply for turn in past), self.notes)
+        how = f"end a reply with a line 'note: a fact' to add one; of more than {self.notes} the least used goes"
         lines = [f"Your notes ({how}):", *(f"- {note}" for note in kept or ("none yet",))]
         return Recollection(self._window.recall(past).turns, "\n".join(lines))
 
     def fullest(self, turn: PastTurn) -> list[PastTurn]:
         """Return as many turns as are shown, with a notebook full of long notes."""
-        text = "what is known of this place by now " * self.note_chars
-        lines = [f"{self.marker}: {f'{number} {text}'[: self.note_chars]}" for number in range(self.notes)]
+        text = "what is known of this place by now " * NOTE_CHARS
+        lines = [f"note: {f'{number} {text}'[:NOTE_CHARS]}" for number in range(self.notes)]
         return [replace(turn, reply="\n".join(lines))] * max(self.turns, 1)
 
 
@@ -72,19 +66,17 @@ class _Note:
     last: int  # number of the reply in which it was written or used last
 
 
-def kept_notes(replies: Iterable[str], notes: int, note_chars: int, marker: str) -> tuple[str, ...]:
+def kept_notes(replies: Iterable[str], notes: int) -> tuple[str, ...]:
     """Return the notes that are left after some replies, in the order in which they were written.
 
     Args:
         replies: oldest first.
         notes: how many are kept at most.
-        note_chars: characters of a note at most.
-        marker: what a line with a note begins with, before a colon.
     """
     kept: list[_Note] = []
     for number, reply in enumerate(replies):
         read = _remembered if len(reply) <= REMEMBERED_CHARS else _read
-        said, written = read(reply, note_chars, marker)
+        said, written = read(reply)
         for note in kept:
             if f" {note.words} " in said:
                 note.used, note.last = note.used + 1, number
@@ -97,23 +89,22 @@ def kept_notes(replies: Iterable[str], notes: int, note_chars: int, marker: str)
     return tuple(note.text for note in kept)
 
 
-def _read(reply: str, note_chars: int, marker: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _read(reply: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the words of a reply, with blanks round them, and its notes: text and words of each."""
-    line = rf"^[ \t>*_`\"'#-]{{0,8}}{marker}[ *_`]{{0,4}}:(.*)"
-    found = [_cut(match[1], note_chars) for match in re.finditer(line, reply, re.IGNORECASE | re.MULTILINE)]
+    found = map(_cut, _NOTE.findall(reply))
     return f" {_words(reply)} ", tuple((text, words) for text in found if (words := _words(text)))
 
 
 _remembered = lru_cache(REMEMBERED)(_read)
 
 
-def _cut(text: str, chars: int) -> str:
+def _cut(text: str) -> str:
     """Return a text on one line, without marks round it, of whole words as far as one fits."""
     text = " ".join(text.split()).strip("*_` ")
-    if len(text) <= chars:
+    if len(text) <= NOTE_CHARS:
         return text
-    whole, blank, _ = text[: chars + 1].rpartition(" ")
-    return whole if blank else text[:chars]
+    whole, blank, _ = text[: NOTE_CHARS + 1].rpartition(" ")
+    return whole if blank else text[:NOTE_CHARS]
 
 
 def _words(text: str) -> str:

@@ -12,8 +12,8 @@ from lightning_agentrl.prompts.notebook import NotebookMemory, kept_notes
 from lightning_agentrl.prompts.parser import TolerantParser
 
 
-def kept(*replies: str, notes: int = 3, note_chars: int = 40, marker: str = "note") -> tuple[str, ...]:
-    return kept_notes(replies, notes, note_chars, marker)
+def kept(*replies: str) -> tuple[str, ...]:
+    return kept_notes(replies, 3)
 
 
 def shown(memory: NotebookMemory, past: list[PastTurn]) -> list[str]:
@@ -28,7 +28,6 @@ def test_lines_with_the_marker_are_notes() -> None:
     reply = "THINK: I note: nothing\nNote: the key is red\n- **NOTE:** Two  doors!\nACTION: left"
     assert kept(f"{reply}\n> note : a hole\nkeynote: no") == ("the key is red", "Two doors!", "a hole")
     assert kept("note:", "note: ...", "note: **") == ()
-    assert kept("fact: a\nnote: b", marker="fact") == ("a",)
 
 
 def test_a_note_does_not_hide_the_action() -> None:
@@ -38,9 +37,10 @@ def test_a_note_does_not_hide_the_action() -> None:
 
 
 def test_a_long_note_is_cut_after_a_word() -> None:
-    assert kept("note: one two three", note_chars=9) == ("one two",)
-    assert kept("note: one two three", note_chars=7) == ("one two",)
-    assert kept("note: abcdefgh", note_chars=5) == ("abcde",)
+    whole = "a fact " * 16 + "of words"  # 120 characters
+    assert kept(f"note: {whole}") == kept(f"note: {whole} that are many") == (whole,)
+    assert kept(f"note: {whole}, many") == (whole.removesuffix(" words"),)
+    assert kept("note: " + "abc" * 99) == ("abc" * 40,)
 
 
 def test_the_least_used_goes_first() -> None:
@@ -54,38 +54,36 @@ def test_the_least_used_goes_first() -> None:
     assert kept("note: a\nnote: b\nnote: c\nnote: d") == ("b", "c", "d")
 
 
-@given(st.lists(REPLY, max_size=30), st.integers(1, 4), st.integers(4, 9))
-def test_notes_are_bounded_and_were_written(replies, notes, note_chars) -> None:
-    left = kept_notes(replies, notes, note_chars, "note")
+@given(st.lists(REPLY, max_size=30), st.integers(1, 4))
+def test_notes_are_bounded_and_were_written(replies, notes) -> None:
+    left = kept_notes(replies, notes)
     assert len(left) <= notes
     assert len(set(left)) == len(left)
     written = [line.removeprefix("note: ") for reply in replies for line in reply.split("\n") if "note: " in line]
-    for note in left:
-        assert len(note) <= note_chars
-        assert any(fact.startswith(note) for fact in written)
+    assert set(left) <= set(written)
     if written:
-        assert any(written[-1].startswith(note) for note in left), "the newest is always there"
+        assert written[-1] in left, "the newest is always there"
 
 
 @given(st.lists(REPLY, max_size=30))
 def test_with_room_for_all_nothing_is_lost_and_the_order_is_that_of_writing(replies) -> None:
     written = [line.removeprefix("note: ") for reply in replies for line in reply.split("\n") if "note: " in line]
-    assert kept_notes(replies, 7, 40, "note") == tuple(dict.fromkeys(written))
+    assert kept_notes(replies, 7) == tuple(dict.fromkeys(written))
 
 
 @given(st.lists(REPLY, min_size=1, max_size=30), st.integers(1, 3))
 def test_a_note_that_every_reply_names_stays(replies, notes) -> None:
     named = ["note: the way out", *(f"{reply}\nthe way out" for reply in replies)]
     if notes > 1:
-        assert "the way out" in kept_notes(named, notes, 40, "note")
-    assert kept_notes(named, notes, 40, "note") == kept_notes(list(named), notes, 40, "note")
+        assert "the way out" in kept_notes(named, notes)
+    assert kept_notes(named, notes) == kept_notes(list(named), notes)
 
 
 @settings(max_examples=15)
-@given(st.text(max_size=200), st.text(max_size=50))
+@given(st.text(max_size=200), st.text(max_size=200))
 def test_any_reply_can_be_read(reply, fact) -> None:
-    for text in kept_notes([reply, f"note: {fact}"], 2, 10, "note"):
-        assert 0 < len(text) <= 10
+    for text in kept_notes([reply, f"note: {fact}"], 2):
+        assert 0 < len(text) <= 120
         assert "\n" not in text
 
 
@@ -94,7 +92,7 @@ def test_long_replies_are_not_kept_for_the_length_of_a_run() -> None:
     tracemalloc.start()
     try:
         for number in range(20):
-            assert kept_notes([f"note: fact {number}\n" + "on and on " * 20_000], 8, 120, "note") == (f"fact {number}",)
+            assert kept_notes([f"note: fact {number}\n" + "on and on " * 20_000], 8) == (f"fact {number}",)
         assert tracemalloc.get_traced_memory()[0] < 2e6  # of which one has 200 kilobytes
     finally:
         tracemalloc.stop()
@@ -112,25 +110,22 @@ def test_a_prompt_shows_notes_of_the_whole_episode_and_the_last_turns() -> None:
     assert shown(memory, other) == shown(memory, past), "only what the model wrote counts"
 
 
-@pytest.mark.parametrize(("notes", "note_chars", "turns"), [(1, 1, 0), (3, 20, 2), (8, 120, 1)])
-def test_the_fullest_past_fills_the_notebook(notes, note_chars, turns) -> None:
-    memory = NotebookMemory(notes, note_chars, turns)
+@pytest.mark.parametrize(("notes", "turns"), [(1, 0), (3, 2), (8, 1)])
+def test_the_fullest_past_fills_the_notebook(notes, turns) -> None:
+    memory = NotebookMemory(notes, turns)
     past = memory.fullest(PastTurn("a room", "", "go"))
     lines = shown(memory, past)
     assert len(lines) == notes
     assert len(memory.recall(past).turns) == turns
-    assert all(note_chars * 0.6 <= len(line) - 2 <= note_chars for line in lines)
+    assert all(72 <= len(line) - 2 <= 120 for line in lines)
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
         ({"notes": 0}, "notes must be at least 1, got 0"),
-        ({"note_chars": 0}, "note_chars must be at least 1, got 0"),
         ({"turns": -1}, "turns must be at least 0, got -1"),
-        *(({name: 10**30}, f"{name} must be at most 10000, got 10+") for name in ("notes", "note_chars", "turns")),
-        ({"marker": "my note"}, "one word, got 'my note'"),
-        ({"marker": ""}, "one word"),
+        *(({name: 10**30}, f"{name} must be at most 10000, got 10+") for name in ("notes", "turns")),
     ],
 )
 def test_wrong_arguments(kwargs, message) -> None:
