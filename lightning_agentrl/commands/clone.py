@@ -39,12 +39,6 @@ class CloneCLI(RunConfigCLI):
             default=None,
             help="Folder of a run with a turn log to clone. Default: the environments' scripted players.",
         )
-        add(
-            "--other_game",
-            type=bool,
-            default=False,
-            help="Accept a recorded run of another game than the config's, or with other arguments.",
-        )
         add("--episodes", type=int | None, help=f"Episodes that the scripted players play (default: {EPISODES}).")
         add("--min_return", type=float | None, default=None, help="Leave out episodes with a lower return.")
         add(
@@ -96,7 +90,7 @@ class CloneCLI(RunConfigCLI):
         run = settings.recorded
         self.model = CloneAgent(
             agent.model,
-            Expert(settings.episodes or EPISODES) if run is None else Recorded(run, settings.other_game),
+            Expert(settings.episodes or EPISODES) if run is None else Recorded(run),
             settings.min_return,
             settings.action_share,
             agent.lora,

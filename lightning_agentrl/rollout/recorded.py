@@ -32,13 +32,11 @@ class Recorded(Demonstrations):
     episodes with images cannot be cloned from them.
 
     Args:
-        run: folder of the run.
-        other_game: whether it may have played something else than what is trained for.
+        run: folder of the run, which must have played the same game.
     """
 
-    def __init__(self, run: str, other_game: bool = False) -> None:
+    def __init__(self, run: str) -> None:
         self.run = run
-        self.other_game = other_game
 
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
         """Read the episodes that began and ended in the log.
@@ -47,7 +45,7 @@ class Recorded(Demonstrations):
             ConfigError: there are none, they are of another game, or the model's tokenizer cannot read them.
         """
         files = find_run(Path(self.run))
-        if files.facts is not None and not self.other_game:
+        if files.facts is not None:
             check_game(environment_of(json_object(files.facts)), [each.label for each in data.pool.sources], self.run)
         turns, _ = read_turns(files.logs, prompts=True)
         check_keys(turns, self.run)
@@ -79,7 +77,7 @@ def check_game(recorded: str, own: Sequence[str], run: str) -> None:
     if others:
         raise ConfigError(
             f"the run '{run}' played {' and '.join(others)}, and the config has {' and '.join(own)}: name a run of "
-            "this game (--recorded), or clone it all the same (--other_game true)"
+            "this game (--recorded)"
         )
 
 
