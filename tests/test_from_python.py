@@ -526,7 +526,7 @@ class OpaqueClip(PPOClip):
 def test_an_agent_comes_back_from_its_checkpoint_without_pickle(
     opaque: dict[str, Any], tiny_folder: Path, tmp_path: Path
 ) -> None:
-    agent = make_agent(tiny_folder, SharedCritic(detach=True), **{"advantage": GAE(gamma=0.9), **opaque})
+    agent = make_agent(tiny_folder, SharedCritic(popart=0.1), **{"advantage": GAE(gamma=0.9), **opaque})
     trainer = make_trainer(tmp_path, 1)
     trainer.fit(agent, make_data())
     trainer.save_checkpoint(tmp_path / "here.ckpt")
@@ -535,7 +535,7 @@ def test_an_agent_comes_back_from_its_checkpoint_without_pickle(
             PPOAgent.load_from_checkpoint(tmp_path / "here.ckpt", weights_only=True)
     loaded = PPOAgent.load_from_checkpoint(tmp_path / "here.ckpt", weights_only=True, **opaque)
     assert isinstance(loaded.critic, SharedCritic)
-    assert loaded.critic.detach
+    assert loaded.critic.popart == 0.1
     assert loaded.advantage.gamma == 0.9  # type: ignore[attr-defined]
     assert (loaded.optim, loaded.kl) == (agent.optim, agent.kl)
     for name, weight in agent.state_dict().items():

@@ -243,17 +243,15 @@ class SharedCritic(Critic):
     """Value head on the actor's trunk: half the memory and time, but both losses train one trunk.
 
     Args:
-        detach: stop the gradient of the value loss before the trunk.
         popart: learn returns less their running mean, over their running standard deviation; the share of the way that
             both go to those of each rollout, above 0 and at most 1. None: learn returns as they are.
     """
 
     shares_trunk = True
 
-    def __init__(self, detach: bool = False, popart: float | None = None) -> None:
+    def __init__(self, popart: float | None = None) -> None:
         super().__init__()
         _check_popart(popart)
-        self.detach = detach
         self.popart = popart
 
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
@@ -262,7 +260,7 @@ class SharedCritic(Critic):
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         if actor_hidden_RH is None:
             raise ValueError("SharedCritic reads the actor's hidden states, but none were given")
-        return self.head(actor_hidden_RH.detach() if self.detach else actor_hidden_RH)
+        return self.head(actor_hidden_RH)
 
 
 class LeastSquaresCritic(Critic):

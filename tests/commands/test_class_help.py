@@ -15,7 +15,7 @@ HELPS = {
     "--data.help": ["RolloutDataModule", "--data.init_args.num_envs"],
     "--data.init_args.env.help": ["EnvConfig", "--data.init_args.env.retries"],
     "--data.init_args.env.wording.help": ["Wording", "--data.init_args.env.wording.aliases"],
-    "--model.init_args.critic.help SharedCritic": ["--model.init_args.critic.init_args.detach"],
+    "--model.init_args.critic.help SharedCritic": ["--model.init_args.critic.init_args.popart"],
     "--model.init_args.kl.reward.help=AdaptiveKL": ["--model.init_args.kl.reward.init_args.target"],
     "--data.init_args.interaction.init_args.parser.help TolerantParser": ["TolerantParser"],
     "--data.init_args.engine.help VLLMServerEngine": ["--data.init_args.engine.init_args.hang_seconds"],

@@ -372,7 +372,7 @@ def test_what_the_trainer_refuses_is_told_in_one_sentence(
     [
         (["--model.init_args.lr_actr=1"], ["model.init_args.lr_actr", "lr_actor?"]),
         again(["--model.lr_actr=1"], ["lr_actr", "lr_actor?"]),
-        again(["--model.init_args.critic.init_args.detch", "true"], ["critic.init_args.detch", "detach?"]),
+        again(["--model.init_args.critic.init_args.popat", "0.1"], ["critic.init_args.popat", "popart?"]),
         (["--modle.class_path=PPOAgent"], ["--modle", "--model?"]),
         (["--optimizer", "AdamW"], ["'--optimizer'", "model.init_args.optim"]),
         again(["--lr_scheduler.T_max=3"], ["'--lr_scheduler'", "model.init_args.optim.schedule"]),

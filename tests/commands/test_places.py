@@ -13,7 +13,7 @@ model:
   class_path: PPOAgent
   init_args:
     lr_actor: fast
-    critic: {class_path: SharedCritic, init_args: {detach: perhaps}}
+    critic: {class_path: SharedCritic, init_args: {popart: perhaps}}
 trainer:
   callbacks:
     - StageProgress
@@ -33,7 +33,7 @@ def where(problem: Problem, *arguments: str) -> list[str]:
     ("problem", "expected"),
     [
         (Problem("", key="model.init_args.lr_actor"), "a.yaml, line 4 (model.init_args.lr_actor)"),
-        (Problem("", key="model.init_args.critic.init_args.detach"), "a.yaml, line 5"),  # flow style
+        (Problem("", key="model.init_args.critic.init_args.popart"), "a.yaml, line 5"),  # flow style
         (Problem("", key="trainer.callbacks.init_args.rollouts"), "line 10 (trainer.callbacks[1].init_args.rollouts)"),
         (Problem("", key="trainer.callbacks[2].init_args.monitor"), "a.yaml, line 13 (trainer.callbacks[2]"),
         (Problem("", key="trainer.callbacks.class_path", value="CriticWarmup"), "a.yaml, line 9"),
@@ -55,7 +55,7 @@ def test_a_key_is_found_in_its_line(problem: Problem, expected: str, write: Writ
         Problem("", key="model.init_args.lr_critic"),  # a default
         Problem("", key="model.init_args.lr_actor", value="slow"),  # another value
         Problem("", key="trainer.callbacks.init_args"),  # of which callback?
-        Problem("", key="model.init_args.critic.init_args.detach", owner="SeparateCritic"),  # another class
+        Problem("", key="model.init_args.critic.init_args.popart", owner="SeparateCritic"),  # another class
         Problem("something else"),
     ],
 )
