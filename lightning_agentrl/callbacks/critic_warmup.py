@@ -118,9 +118,9 @@ class CriticWarmup(L.Callback, RolloutSource):
 
     def _hand_over(self, stream: RolloutStream) -> Prepared:
         """Free the buffer, collect the actor's first rollout and say how well the critic explains it."""
-        stream.source = stream.usual_source
+        stream.source = None
         self.buffer = self.prepared = None
-        prepared = stream.source.next_rollout(stream)
+        prepared = stream.next_rollout()
         explained = prepared.metrics.get("critic/explained_variance")
         if explained is None or math.isnan(explained):
             rank_zero_warn("critic warm-up has ended; all returns are equal, so nothing says if the critic converged")

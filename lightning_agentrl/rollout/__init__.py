@@ -20,7 +20,7 @@ from lightning_agentrl.rollout.fault_limits import FaultLimits
 from lightning_agentrl.rollout.learner import Prepared
 from lightning_agentrl.rollout.recorded import Recorded
 from lightning_agentrl.rollout.sizes import GroupRollout
-from lightning_agentrl.rollout.stream import MiniBatch, OneStepOffPolicy, OnPolicy, Phase, RolloutSource, RolloutStream
+from lightning_agentrl.rollout.stream import MiniBatch, Phase, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.validation import ValidationConfig
 
 __all__ = [
@@ -43,8 +43,6 @@ __all__ = [
     "MiniBatch",
     "ModelJudge",
     "NotebookMemory",
-    "OnPolicy",
-    "OneStepOffPolicy",
     "OneTurn",
     "PatternJudge",
     "PatternMatch",

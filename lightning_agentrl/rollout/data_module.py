@@ -41,7 +41,7 @@ from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, Gro
 from lightning_agentrl.rollout.staleness import check_staleness
 from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
-from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream, resume_between_epochs
+from lightning_agentrl.rollout.stream import Phase, RolloutStream, resume_between_epochs
 from lightning_agentrl.rollout.training_episodes import TrainingEpisodes
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
 from lightning_agentrl.stalls import stop_watching, waiting_for, watch
@@ -176,7 +176,8 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def phase(self) -> Phase:
         """What the running iteration trains."""
-        return "train" if self.stream is None else self.stream.source.phase
+        source = None if self.stream is None else self.stream.source
+        return "train" if source is None else source.phase
 
     @property
     def preparing(self) -> bool:
@@ -380,7 +381,7 @@ class RolloutDataModule(L.LightningDataModule):
             mini_batches=self.sizes.mini_batches,
             update_epochs=self.sizes.update_epochs,
             seed=self.seed,
-            source=OneStepOffPolicy(self.begin_next) if self.max_staleness else None,
+            begin_next=self.begin_next if self.max_staleness else lambda: None,
             preparing=lambda: self.episodes.keeping_the_beginning(self._connected, self._iteration),
         )
         self.stream.iteration = self.episodes.iteration

@@ -31,7 +31,7 @@ class MiniBatch:
 
 
 class RolloutSource(ABC):
-    """Where the next iteration's turns come from."""
+    """Where the next iteration's turns come from, in place of the stream's own rollouts."""
 
     @property
     def phase(self) -> Phase:
@@ -48,29 +48,6 @@ class RolloutSource(ABC):
         """Return a prepared rollout for one epoch."""
 
 
-class OnPolicy(RolloutSource):
-    """Rollouts collected with the current weights."""
-
-    def next_rollout(self, stream: RolloutStream) -> Prepared:
-        return stream.learner.prepare(stream.collect())
-
-
-class OneStepOffPolicy(RolloutSource):
-    """Rollouts collected one ahead: each is begun with the weights from before the update on the previous one.
-
-    Args:
-        begin_next: starts collecting in the background; the stream's next ``collect`` waits for that rollout.
-    """
-
-    def __init__(self, begin_next: Callable[[], None]) -> None:
-        self.begin_next = begin_next
-
-    def next_rollout(self, stream: RolloutStream) -> Prepared:
-        rollout = stream.collect()
-        self.begin_next()
-        return stream.learner.prepare(rollout)
-
-
 class RolloutStream:
     """The mini-batches of one iteration. Collecting starts when the first one is asked for.
 
@@ -81,7 +58,7 @@ class RolloutStream:
         mini_batches: mini-batches per pass over a rollout.
         update_epochs: passes over a rollout.
         seed: of the shuffling, the same on all ranks.
-        source: where rollouts come from when no callback gives them; OnPolicy when not given.
+        begin_next: starts collecting the rollout after the one that is there, with the weights from before its update.
         preparing: entered while the next rollout is collected and scored.
     """
 
@@ -93,7 +70,7 @@ class RolloutStream:
         mini_batches: int,
         update_epochs: int,
         seed: int,
-        source: RolloutSource | None = None,
+        begin_next: Callable[[], None] = lambda: None,
         preparing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.collect = collect
@@ -102,7 +79,8 @@ class RolloutStream:
         self.mini_batches = mini_batches
         self.update_epochs = update_epochs
         self.seed = seed
-        self.source = self.usual_source = source or OnPolicy()
+        self.begin_next = begin_next
+        self.source: RolloutSource | None = None  # gives the rollouts while it is set
         self.preparing = preparing
         self.iteration = 0  # iterations begun
         self.inside_iteration = False  # mini-batches of the current iteration are still to come
@@ -113,7 +91,7 @@ class RolloutStream:
     def __iter__(self) -> Iterator[MiniBatch]:
         self.inside_iteration = False  # an iteration that an error ended is not gone on with
         with self.preparing():
-            prepared = self.source.next_rollout(self)
+            prepared = self.next_rollout() if self.source is None else self.source.next_rollout(self)
         if not isinstance(prepared, Prepared):
             raise TypeError(
                 f"prepare of {type(self.learner).__name__} must return a Prepared, as super().prepare(rollout) does, "
@@ -129,6 +107,12 @@ class RolloutStream:
                 self.inside_iteration = not last
                 yield MiniBatch(rollout.select(rows), metrics)
                 metrics = {}
+
+    def next_rollout(self) -> Prepared:
+        """Return the next rollout, prepared for one epoch."""
+        rollout = self.collect()
+        self.begin_next()
+        return self.learner.prepare(rollout)
 
 
 def resume_between_epochs(fit_loop: _FitLoop) -> None:

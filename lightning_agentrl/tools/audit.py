@@ -156,7 +156,7 @@ class AuditCritic(RolloutCallback):
         """Have a rollout played, also where a warm-up would go on with those that it has."""
         stream = cast(Agent, pl_module).datamodule.stream
         assert stream is not None
-        stream.source = stream.usual_source
+        stream.source = None
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         self.found = audit(rollout, self.forked, agent.advantage)
