@@ -17,6 +17,7 @@ from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.types import Rollout, Turn
 
+TURNS = 20  # shown of an episode; the last ones
 WIDTH = 110  # characters of a line
 FRAMES = 8  # of a strip of pictures
 
@@ -28,17 +29,13 @@ class RolloutReport(RolloutCallback):
 
     Args:
         episodes: number of episodes shown as text in each iteration, ended ones first, from the first process.
-        turns: number of turns shown of an episode, at most; the last ones.
         every: iterations from one report to the next.
     """
 
-    def __init__(self, episodes: int = 3, turns: int = 20, every: int = 1) -> None:
-        if episodes < 0 or turns < 1 or every < 1:
-            raise ValueError(
-                f"RolloutReport needs episodes >= 0, turns >= 1 and every >= 1, got {episodes}, {turns} and {every}"
-            )
+    def __init__(self, episodes: int = 3, every: int = 1) -> None:
+        if episodes < 0 or every < 1:
+            raise ValueError(f"RolloutReport needs episodes >= 0 and every >= 1, got {episodes} and {every}")
         self.episodes = episodes
-        self.turns = turns
         self.every = every
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
@@ -53,7 +50,7 @@ class RolloutReport(RolloutCallback):
         if not trainer.is_global_zero:
             return
         for place, turns in enumerate(pick_episodes(rollout.turns, self.episodes)):
-            shown = turns[-self.turns :]
+            shown = turns[-TURNS:]
             log_text(loggers, f"episode/{place}", episode_text(shown), step)
             if frames := [turn.image for turn in shown if turn.image is not None]:
                 log_image(loggers, f"episode/{place}", filmstrip(frames[-FRAMES:]), step)

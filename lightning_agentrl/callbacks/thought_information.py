@@ -17,33 +17,23 @@ from lightning_agentrl.metrics.numbers import Mean, over_ranks
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.types import ModelInput, Rollout, Row, input_of
 
+COMPARED = 16  # thoughts, on each process
+
 
 class ThoughtInformation(RolloutCallback):
     """Logs the mutual information of prompts and thoughts, which falls to 0 where every prompt gets the same thought.
 
     Some thoughts of a rollout are scored after each other's prompts. Prompts and beginnings that they share are read
     once. Entropy does not see this collapse: one phrase can be said in many ways.
-
-    Args:
-        turns: thoughts that are compared on each process.
-        every: iterations from one comparison to the next.
     """
 
-    def __init__(self, turns: int = 16, every: int = 1) -> None:
-        if turns < 2 or every < 1:
-            raise ValueError(
-                f"ThoughtInformation needs turns of at least 2 and every of at least 1, got {turns}, {every}"
-            )
-        self.turns, self.every = turns, every
+    def __init__(self) -> None:
         self._numbers: dict[str, float] = {}
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
-        self._numbers = {}
-        if trainer.current_epoch % self.every:
-            return
         pairs = thoughts_of(rollout)
-        step = max(len(pairs) / self.turns, 1.0)
-        picked = [pairs[int(k * step)] for k in range(min(self.turns, len(pairs)))]
+        step = max(len(pairs) / COMPARED, 1.0)
+        picked = [pairs[int(k * step)] for k in range(min(COMPARED, len(pairs)))]
         with agent.evaluation_mode():
             logps = cross_logps(agent.actor, picked, replace(agent.reader(), advance=lambda count: None))
         weight = len(picked) if len(picked) > 1 else 0

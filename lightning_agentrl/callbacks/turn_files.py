@@ -11,6 +11,7 @@ from typing import Any
 from lightning_agentrl.run_files import run_in
 
 FILE_MB = 50.0  # a file is full at this many megabytes
+KEPT = 20  # full files of a process; the oldest are removed
 
 
 class TurnFiles:
@@ -21,14 +22,12 @@ class TurnFiles:
     Args:
         folder: made if it is not there.
         rank: of the process.
-        keep_files: full files kept; the oldest are removed.
     """
 
-    def __init__(self, folder: Path, rank: int, keep_files: int) -> None:
+    def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.rank = rank
-        self.keep_files = keep_files
         self._number: int | None = None  # of the file being written
 
     def cut(self, iteration: int, world: int, run_id: str) -> None:
@@ -66,7 +65,7 @@ class TurnFiles:
         finally:
             file.close()
         if self._number > first:
-            for old in self._numbers(self.rank)[: -self.keep_files - 1]:
+            for old in self._numbers(self.rank)[: -KEPT - 1]:
                 self._path(self.rank, old).unlink()
 
     def _path(self, rank: int, number: int) -> Path:

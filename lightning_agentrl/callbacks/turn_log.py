@@ -24,36 +24,24 @@ HELD_OUT = "held_out"  # folder inside that of the trained turns, and the phase 
 class TurnLog(RolloutCallback):
     """A log of every turn that is trained on, with its tokens, scores and advantages, as one line of JSON each.
 
-    Each process writes its own files ``rank<R>-<number>.jsonl``; a full one is followed by the next. Each line has the
-    ``run_id`` of its run. A run that goes on from a checkpoint in the same folder first cuts off what it had played
-    after it, since these turns are played again; a new run there first removes the files of processes that it does not
-    have.
+    Each process writes its own files ``rank<R>-<number>.jsonl``; at 50 MB the next one begins, and the last 20 full
+    ones are kept. A turn takes about 4 kB with a short reply and 60 kB with 500 tokens. Each line has the ``run_id`` of its
+    run. A run that goes on from a checkpoint in the same folder first cuts off what it had played after it, since these
+    turns are played again; a new run there first removes the files of processes that it does not have.
     Held-out episodes lie in the folder ``held_out`` beside the files, each with the number of iterations before it.
 
     Args:
         folder: where to write; ``turns`` in the folder of the run when not given.
-        keep_files: full files of 50 MB kept for each process; the oldest are removed. A turn takes about 4 kB with a
-            short reply and 60 kB with 500 tokens.
         every: iterations from one that is written to the next, for large rollouts.
         held_out: how many episodes of each validation are written, those with the first seeds; 0: none.
     """
 
-    def __init__(
-        self,
-        folder: str | None = None,
-        keep_files: int = 20,
-        every: int = 1,
-        held_out: int = 32,
-    ) -> None:
-        if keep_files < 1 or every < 1 or held_out < 0:
-            raise ValueError(
-                "TurnLog needs keep_files and every of at least 1, and held_out of at least 0, got "
-                f"{keep_files}, {every} and {held_out}"
-            )
+    def __init__(self, folder: str | None = None, every: int = 1, held_out: int = 32) -> None:
+        if every < 1 or held_out < 0:
+            raise ValueError(f"TurnLog needs every >= 1 and held_out >= 0, got {every} and {held_out}")
         self.every = every
         self.held_out_watched = held_out
         self.folder = folder
-        self.keep_files = keep_files
         self._folder = Path()
         self._texts: dict[Any, dict[int, str]] = {}  # of the tokens seen, by tokenizer
         self._files: dict[Path, TurnFiles] = {}  # by their folder
@@ -107,7 +95,7 @@ class TurnLog(RolloutCallback):
         ``cut`` on, and a new one those of processes that it does not have.
         """
         if folder not in self._files:
-            self._files[folder] = TurnFiles(folder, trainer.global_rank, self.keep_files)
+            self._files[folder] = TurnFiles(folder, trainer.global_rank)
             if trainer.ckpt_path:
                 self._files[folder].cut(cut, trainer.world_size, agent.run.id)
             else:

@@ -26,7 +26,6 @@ from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
 CLOSING_SECONDS = 30.0  # that a run waits for the close of an environment
-SURROGATES = "surrogates"  # kind of an error that is mended without a retry
 T = TypeVar("T")
 
 
@@ -230,7 +229,7 @@ class EnvWorker:
 
     def _count_mended(self, answer: Answer) -> None:
         if answer.mended:
-            self.errors.append(SURROGATES)
+            self.errors.append("surrogates")  # mended without a retry
 
     async def _run(self, call: str, blocking: Callable[[], T]) -> T:
         """Run a call where the environment lives; return its result. A cancelled one is ended if possible."""

@@ -150,5 +150,5 @@ def test_tensorboard_gets_text_histograms_and_pictures(tiny_folder: Path, tmp_pa
 
 
 def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"RolloutReport.*0.*1.*1.*3.*0.*1"):
-        RolloutReport(turns=0)
+    with pytest.raises(ValueError, match=r"RolloutReport.*0.*1.*3.*0"):
+        RolloutReport(every=0)

@@ -127,7 +127,8 @@ def test_full_files_are_followed_and_the_oldest_removed(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turn_files, "FILE_MB", 0.02)
-    log = TurnLog(str(tmp_path), keep_files=2)
+    monkeypatch.setattr(turn_files, "KEPT", 2)
+    log = TurnLog(str(tmp_path))
     make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())
     names = sorted(path.name for path in tmp_path.glob("*.jsonl"))
     numbers = [int(name.split("-")[1].split(".")[0]) for name in names]
@@ -139,6 +140,7 @@ def test_full_files_are_followed_and_the_oldest_removed(
     last = lines(tmp_path)[-1]
     assert last["iteration"] == 4
     before = len(lines(tmp_path))
+    monkeypatch.undo()
     make_trainer(tmp_path / "run", 1, [TurnLog(str(tmp_path))]).fit(make_agent(tiny_folder), make_data())
     assert len(lines(tmp_path)) == before + 16  # a second run goes on after the first
 
@@ -187,7 +189,7 @@ def test_a_run_that_goes_on_logs_no_turn_twice(
 
 def test_a_log_whose_folder_was_removed_goes_on(tmp_path: Path) -> None:
     """It held what is lost; the run is worth more."""
-    log = TurnFiles(tmp_path / "turns", 0, 9)
+    log = TurnFiles(tmp_path / "turns", 0)
     log.write([{"iteration": 1}])
     shutil.rmtree(tmp_path / "turns")
     log.write([{"iteration": 2}])
@@ -212,7 +214,7 @@ def test_a_run_cuts_off_its_own_turns_and_those_of_unknown_runs(tmp_path: Path) 
     for number, text in enumerate(texts):
         (tmp_path / f"rank0-{number:06d}.jsonl").write_text(text)
     (tmp_path / "rank0-000002.jsonl").write_text('{"iteration":2,"a":3}\n')
-    TurnFiles(tmp_path, 0, 9).cut(2, 1, "ab")
+    TurnFiles(tmp_path, 0).cut(2, 1, "ab")
     left = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert left == {"rank0-000000.jsonl": texts[0].splitlines(keepends=True)[0], "rank0-000001.jsonl": texts[1]}
 
@@ -226,11 +228,11 @@ def test_a_new_run_with_fewer_processes_drops_the_files_of_the_others(tiny_folde
             (tmp_path / name).write_text('{"iteration":1,"a":2}\n')
 
     write_old()
-    TurnFiles(tmp_path, 1, 1).drop_gone(2)
+    TurnFiles(tmp_path, 1).drop_gone(2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names[:2], names[4]]
     write_old()
-    TurnFiles(tmp_path, 1, 1).cut(2, 2, "ab12")
-    TurnFiles(tmp_path, 3, 1).drop_gone(4)
+    TurnFiles(tmp_path, 1).cut(2, 2, "ab12")
+    TurnFiles(tmp_path, 3).drop_gone(4)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     make_trainer(tmp_path / "run", 1, [TurnLog(str(tmp_path))]).fit(make_agent(tiny_folder), make_data())
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == [names[0], "rank0-000001.jsonl", names[4]]
