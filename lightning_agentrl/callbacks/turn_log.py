@@ -25,9 +25,10 @@ class TurnLog(RolloutCallback):
     """A log of every turn that is trained on, with its tokens, scores and advantages, as one line of JSON each.
 
     Each process writes its own files ``rank<R>-<number>.jsonl``; at 50 MB the next one begins, and the last 20 full
-    ones are kept. A turn takes about 4 kB with a short reply and 60 kB with 500 tokens. Each line has the ``run_id`` of its
-    run. A run that goes on from a checkpoint in the same folder first cuts off what it had played after it, since these
-    turns are played again; a new run there first removes the files of processes that it does not have.
+    ones are kept. A turn takes about 4 kB with a short reply and 60 kB with 500 tokens. Each line has the
+    ``run_id`` of its run. A run that goes on from a checkpoint in the same folder first cuts off what it had played
+    after it, since these turns are played again; a new run there first removes the files of processes that it does
+    not have.
     Held-out episodes lie in the folder ``held_out`` beside the files, each with the number of iterations before it.
 
     Args:

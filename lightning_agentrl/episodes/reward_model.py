@@ -46,6 +46,13 @@ class RewardModel(Scorer):
         """Return what a copy has: the settings, and nothing that is loaded."""
         return {**vars(self), "_classifier": None, "_tokenizer": None, "_dated": {}, "_safe": None}
 
+    def release(self) -> None:
+        """Leave the model."""
+        self._classifier: PreTrainedModel | None = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._dated: dict[str, Any] = {}
+        self._safe: Untrusted | None = None
+
     def start(self, device: torch.device) -> None:
         """Load the model, unless it is loaded.
 
@@ -79,13 +86,6 @@ class RewardModel(Scorer):
         # Decoders look for the last token that is not padding, and the id of padding may also end texts.
         classifier.config.pad_token_id = classifier.config.get_text_config().pad_token_id = None
         self._classifier = classifier.to(device).eval().requires_grad_(False)
-
-    def release(self) -> None:
-        """Leave the model."""
-        self._classifier: PreTrainedModel | None = None
-        self._tokenizer: PreTrainedTokenizerBase | None = None
-        self._dated: dict[str, Any] = {}
-        self._safe: Untrusted | None = None
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
         """Return the model's output.
