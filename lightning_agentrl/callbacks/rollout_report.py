@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from PIL import Image
 
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.callbacks.rich_logging import log_histogram, log_image, log_text
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.types import Rollout, Turn
+
+LARGEST = 1e12  # in a histogram, where what is beyond counts as this much
+
+
+def log_text(loggers: Sequence[Logger], name: str, text: str, step: int) -> None:
+    """Log a text as it is, with its line breaks and in letters of one width."""
+    quoted = text.replace("```", "'''")  # TensorBoard reads Markdown
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text(name, f"```\n{quoted}\n```", step)
+        elif isinstance(logger, WandbLogger):
+            logger.log_text(name, columns=["text"], data=[[text]], step=step)
+
+
+def log_image(loggers: Sequence[Logger], name: str, image_HWC: np.ndarray, step: int) -> None:
+    """Log a picture, uint8 [H, W, 3]."""
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_image(name, image_HWC, step, dataformats="HWC")
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(name, [image_HWC], step=step)
+
+
+def log_histogram(loggers: Sequence[Logger], name: str, numbers: Sequence[float], step: int) -> None:
+    """Log a histogram of the numbers that are finite; nothing if there are none."""
+    numbers = [min(max(x, -LARGEST), LARGEST) for x in numbers if math.isfinite(x)]
+    if not numbers:
+        return
+    # TensorBoard's bins end at 1e20, and Weights & Biases parts the range of the numbers into 64: that between 0.3 and
+    # 0.1 + 0.2 has no room for so many in float64, so they are to be one number.
+    drawn = np.asarray(numbers, dtype=np.float32).astype(np.float64)
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_histogram(name, drawn, step)
+        elif isinstance(logger, WandbLogger):
+            import wandb  # installed, since the logger needs it
+
+            cast(Any, logger).log_metrics({name: wandb.Histogram(drawn.tolist())}, step=step)
+
 
 TURNS = 20  # shown of an episode; the last ones
 WIDTH = 110  # characters of a line

@@ -1,15 +1,32 @@
-"""The folder in which a run keeps its files, and how they are written."""
+"""The folder in which a run keeps its files, whole files, and `run.json`."""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import lightning as L
+import torch
+from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
+from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.resume import versions
 from lightning_agentrl.errors import naming_file
+from lightning_agentrl.models.loading import resolve_model
+from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.run_files import FACTS, json_object
 
 
 def run_folder(trainer: L.Trainer) -> Path:
@@ -35,3 +52,121 @@ def whole_file(path: Path) -> Iterator[Path]:
     with naming_file(beside):
         yield beside
     beside.replace(path)
+
+
+class RunRecord(SaveConfigCallback):
+    """A record of the run: the config, as LightningCLI saves it, also in loggers that keep one, and ``run.json``.
+
+    ``run.json`` holds the id of the run, which it writes into TensorBoard's files too, the command, seed, versions,
+    device, precision, the model with its number of parameters, and the sizes of the rollout. A validation leaves a
+    record that is there as it is: it may be that of the run. So does a run that is refused before it begins.
+    """
+
+    began: str  # a time before which nothing of the run was written; set in setup
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.began = _now()
+        record = run_folder(trainer) / self.config_filename
+        if not record.exists():
+            self._save(trainer, record)
+
+    @rank_zero_only
+    def _save(self, trainer: L.Trainer, record: Path) -> None:
+        """Save the config, once; what was there before is there until it is."""
+        if self.already_saved:
+            return
+        with whole_file(record) as beside:
+            beside.touch()  # the parser says with a class of its own that it cannot
+            # it was checked as it was parsed
+            self.parser.save(self.config, beside, skip_unset=False, skip_validation=True, overwrite=True)
+        self.already_saved = True
+        for logger in trainer.loggers:
+            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those have the file beside their events
+                logger.log_hyperparams(self.config.as_dict())
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        folder = run_folder(trainer)
+        self._save(trainer, folder / self.config_filename)
+        self._write(folder, facts(trainer, cast(Agent, pl_module)))
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("run_id", cast(Agent, pl_module).run.id, trainer.global_step)
+
+    @rank_zero_only
+    def _write(self, folder: Path, content: dict[str, Any]) -> None:
+        """Write ``run.json``. Where a run goes on in its folder, it keeps when the run began there."""
+        record = folder / FACTS
+        before = json_object(record)
+        began = None if content["continues"] else self.began
+        if before.get("run_id") == content["run_id"]:
+            began = before.get("began")
+        with whole_file(record) as beside:  # the next start reads it, and this one may be killed
+            beside.write_text(json.dumps({**content, "began": began}, indent=2) + "\n")
+
+
+def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
+    """Return what one has to know to repeat a run."""
+    data = agent.datamodule
+    modules = {"actor": agent.actor, "critic": agent.critic}
+    return {
+        "run_id": agent.run.id,
+        "started": _now(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
+        "commit": _commit(),
+        "versions": versions(),
+        "continues": str(trainer.ckpt_path) if trainer.ckpt_path else None,
+        "machine": {
+            "platform": platform.platform(),
+            "device": str(agent.device),
+            "processes": trainer.world_size,
+            "precision": str(trainer.precision),
+        },
+        "model": {
+            "name": agent.model,
+            "folder_or_id": Path(resolve_model(agent.model)).name,
+            "type": agent.actor.lm.config.model_type,
+            "reference": agent.needs.ref_logps,
+            "parameters": {
+                name: {"all": count_parameters(module), "trained": count_parameters(module, trained=True)}
+                for name, module in modules.items()
+                if module is not None
+            },
+        },
+        "rollout": {
+            "env": data.pool.label,
+            "num_envs": data.sizes.num_envs,
+            **_sizes(data),
+            "update_epochs": data.sizes.update_epochs,
+            "seed": data.seed,
+        },
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _sizes(data: RolloutDataModule) -> dict[str, Any]:
+    if data.groups is not None:
+        return {"groups": asdict(data.groups)}
+    return {"turns_per_env": data.sizes.turns_per_env, "mini_batch_turns": data.sizes.mini_batch_turns}
+
+
+def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)
+
+
+def _commit() -> str:
+    """Return the commit of the folder that the run was started in, marked if files differ; empty outside git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

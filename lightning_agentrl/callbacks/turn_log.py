@@ -2,21 +2,210 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder
-from lightning_agentrl.callbacks.turn_files import TurnFiles
-from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.errors import ConfigError, naming_file
+from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout.validation import WholeEpisode
-from lightning_agentrl.types import Rollout
+from lightning_agentrl.run_files import run_in
+from lightning_agentrl.types import ModelInput, Rollout, Scores, Segment, Turn, input_of
+
+FILE_MB = 50.0  # a file is full at this many megabytes
+KEPT = 20  # full files of a process; the oldest are removed
+
+
+class TurnFiles:
+    """The series ``rank<R>-<number>.jsonl`` of one process in a folder.
+
+    It never goes on in the file of an earlier run, which may end in a broken line.
+
+    Args:
+        folder: made if it is not there.
+        rank: of the process.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.rank = rank
+        self._number: int | None = None  # of the file being written
+
+    def cut(self, iteration: int, world: int, run_id: str) -> None:
+        """Remove the turns of a run from an iteration on, of this rank and of those beyond the last that it stands for.
+
+        Files of other runs stay as they are; one that was cut short before the id of its run counts as this run's.
+        """
+        for other in self._ranks(world):
+            paths = (self._path(other, number) for number in reversed(self._numbers(other)))
+            for path in paths:  # of a rank, iterations of a run only grow
+                if run_in(path) in ("", run_id) and cut_from(path, iteration) > 0:
+                    break
+
+    def drop_gone(self, world: int) -> None:
+        """Remove all files of the ranks beyond the last that this one stands for: of a run that was here before."""
+        for other in self._ranks(world):
+            if other >= world:
+                for number in self._numbers(other):
+                    self._path(other, number).unlink()
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add a line for each record; its first key must be the iteration."""
+        self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it; the run is worth more
+        if self._number is None:
+            self._number = max(self._numbers(self.rank), default=-1) + 1
+        first = self._number
+        file = self._path(self.rank, self._number).open("a", encoding="utf-8")
+        try:
+            for record in records:
+                if file.tell() >= FILE_MB * 1e6:
+                    file.close()
+                    self._number += 1
+                    file = self._path(self.rank, self._number).open("a", encoding="utf-8")
+                file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+        finally:
+            file.close()
+        if self._number > first:
+            for old in self._numbers(self.rank)[: -KEPT - 1]:
+                self._path(self.rank, old).unlink()
+
+    def _path(self, rank: int, number: int) -> Path:
+        return self.folder / f"rank{rank}-{number:06d}.jsonl"
+
+    def _ranks(self, world: int) -> list[int]:
+        """Return the ranks with files that this one stands for, among so many processes."""
+        found = (re.fullmatch(r"rank(\d+)-\d+\.jsonl", path.name) for path in self.folder.iterdir())
+        return sorted({rank for match in found if match and (rank := int(match[1])) % world == self.rank})
+
+    def _numbers(self, rank: int) -> list[int]:
+        """Return the sorted numbers of the files of a rank."""
+        found = (re.fullmatch(rf"rank{rank}-(\d+)\.jsonl", path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+
+def cut_from(log: Path, iteration: int) -> int:
+    """Cut a log off before its first turn of this iteration or a later one, also a last line that is not whole.
+
+    Returns:
+        Bytes that are left; a log of which nothing is left is removed.
+    """
+    kept = 0
+    with log.open("rb+") as opened:
+        for line in opened:
+            begun = re.match(rb'{"iteration":(\d+),', line)
+            if begun is None or int(begun[1]) >= iteration or not line.endswith(b"\n"):
+                break
+            kept += len(line)
+        opened.truncate(kept)
+    if not kept:
+        log.unlink()
+    return kept
+
+
+DIGITS = 7  # significant ones of every number
+
+
+def turn_records(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield one dictionary for each turn. Lists of numbers have one entry per token of the reply; None: not computed.
+
+    ``texts`` caches the texts of tokens from call to call.
+    """
+    texts = {} if texts is None else texts
+    for row, sample in enumerate(rollout.samples):
+        for turn, read, action, _, here in sample.placed_turns():
+            yield {
+                **_what_happened(turn),
+                "continues": here.start > 0,
+                **_tokens(input_of(read), action, tokenizer, texts),
+                "rollout_logps": _numbers(rollout.rollout_logps, row, here),
+                **_scores(rollout.scores, row, here),
+                "advantages": _numbers(rollout.advantages, row, here),
+                "returns": _numbers(rollout.returns, row, here),
+            }
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: dict[int, str]) -> list[str]:
+    """Return the text of each id by itself, special tokens too; a part of a character shows as U+FFFD."""
+    new = [i for i in dict.fromkeys(ids) if i not in texts]
+    if new:
+        decoded = tokenizer.batch_decode([[i] for i in new], clean_up_tokenization_spaces=False)
+        texts.update(zip(new, decoded, strict=True))
+    return [texts[i] for i in ids]
+
+
+def _what_happened(turn: Turn) -> dict[str, Any]:
+    return {
+        "env": turn.env,
+        "episode": turn.episode,
+        "group": turn.group,
+        "turn": turn.index,
+        "policy_version": turn.policy_version,
+        "observation": turn.observation,
+        "thought": turn.thought,
+        "thought_tokens": turn.thought_tokens,
+        "parsed_action": turn.parsed_action,
+        "action": turn.action,
+        "valid": turn.valid,
+        "reward": _number(turn.reward),
+        "env_reward": _number(turn.env_reward),
+        "episode_return": _number(turn.episode_return),
+        "terminated": turn.terminated,
+        "truncated": turn.truncated,
+        "stop": None if turn.stop is None else turn.stop.value,
+        "success": turn.success,
+        "history_cuts": turn.history_cuts,
+        "hit_token_cap": turn.hit_token_cap,
+        "env_seconds": round(turn.env_seconds, 4),
+        "engine_seconds": round(turn.engine_seconds, 4),
+        "env_errors": list(turn.env_errors),
+        "lost": list(turn.lost),
+        "asked_again": turn.asked_again,
+        "branch_returns": [_number(value) for value in turn.branch_returns],
+        "metrics": {name: _number(value) for name, value in turn.metrics.items()},
+        "image": None if turn.image is None else base64.b64encode(turn.image).decode(),
+    }
+
+
+def _tokens(
+    prompt: ModelInput, action: Segment, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str]
+) -> dict[str, Any]:
+    reply_ids = list(action.ids)
+    return {
+        "prompt_ids": list(prompt.ids),
+        "prompt": shown(tokenizer, prompt),
+        "reply_ids": reply_ids,
+        "reply": tokenizer.decode(reply_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        "tokens": token_texts(tokenizer, reply_ids, texts),
+    }
+
+
+def _scores(scores: Scores, row: int, here: slice) -> dict[str, list[float | None] | None]:
+    names = ("old_logps", "ref_logps", "values", "entropy")
+    return {name: _numbers(getattr(scores, name), row, here) for name in names}
+
+
+def _numbers(x_BA: Tensor | None, row: int, here: slice) -> list[float | None] | None:
+    return None if x_BA is None else [_number(x) for x in x_BA[row, here].tolist()]
+
+
+def _number(x: float) -> float | None:
+    return float(f"{x:.{DIGITS}g}") if math.isfinite(x) else None  # JSON has no NaN
+
 
 HELD_OUT = "held_out"  # folder inside that of the trained turns, and the phase of its turns
 

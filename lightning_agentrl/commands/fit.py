@@ -40,7 +40,7 @@ from lightning_agentrl.agents.trainer_keys import check_keys, refuse_foreign_key
 from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
-from lightning_agentrl.callbacks.run_record import RunRecord
+from lightning_agentrl.callbacks.run_folder import RunRecord
 from lightning_agentrl.callbacks.trainer import CALLBACKS, DEFAULTS, with_defaults
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import ConstructorError, construct, constructor_error, naming_its_class

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.callbacks.turn_log import turn_records
 from lightning_agentrl.commands.looking import LookCLI
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.unread import said, spellings

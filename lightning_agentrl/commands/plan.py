@@ -17,7 +17,7 @@ from lightning_agentrl.agents.steps import planned_steps
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.progress import total_epochs
-from lightning_agentrl.callbacks.run_record import count_parameters
+from lightning_agentrl.callbacks.run_folder import count_parameters
 from lightning_agentrl.commands.memory import Rows, free_memory, memory_plan, suggested_budget
 from lightning_agentrl.episodes.prompt_check import prompt_parts
 from lightning_agentrl.models.prefix_tree import Keys, shared_length

@@ -18,7 +18,7 @@ from lightning_agentrl import advantages
 from lightning_agentrl.advantages import AdvantageEstimator, Forked, compress, estimated
 from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.callbacks.turn_log import turn_records
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.tools.view import Entry, Report, Table
 from lightning_agentrl.types import Rollout, Turn

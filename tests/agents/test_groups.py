@@ -22,7 +22,7 @@ from lightning_agentrl.advantages import (
 )
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.callbacks import CriticWarmup
-from lightning_agentrl.callbacks.run_record import facts
+from lightning_agentrl.callbacks.run_folder import facts
 from lightning_agentrl.commands.plan import DryRun, PlanShown, plan_text
 from lightning_agentrl.losses import AdaptiveKL, DropEqualScores, PPOClip
 from lightning_agentrl.models.critic import SeparateCritic

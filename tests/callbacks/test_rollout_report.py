@@ -13,8 +13,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_agentrl.callbacks import RolloutReport
-from lightning_agentrl.callbacks.rich_logging import log_histogram
-from lightning_agentrl.callbacks.rollout_report import episode_text, filmstrip, pick_episodes
+from lightning_agentrl.callbacks.rollout_report import episode_text, filmstrip, log_histogram, pick_episodes
 from lightning_agentrl.rollout import EnvConfig, PromptFormat, TurnInteraction
 from lightning_agentrl.types import StopReason
 from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer

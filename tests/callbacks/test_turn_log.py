@@ -12,9 +12,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog, turn_files
-from lightning_agentrl.callbacks.turn_files import TurnFiles, cut_from
-from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog, turn_log
+from lightning_agentrl.callbacks.turn_log import TurnFiles, cut_from, turn_records
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
@@ -126,8 +125,8 @@ def test_numbers_that_are_no_numbers_are_null(tiny_folder: Path) -> None:
 def test_full_files_are_followed_and_the_oldest_removed(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_files, "FILE_MB", 0.02)
-    monkeypatch.setattr(turn_files, "KEPT", 2)
+    monkeypatch.setattr(turn_log, "FILE_MB", 0.02)
+    monkeypatch.setattr(turn_log, "KEPT", 2)
     log = TurnLog(str(tmp_path))
     make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())
     names = sorted(path.name for path in tmp_path.glob("*.jsonl"))
@@ -169,7 +168,7 @@ def test_a_run_that_goes_on_logs_no_turn_twice(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those after the checkpoint are played again; a line that a kill left broken is not there any more."""
-    monkeypatch.setattr(turn_files, "FILE_MB", 0.02)
+    monkeypatch.setattr(turn_log, "FILE_MB", 0.02)
     saved = str(tmp_path / "saved")
 
     def fit(epochs: int, ckpt_path: str | None = None) -> list[dict[str, Any]]:
