@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "lightning_agentrl").rglob("*.py"))
 
 # May only fall until the core is rebuilt; the median, a minimum, may only rise.
-PACKAGE_LINES = 27_900
-PACKAGE_FILES = 315
-MEDIAN_LINES_PER_FILE = 70
-RAISES = 725
-BENCHMARK_LINES = 6_492
+PACKAGE_LINES = 27_651
+PACKAGE_FILES = 296
+MEDIAN_LINES_PER_FILE = 74
+RAISES = 795  # with `assert` and `sys.exit`
+BENCHMARK_LINES = 6_491
 
 
 def test_package_stays_within_its_budgets() -> None:
