@@ -15,7 +15,6 @@ from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.language_model import hidden_at_logit_positions
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.packing import Packed
-from lightning_agentrl.types.rollout import in_words, is_tensor_of
 
 LEAST_STD = 1e-4  # where all returns are equal there is no scale
 
@@ -225,18 +224,8 @@ class Critic(nn.Module, ABC):
 
 
 def values_of(critic: Critic, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-    """Return the values [R] of a critic; arguments as in :meth:`Critic.forward`.
-
-    Raises:
-        TypeError: it gives something else; names its class.
-    """
-    values = critic(packed, actor_hidden_RH)
-    if not is_tensor_of(values, packed.logit_positions.shape):
-        raise TypeError(
-            f"forward of {type(critic).__name__} must return one tensor {list(packed.logit_positions.shape)}, a value "
-            f"for each logit position, got {in_words(values)} (key model.init_args.critic)"
-        )
-    return values
+    """Return the values [R] of a critic; arguments as in :meth:`Critic.forward`."""
+    return critic(packed, actor_hidden_RH).reshape(packed.logit_positions.shape)  # two columns would be half used
 
 
 class SharedCritic(Critic):
