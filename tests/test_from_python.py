@@ -18,8 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer
 from lightning_agentrl.advantages import GAE, AdvantageEstimator, estimated
 from lightning_agentrl.agents import KL, Optim
-from lightning_agentrl.callbacks import KLCeiling, StopOnSignals, TurnLog
-from lightning_agentrl.engines import TransformersEngine
+from lightning_agentrl.callbacks import KLCeiling, TurnLog
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic, values_of
@@ -102,8 +101,6 @@ class NotMade(GAE):
         (RolloutDataModule, {**BANDIT, "seed": 2**70}, f"data.init_args.seed must be at most {2**32 - 1}, got {2**70}"),
         (RolloutDataModule, {**BANDIT, "seed": -1}, "data.init_args.seed must be at least 0, got -1"),
         (RolloutDataModule, {**BANDIT, "max_staleness": None}, "max_staleness must be a whole number, got None"),
-        (RolloutDataModule, {**BANDIT, "stall_seconds": float("nan")}, "stall_seconds must be at least 0, got nan"),
-        (StopOnSignals, {"grace_seconds": float("nan")}, "needs grace_seconds above 0 and finite, got nan"),
         (PPOAgent, {"model": "demo", "kl": 0.1}, "model.init_args.kl takes keys, as {'reward': ...}, got 0.1"),
         (PPOAgent, {"model": "demo", "advantage": PPOClip()}, "takes an object of AdvantageEstimator, .* of PPOClip"),
         (PPOAgent, {"model": "demo", "advantage": NotMade}, r"got the class NotMade itself; .*, NotMade\(\.\.\.\)$"),

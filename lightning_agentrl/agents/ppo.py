@@ -105,9 +105,6 @@ class PPOAgent(Agent):
         self.entropy_bonus = entropy_bonus
         if value_clip is not None and not value_clip > 0:
             raise ValueError(f"{KEYS}.value_clip must be above 0, or null for no clip, got {value_clip}")
-        for name, weight in (("entropy_bonus", entropy_bonus), ("first_token_weight", first_token_weight)):
-            if not math.isfinite(weight):
-                raise ValueError(f"{KEYS}.{name} must be finite, got {weight}")
         self.value_clip = value_clip
         self.first_token_weight = first_token_weight
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -77,8 +76,6 @@ class TurnInteraction(Interaction):
             raise ValueError(f"max_reply_tokens must be at least 1, got {max_reply_tokens}")
         if invalid_mode not in ("add", "replace", "truncate"):
             raise ValueError(f"invalid_mode must be add, replace or truncate, got '{invalid_mode}'")
-        if not math.isfinite(invalid_penalty):
-            raise ValueError(f"invalid_penalty must be finite, got {invalid_penalty}")
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns must be at least 1 or null, got {max_turns}")
         if reply_budget is not None and reply_budget < 1:

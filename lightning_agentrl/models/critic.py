@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Self
@@ -247,8 +246,7 @@ class SharedCritic(Critic):
         self.head = value_head(actor_hidden_size, self.popart)
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-        if actor_hidden_RH is None:
-            raise ValueError("SharedCritic reads the actor's hidden states, but none were given")
+        assert actor_hidden_RH is not None
         return self.head(actor_hidden_RH)
 
 
@@ -274,7 +272,7 @@ class LeastSquaresCritic(Critic):
         key = "model.init_args.critic.init_args"
         if not 0 <= forget <= 1:
             raise ValueError(f"{key}.forget must be from 0 to 1, got {forget}; for example 0.8")
-        if not 0 < ridge < math.inf:
+        if not ridge > 0:
             raise ValueError(f"{key}.ridge must be above 0, got {ridge}; for example 1.0")
         self.forget = forget
         self.ridge = ridge
@@ -283,8 +281,7 @@ class LeastSquaresCritic(Critic):
         self.regression = RunningRegression(actor_hidden_size, self.ridge)
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-        if actor_hidden_RH is None:
-            raise ValueError("LeastSquaresCritic reads the actor's hidden states, but none were given")
+        assert actor_hidden_RH is not None
         return self.regression(actor_hidden_RH)
 
     def take_in(self, states_NH: Tensor, returns_N: Tensor) -> None:

@@ -155,8 +155,6 @@ class Rollout:
     @staticmethod
     def concat(rollouts: Sequence[Rollout]) -> Rollout:
         """Join the rows of all rollouts; a field is kept only if every rollout has it."""
-        if not rollouts:
-            raise ValueError("concat needs at least one rollout")
         width = max(r.action_mask.shape[1] for r in rollouts)
 
         def join(tensors: Sequence[Tensor | None], fill: int = 0) -> Tensor | None:
