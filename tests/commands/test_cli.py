@@ -175,11 +175,6 @@ WRONG = {
         [{"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 1e-3}}],
         ["StochasticWeightAveraging", "trainer.callbacks", "model.init_args.optim.schedule"],
     ),
-    "guard twice": (
-        "trainer.callbacks",
-        [{"class_path": "EntropyBounds", "init_args": {"low": low}} for low in (0.1, 0.2)],
-        ["trainer", "EntropyBounds", "state_key"],
-    ),
     "nothing else": ("trainer.barebones", True, ["trainer.barebones"]),
     "shape of a schedule": (
         "model.init_args.optim.schedule",
