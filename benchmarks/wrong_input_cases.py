@@ -476,7 +476,6 @@ CASES: tuple[Case, ...] = (
         says=["cosine", _LINE],
     ),
     Case("micro-batches of 0 tokens", {"model.init_args.compute.max_tokens_per_micro_batch": 0}, says=["at least 1"]),
-    Case("max_images: -1", {"data.init_args.prompt.max_images": -1}, says=["max_images", _LINE]),
     Case("a game of numbers", {_ENV + ".id": "CartPole-v1"}, says=["ndarray"]),
     Case("validation of -1 episodes", {"data.init_args.validation.episodes": -1}, says=["episodes", _LINE]),
     # Environments
@@ -528,11 +527,6 @@ CASES: tuple[Case, ...] = (
         )
     ),
     Case("clip of 0 for values", {"model.init_args.value_clip": 0}, says=["model.init_args.value_clip", "above 0"]),
-    Case(
-        "entropy bonus that is not a number",
-        {"model.init_args.entropy_bonus": float("nan")},
-        says=["entropy_bonus", "finite", "nan"],
-    ),
     Case("`ckpt_path` that is empty", {"ckpt_path": ""}, says=["ckpt_path is empty"]),
     Case(
         "schedule of the actor as a word",

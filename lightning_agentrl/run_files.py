@@ -14,17 +14,6 @@ from typing import Any
 
 LoggedTurn = dict[str, Any]  # keys as the callback TurnLog writes them; `prompt_ids` became the number `prompt_tokens`
 
-_REQUIRED: dict[str, type] = {
-    "iteration": int,
-    "env": int,
-    "episode": int,
-    "turn": int,
-    "reply_ids": list,
-    "tokens": list,
-    "reply": str,
-    "observation": str,
-}
-_NUMBERS = {float, int, type(None)}
 _END_BYTES = 2**20  # of a log, in which its last whole line is looked for
 PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "advantages", "returns")
 LOG_NAME = re.compile(r"rank(\d+)-(\d+)\.jsonl")
@@ -413,39 +402,8 @@ def _read_file(path: Path, notes: list[str], prompts: bool) -> Iterator[LoggedTu
             if number == len(lines):
                 notes.append(f"The last line of {path.name} was cut short and is left out.")
                 return
-            raise _broken(path, number, f"it is not JSON ({error})") from error
-        except RecursionError:
-            raise _broken(path, number, "it is nested too deeply") from None
-        yield _checked(record, path, number, prompts)
-
-
-def _checked(record: Any, path: Path, number: int, prompts: bool) -> LoggedTurn:
-    if not isinstance(record, dict):
-        raise _broken(path, number, "it is not a JSON object")
-    for key, kind in _REQUIRED.items():
-        if not isinstance(record.get(key), kind):
-            raise _broken(path, number, f"'{key}' is missing or of another type")
-    count = len(record["reply_ids"])
-    for key in ("tokens", *PER_TOKEN):
-        values = record.get(key)
-        if values is not None and not isinstance(values, list):
-            raise _broken(path, number, f"'{key}' is of another type")
-        if values is not None and len(values) != count:
-            raise _broken(path, number, f"'{key}' has {len(values)} entries for {count} reply tokens")
-        if values and not set(map(type, values)) <= ({str} if key == "tokens" else _NUMBERS):
-            raise _broken(path, number, f"'{key}' has entries of another type")
-    for key in ("reward", "env_reward", "episode_return"):
-        if type(record.get(key)) not in _NUMBERS:
-            raise _broken(path, number, f"'{key}' is of another type")
-    prompt = record.get("prompt_ids") if prompts else record.pop("prompt_ids", None)
-    if not isinstance(prompt, list) and (prompts or prompt is not None):
-        raise _broken(path, number, "'prompt_ids' is missing or of another type")
-    for key, value in record.items():
-        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        if not {dict, list}.isdisjoint(map(type, inside)):
-            raise _broken(path, number, f"'{key}' has entries of another type")
-    return {**record, "prompt_tokens": None if prompt is None else len(prompt)}
-
-
-def _broken(path: Path, number: int, why: str) -> ValueError:
-    return ValueError(f"line {number} of '{path}' is broken: {why}; remove that line or the file")
+            raise ValueError(
+                f"line {number} of '{path}' is not JSON ({error}); remove that line or the file"
+            ) from error
+        prompt = record.get("prompt_ids") if prompts else record.pop("prompt_ids", None)
+        yield {**record, "prompt_tokens": None if prompt is None else len(prompt)}

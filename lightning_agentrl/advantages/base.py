@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from lightning_agentrl.types import ForkPlan, Rollout
-from lightning_agentrl.types.rollout import Reduce, in_words, is_tensor_of
+from lightning_agentrl.types.rollout import Reduce
 
 
 class AdvantageEstimator(ABC):
@@ -70,26 +70,19 @@ class AdvantageEstimator(ABC):
 
 
 def estimated(estimator: AdvantageEstimator, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
-    """Return what :meth:`AdvantageEstimator.estimate` does, and refuse what is not advantages and returns.
+    """Return the result of :meth:`AdvantageEstimator.estimate`.
 
     Raises:
-        TypeError: it is something else, or the rollout is no longer what was collected; names the class.
+        TypeError: the estimator changed the rollout in place; names the class.
     """
     before = _versions(rollout)
-    returned: object = estimator.estimate(rollout, reduce)
+    returned = estimator.estimate(rollout, reduce)
     if changed := [name for name, version in _versions(rollout).items() if version != before[name]]:
         raise TypeError(
             f"estimate of {type(estimator).__name__} changes {' and '.join(changed)} of the rollout in place, which "
             "others read; let it compute new tensors (key model.init_args.advantage)"
         )
-    shape = rollout.action_mask.shape
-    if isinstance(returned, tuple | list) and len(returned) == 2 and all(is_tensor_of(x, shape) for x in returned):
-        advantages, returns = returned
-        return advantages, returns
-    raise TypeError(
-        f"estimate of {type(estimator).__name__} must return two tensors {list(shape)}, advantages and returns, got "
-        f"{in_words(returned)} (key model.init_args.advantage)"
-    )
+    return returned
 
 
 def _versions(rollout: Rollout) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
@@ -74,8 +73,6 @@ class GiGPO(GroupEstimator):
         super().__init__(whiten, group_of_one)
         check_fractions(self, gamma=gamma, similarity=similarity)
         check_positive(self, eps=eps)
-        if not math.isfinite(omega):
-            raise ValueError(f"GiGPO: omega must be finite, got {omega}")
         self.omega, self.gamma, self.divide_by_std = omega, gamma, divide_by_std
         self.similarity, self.eps = similarity, eps
 

@@ -94,7 +94,6 @@ from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import ForkPlan, Rollout, Scores
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import arguments, from_plain, keep_arguments
-from lightning_agentrl.types.rollout import per_token
 
 KEYS = "model.init_args"  # where a config has the arguments of an agent
 
@@ -247,7 +246,6 @@ class Agent(L.LightningModule, ABC):
         rollout = corrected(rollout, self.correction, self.ranks.sum)
         with naming_missing(rollout.scores):
             shaped = self.shape_rewards(rollout)
-        shaped = per_token(shaped, rollout.action_mask, self.shape_rewards)
         rollout = left_out.of(rollout.union(shaped_rewards=shaped))
         groups = self.datamodule.groups
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)

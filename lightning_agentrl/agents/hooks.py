@@ -82,23 +82,11 @@ def decide(trainer: L.Trainer, guards: Iterable[StepGuard], attempt: Attempt) ->
 
     Returns:
         The severest verdict and its reason, of equal ones that of the lowest rank.
-
-    Raises:
-        TypeError: a guard gave something else than a verdict and why; names its class.
     """
-    own = [_checked(guard, guard.before_step(trainer, attempt)) for guard in guards]
+    own = [guard.before_step(trainer, attempt) for guard in guards]
     if not own:
         return Verdict.STEP, ""
     return max(all_gather(max(own, key=_severity)), key=_severity)
-
-
-def _checked(guard: StepGuard, given: object) -> tuple[Verdict, str]:
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Verdict) and isinstance(given[1], str):
-        return given[0], given[1]
-    raise TypeError(
-        f"before_step of {type(guard).__name__} must return a Verdict and a text, such as (Verdict.STEP, ''), got "
-        f"{given!r} (key trainer.callbacks)"
-    )
 
 
 def _severity(decision: tuple[Verdict, str]) -> Verdict:

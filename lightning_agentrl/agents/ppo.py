@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +34,8 @@ from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import arguments, from_plain
-from lightning_agentrl.types.rollout import in_words, per_token
 
 _LOSS = f"{KEYS}.policy_loss"
-_LOGGED = ("loss", "entropy", "approx_kl")  # below policy/, in every run
 
 
 @dataclass(frozen=True)
@@ -108,9 +105,6 @@ class PPOAgent(Agent):
         self.entropy_bonus = entropy_bonus
         if value_clip is not None and not value_clip > 0:
             raise ValueError(f"{KEYS}.value_clip must be above 0, or null for no clip, got {value_clip}")
-        for name, weight in (("entropy_bonus", entropy_bonus), ("first_token_weight", first_token_weight)):
-            if not math.isfinite(weight):
-                raise ValueError(f"{KEYS}.{name} must be finite, got {weight}")
         self.value_clip = value_clip
         self.first_token_weight = first_token_weight
 
@@ -198,9 +192,7 @@ class PPOAgent(Agent):
         assert batch.scores.old_logps is not None
         assert batch.advantages is not None
         old_logps, trained = batch.scores.old_logps, batch.trained_mask
-        taken = (*_LOGGED, *["picked_fraction"] * (batch.picked is not None), *["kl_loss"] * (self.kl.loss > 0))
-        found = _own_metrics(self.loss, self.loss.metrics(scores.logps, old_logps, batch.advantages, trained), taken)
-        metrics = {name: per_token(x, trained, self.loss.metrics, _LOSS) for name, x in found.items()}
+        metrics = dict(self.loss.metrics(scores.logps, old_logps, batch.advantages, trained))
         if batch.picked is not None:
             metrics["picked_fraction"] = batch.picked.float()
         if self.kl.loss > 0:
@@ -221,17 +213,3 @@ class PPOAgent(Agent):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.kl_coefficient.load_state_dict(checkpoint["kl_coefficient"])
-
-
-def _own_metrics(loss: PolicyLoss, given: object, taken: Sequence[str]) -> Mapping[str, Tensor]:
-    """Return the numbers that a policy loss has of its own.
-
-    Raises:
-        TypeError: they have no names, or one that is taken; names the class.
-    """
-    of = f"metrics of {type(loss).__name__}"
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{of} must return tensors by name, got {in_words(given)} (key {_LOSS})")
-    if ours := [name for name in taken if name in given]:
-        raise TypeError(f"{of} returns '{ours[0]}', and policy/{ours[0]} is logged already; choose another name")
-    return given

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import all_gather
-from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, ask
+from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.stopping import Stopping
@@ -161,4 +161,4 @@ class Questions:
 
 
 async def _replies(engine: Engine, requests: Sequence[SamplingRequest]) -> list[Reply]:
-    return list(await asyncio.gather(*(ask(engine, request) for request in requests)))
+    return list(await asyncio.gather(*(engine.generate(request) for request in requests)))

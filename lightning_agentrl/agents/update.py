@@ -17,7 +17,6 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic, values_of
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
-from lightning_agentrl.types.rollout import per_token
 
 GAP = "mismatch/logp_gap_mean"
 LOSSES = ("policy/loss", "critic/loss")
@@ -53,10 +52,6 @@ class Losses:
     metrics: Callable[[Rollout, CurrentScores], dict[str, Tensor]]
     aggregation: AggregationMode = "token-mean"
     norm_tokens: int | None = None
-
-    def of_values(self, micro: Rollout, values: Tensor) -> Tensor:
-        """Return the loss [B, A] of current values [B, A], and refuse what is something else."""
-        return per_token(self.values(micro, values), micro.action_mask, self.values)
 
 
 def accumulate_gradients(
@@ -180,20 +175,20 @@ def micro_batch_losses(
         if micro.scores.old_logps is None:
             micro = micro.union(scores=Scores(scores.logps.detach(), entropy=scores.entropy.detach()))
             metrics = {GAP: (scores.logps - micro.rollout_logps).abs()}
-        loss = per_token(losses.policy(micro, scores), mask, losses.policy)
+        loss = losses.policy(micro, scores)
         metrics = {**metrics, "policy/loss": loss, **losses.metrics(micro, scores)}
         value_loss = None
         if shared is not None:
-            value_loss = losses.of_values(micro, _shared_values(shared, packed, hidden, micro))
+            value_loss = losses.values(micro, _shared_values(shared, packed, hidden, micro))
             metrics = {**metrics, "critic/loss": value_loss}
         yield (loss, value_loss), metrics
     elif shared is not None:
         with torch.no_grad():
             hidden = models.actor.hidden(packed)
-        value_loss = losses.of_values(micro, _shared_values(shared, packed, hidden, micro))
+        value_loss = losses.values(micro, _shared_values(shared, packed, hidden, micro))
         yield (None, value_loss), {"critic/loss": value_loss}
     if critic is not None and shared is None:
-        value_loss = losses.of_values(micro, to_columns(values_of(critic, packed, None), mask))
+        value_loss = losses.values(micro, to_columns(values_of(critic, packed, None), mask))
         yield (None, value_loss), {"critic/loss": value_loss}
 
 

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import Enum
@@ -26,7 +25,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 import lightning_agentrl.advantages
 import lightning_agentrl.callbacks
@@ -337,18 +335,10 @@ class AgentCLI(LightningCLI):
 
 
 def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
-    """Refuse two callbacks whose states a checkpoint could not tell apart, or that take the same thing."""
+    """Refuse two callbacks that take the same thing."""
     for kind in (Chain, StopOnSignals):
         if (count := sum(isinstance(callback, kind) for callback in callbacks)) > 1:
             raise ConfigError(f"trainer.callbacks has {count} {kind.__name__}; keep one of them")
-    stateful = [callback for callback in callbacks if is_overridden("state_dict", callback, L.Callback)]
-    keys = Counter(callback.state_key for callback in stateful)
-    for callback in stateful:
-        if keys[callback.state_key] > 1:
-            raise ConfigError(
-                f"trainer.callbacks has {keys[callback.state_key]} {type(callback).__name__} whose states a checkpoint "
-                f"cannot tell apart ({callback.state_key}); keep one of them"
-            )
 
 
 def _refuse_nameless(callbacks: Any) -> None:

@@ -15,7 +15,6 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.commands.looking import LookOnce, validate_until_looked
 from lightning_agentrl.commands.places import options
 from lightning_agentrl.commands.run_config import RunConfigCLI
-from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.gap import EXACT, ROUGH, Bounds
 
 ROUNDS = 3  # the last with the policy's own weights, all others with moved ones
@@ -76,9 +75,6 @@ class VerifyCLI(RunConfigCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
         super().parse_arguments(parser, args)
-        for name in ("bound", "mean_bound"):
-            if (bound := self.config[name]) is not None and bound < 0:
-                raise ConfigError(f"--{name} must be at least 0, got {bound:g}")
         self._compare_exactly(dict(options(self.given)))
 
     def _compare_exactly(self, given: Collection[str]) -> None:

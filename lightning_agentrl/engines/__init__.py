@@ -1,6 +1,6 @@
 """What samples tokens."""
 
-from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest, ask
+from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.transformers.engine import TransformersEngine
 from lightning_agentrl.engines.vllm.engine import VLLMEngine
 from lightning_agentrl.engines.vllm_server.engine import VLLMServerEngine
@@ -14,5 +14,4 @@ __all__ = [
     "TransformersEngine",
     "VLLMEngine",
     "VLLMServerEngine",
-    "ask",
 ]

@@ -29,18 +29,6 @@ class SamplingRequest:
     seed: int
     number: tuple[int, ...] = ()  # of the environment and of its turn: orders requests that are equally old
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.prompt, ModelInput):
-            raise TypeError(
-                f"a sampling request needs a ModelInput as prompt, got a {type(self.prompt).__name__}; "
-                "ModelInput.of_ids makes one of token ids"
-            )
-        if not self.prompt or self.max_tokens < 1 or self.temperature < 0:
-            raise ValueError(
-                "a sampling request needs a prompt, max_tokens of at least 1 and a temperature of at least 0, got "
-                f"{len(self.prompt)} prompt ids, max_tokens {self.max_tokens} and temperature {self.temperature}"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -151,27 +139,3 @@ class Engine(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Release threads and memory; a no-op if not started."""
-
-
-async def ask(engine: Engine, request: SamplingRequest) -> Reply:
-    """Ask an engine for a reply, and refuse one of a form that nothing after it could take.
-
-    Raises:
-        TypeError: it is no reply, or holds other numbers than Python's own, which no checkpoint and no log takes.
-        ValueError: its lengths are not those that were asked for.
-    """
-    reply = await engine.generate(request)
-    name, key = type(engine).__name__, "(key data.init_args.engine)"
-    if not isinstance(reply, Reply):
-        raise TypeError(f"generate of {name} must return a Reply, got {type(reply).__name__} {key}")
-    if not 1 <= len(reply.ids) <= request.max_tokens or len(reply.logps) != len(reply.ids):
-        raise ValueError(
-            f"generate of {name} gave {len(reply.ids)} token ids and {len(reply.logps)} log-probs; asked for were 1 to "
-            f"{request.max_tokens} ids, each with its log-prob {key}"
-        )
-    if {*map(type, reply.ids)} != {int} or {*map(type, reply.logps)} != {float}:
-        raise TypeError(
-            f"generate of {name} gave ids of type {type(reply.ids[0]).__name__} and log-probs of type "
-            f"{type(reply.logps[0]).__name__}; they must be int and float {key}"
-        )
-    return reply

@@ -27,12 +27,8 @@ def derive_seeds(*parts: int | np.ndarray) -> list[int]:
     """Return :func:`derive_seed` many times at once: of parts that are arrays [N], at least one, and single numbers.
 
     It is numpy's hash, written for arrays: 64 seeds take as long as twelve calls.
-
-    Raises:
-        ValueError: there are more than four parts, which numpy mixes in another way.
+    At most four parts; numpy mixes more in another way.
     """
-    if len(parts) > 4:
-        raise ValueError(f"several seeds at once have at most 4 parts, got {len(parts)}")
     words = [np.asarray(part & 0xFFFFFFFF, dtype=np.uint32) for part in (*parts, *[0] * (4 - len(parts)))]
     factor = 0x43B0D7E5
 

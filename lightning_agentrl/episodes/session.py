@@ -20,7 +20,7 @@ from lightning_agentrl.episodes.moment import Moment
 from lightning_agentrl.episodes.seeds import derive_seeds
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
-from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn, Recollection
+from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.prompts.template import RefusedMessagesError
@@ -340,11 +340,6 @@ class Session:
             new = self.renderer.continuation(self.rules, shown, self.reply_closed)
             return Prompt(self.context, new, history_cuts=0)
         recollection = self.memory.recall(list(self.past))  # which a memory may take apart
-        if not isinstance(recollection, Recollection):
-            raise TypeError(
-                f"recall of {type(self.memory).__name__} must return a Recollection, got "
-                f"{type(recollection).__name__} (key data.init_args.memory)"
-            )
         rendered = self.renderer.render(self.rules, shown, recollection)
         return Prompt((), rendered.segments, rendered.history_cuts)
 

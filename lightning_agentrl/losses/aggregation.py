@@ -71,8 +71,7 @@ def row_weights(
     check_aggregation(mode, norm_tokens)
     count_B = mask_BT.bool().sum(1)
     if mode == "prompt-mean":
-        if groups_B is None:
-            raise ValueError("aggregation prompt-mean needs groups of episodes, which this rollout lacks")
+        assert groups_B is not None
         return 1 / _group_totals(groups_B, count_B, gather)
     counts = gather(torch.stack([count_B.sum(), (count_B > 0).sum()]))
     tokens, rows = torch.stack([part.cpu() for part in counts]).sum(0).clamp_min(1).tolist()
@@ -102,8 +101,6 @@ def aggregate(x_BT: Tensor, mask_BT: Tensor, weights_B: Tensor, scale: float = 1
     Raises:
         ValueError: shapes differ.
     """
-    if weights_B.shape != x_BT.shape[:1]:
-        raise ValueError(f"expected a weight per row, got {list(weights_B.shape)} for {list(x_BT.shape)}")
     sums_B = _masked(x_BT, mask_BT).sum(1)
     return (sums_B * weights_B.to(sums_B)).sum() * scale
 

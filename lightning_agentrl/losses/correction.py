@@ -66,11 +66,6 @@ def divergence_below(
     return at_level(x_BT, mask_BT, level) <= bound
 
 
-def _check_level(name: str, level: str) -> None:
-    if level not in get_args(RejectionLevel):
-        raise ValueError(f"{name}: level must be one of {', '.join(get_args(RejectionLevel))}, got '{level}'")
-
-
 class Rejection(ABC):
     """Strategy object that decides which action tokens to keep. Several are combined with "and"."""
 
@@ -97,7 +92,6 @@ class RatioRejection(Rejection):
     """
 
     def __init__(self, level: RejectionLevel = "mean", low: float = 0.99, high: float = 1.01) -> None:
-        _check_level("RatioRejection", level)
         if not 0 < low < 1 < high:
             raise ValueError(f"RatioRejection: needs 0 < low < 1 < high, got {low} and {high}")
         self.level: RejectionLevel = level
@@ -117,11 +111,6 @@ class DivergenceRejection(Rejection):
     """
 
     def __init__(self, bound: float, kind: Literal["k2", "k3"] = "k3", level: RejectionLevel = "token") -> None:
-        _check_level("DivergenceRejection", level)
-        if kind not in ("k2", "k3"):
-            raise ValueError(f"DivergenceRejection: kind must be k2 or k3, got '{kind}'; for k1 use RatioRejection")
-        if not bound > 0:
-            raise ValueError(f"DivergenceRejection: bound must be above 0, got {bound}")
         self.bound, self.level = bound, level
         self.kind: Literal["k2", "k3"] = kind
 
@@ -248,8 +237,6 @@ class ImportanceWeights(OffPolicyCorrection):
 
     def __init__(self, level: WeightLevel, normalise: bool, rejections: list[Rejection] | None) -> None:
         super().__init__(rejections)
-        if level not in get_args(WeightLevel):
-            raise ValueError(f"{type(self).__name__}: level must be token or sequence, got '{level}'")
         self.level: WeightLevel = level
         self.normalise = normalise
 
@@ -326,8 +313,6 @@ class RejectOnly(OffPolicyCorrection):
 
     def __init__(self, rejections: list[Rejection] | None = None) -> None:
         super().__init__([RatioRejection()] if rejections is None else rejections)
-        if not self.rejections:
-            raise ValueError("RejectOnly needs at least one rejection, for example RatioRejection")
 
     def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> None:
         return None

@@ -60,15 +60,6 @@ def _first(keys_M2: Tensor, count: int) -> Tensor:
     return keys_M2[keys_M2[:, 0].argsort(descending=True, stable=True)][:count]
 
 
-def _needs_picked(loss: PolicyLoss, picked: Tensor | None) -> Tensor:
-    if picked is None:
-        raise ValueError(
-            f"{type(loss).__name__} needs the tokens it picked in the mini-batch; call pick() before the step and hand "
-            "its rows over"
-        )
-    return picked.bool()
-
-
 class ClipCov(PPOClip):
     """PPO that leaves out a random sample of the tokens with a high covariance.
 
@@ -96,8 +87,6 @@ class ClipCov(PPOClip):
     ) -> None:
         super().__init__(clip_low, clip_high, dual_clip, **mean)
         check_share("ClipCov", share)
-        if not cov_low < cov_high:
-            raise ValueError(f"ClipCov: cov_low must be below cov_high, got {cov_low} and {cov_high}")
         self.share, self.cov_low, self.cov_high = share, cov_low, cov_high
 
     def pick(
@@ -125,8 +114,8 @@ class ClipCov(PPOClip):
         picked_BA: Tensor | None = None,
     ) -> Tensor:
         """Return PPO's loss, 0 at the picked tokens, which stay in the denominators."""
-        picked = _needs_picked(self, picked_BA)
-        return torch.where(picked, 0, super().__call__(logps_BA, old_logps_BA, advantages_BA, mask_BA))
+        assert picked_BA is not None
+        return torch.where(picked_BA.bool(), 0, super().__call__(logps_BA, old_logps_BA, advantages_BA, mask_BA))
 
 
 class KLCov(PolicyLoss):
@@ -146,8 +135,6 @@ class KLCov(PolicyLoss):
     def __init__(self, share: float = 2e-4, penalty: float = 1.0, **mean: Any) -> None:
         super().__init__(**mean)
         check_share("KLCov", share)
-        if not penalty > 0:
-            raise ValueError(f"KLCov: penalty must be above 0, got {penalty}")
         self.share, self.penalty = share, penalty
 
     def pick(
@@ -173,10 +160,12 @@ class KLCov(PolicyLoss):
         picked_BA: Tensor | None = None,
     ) -> Tensor:
         """Return ``-A rho``, plus ``penalty * |logps - old_logps|`` at the picked tokens."""
-        picked = _needs_picked(self, picked_BA)
+        assert picked_BA is not None
         logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
         pull = self.penalty * log_ratio(logps, old_logps).abs()
-        return torch.where(mask, self.token_loss(logps, old_logps, advantages, mask) + torch.where(picked, pull, 0), 0)
+        return torch.where(
+            mask, self.token_loss(logps, old_logps, advantages, mask) + torch.where(picked_BA.bool(), pull, 0), 0
+        )
 
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:
         return -advantages_BA * log_ratio(logps_BA, old_logps_BA).exp()

@@ -56,11 +56,6 @@ class DPPO(PolicyLoss):
 
     def __init__(self, limit_low: float, limit_high: float, max_ratio: float = 20.0, **mean: Any) -> None:
         super().__init__(**mean)
-        name = type(self).__name__
-        if not limit_low > 0 or not limit_high > 0:
-            raise ValueError(f"{name}: limit_low and limit_high must be above 0, got {limit_low} and {limit_high}")
-        if not max_ratio >= 1:
-            raise ValueError(f"{name}: max_ratio must be at least 1, got {max_ratio}")
         self.limit_low, self.limit_high, self.max_ratio = limit_low, limit_high, max_ratio
 
     @abstractmethod

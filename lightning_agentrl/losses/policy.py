@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.losses.aggregation import AggregationMode, check_aggregation
-from lightning_agentrl.types.rollout import Gather, alone, per_token
+from lightning_agentrl.types.rollout import Gather, alone
 
 LIMIT = 20.0  # of log-ratios, so that their exponentials stay finite
 
@@ -106,12 +106,12 @@ class PolicyLoss(ABC):
             [B, A] in float32 or better, 0 off the mask.
 
         Raises:
-            ValueError: shapes differ, or the picked tokens are missing.
-            TypeError: :meth:`token_loss` returned something else, or what does not depend on the log-probs; names the
-                class.
+            ValueError: shapes differ, also that of the loss, or the picked tokens are missing.
+            TypeError: what :meth:`token_loss` returned does not depend on the log-probs; names the class.
         """
         logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
-        loss = per_token(self.token_loss(logps, old_logps, advantages, mask), mask, self.token_loss, KEY)
+        loss = self.token_loss(logps, old_logps, advantages, mask)
+        check_shapes(token_loss=loss, mask=mask)
         if logps.requires_grad and torch.is_grad_enabled() and not loss.requires_grad and loss[mask].any():
             raise TypeError(
                 f"token_loss of {type(self).__name__} returns numbers that do not depend on the log-probs, so nothing "

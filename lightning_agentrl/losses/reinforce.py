@@ -45,8 +45,6 @@ class CISPO(PolicyLoss):
 
     def __init__(self, clip_low: float = 1.0, clip_high: float = 0.28, **mean: Any) -> None:
         super().__init__(**mean)
-        if not clip_low > 0 or not clip_high > 0:
-            raise ValueError(f"CISPO: clip_low and clip_high must be above 0, got {clip_low} and {clip_high}")
         self.clip_low, self.clip_high = clip_low, clip_high
 
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:
@@ -84,10 +82,6 @@ class SAPO(PolicyLoss):
 
     def __init__(self, tau_positive: float = 1.0, tau_negative: float = 1.05, **mean: Any) -> None:
         super().__init__(**mean)
-        if not tau_positive > 0 or not tau_negative > 0:
-            raise ValueError(
-                f"SAPO: tau_positive and tau_negative must be above 0, got {tau_positive} and {tau_negative}"
-            )
         self.tau_positive, self.tau_negative = tau_positive, tau_negative
 
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:
@@ -109,8 +103,6 @@ class DRO(PolicyLoss):
 
     def __init__(self, beta: float, **mean: Any) -> None:
         super().__init__(**mean)
-        if not beta > 0:
-            raise ValueError(f"DRO: beta must be above 0, got {beta}")
         self.beta = beta
 
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:

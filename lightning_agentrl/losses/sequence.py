@@ -112,8 +112,6 @@ class GMPO(PolicyLoss):
 
     def __init__(self, clip: float = 0.4, **mean: Any) -> None:
         super().__init__(**mean)
-        if not clip > 0:
-            raise ValueError(f"GMPO: clip must be above 0, got {clip}")
         self.clip = clip
 
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:

@@ -21,10 +21,8 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
         Loss per token in that shape, float32 or better, the factor 0.5 included.
 
     Raises:
-        ValueError: shapes differ, or the clip is not above 0.
+        ValueError: shapes differ.
     """
-    if clip is not None and not clip > 0:
-        raise ValueError(f"the clip of the value loss must be above 0 or None, got {clip}")
     values, old_values, returns = same_shape_float32(values=values, old_values=old_values, returns=returns)
     old_values, returns = old_values.detach(), returns.detach()
     loss = (values - returns).square()

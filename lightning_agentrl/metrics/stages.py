@@ -36,8 +36,6 @@ class StageClock:
     @contextmanager
     def stage(self, name: str, total: int = 0, done: int = 0) -> Iterator[None]:
         """Time the block as part of stage ``name``, which is complete once ``total`` items are done; 0: unknown."""
-        if name not in STAGES:
-            raise ValueError(f"stage '{name}' is none of {STAGES}")
         self.running, self.failed_in, self._done, self._total = name, "", done, total
         self._tell()
         started = time.perf_counter()
@@ -52,8 +50,6 @@ class StageClock:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time the block under a name of its own too, as part of the running stage."""
-        if name not in PARTS:
-            raise ValueError(f"part '{name}' is none of {PARTS}")
         started = time.perf_counter()
         try:
             yield

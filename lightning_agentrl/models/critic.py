@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Self
@@ -15,7 +14,6 @@ from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.language_model import hidden_at_logit_positions
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.packing import Packed
-from lightning_agentrl.types.rollout import in_words, is_tensor_of
 
 LEAST_STD = 1e-4  # where all returns are equal there is no scale
 
@@ -225,18 +223,8 @@ class Critic(nn.Module, ABC):
 
 
 def values_of(critic: Critic, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-    """Return the values [R] of a critic; arguments as in :meth:`Critic.forward`.
-
-    Raises:
-        TypeError: it gives something else; names its class.
-    """
-    values = critic(packed, actor_hidden_RH)
-    if not is_tensor_of(values, packed.logit_positions.shape):
-        raise TypeError(
-            f"forward of {type(critic).__name__} must return one tensor {list(packed.logit_positions.shape)}, a value "
-            f"for each logit position, got {in_words(values)} (key model.init_args.critic)"
-        )
-    return values
+    """Return the values [R] of a critic; arguments as in :meth:`Critic.forward`."""
+    return critic(packed, actor_hidden_RH).reshape(packed.logit_positions.shape)  # two columns would be half used
 
 
 class SharedCritic(Critic):
@@ -258,8 +246,7 @@ class SharedCritic(Critic):
         self.head = value_head(actor_hidden_size, self.popart)
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-        if actor_hidden_RH is None:
-            raise ValueError("SharedCritic reads the actor's hidden states, but none were given")
+        assert actor_hidden_RH is not None
         return self.head(actor_hidden_RH)
 
 
@@ -285,7 +272,7 @@ class LeastSquaresCritic(Critic):
         key = "model.init_args.critic.init_args"
         if not 0 <= forget <= 1:
             raise ValueError(f"{key}.forget must be from 0 to 1, got {forget}; for example 0.8")
-        if not 0 < ridge < math.inf:
+        if not ridge > 0:
             raise ValueError(f"{key}.ridge must be above 0, got {ridge}; for example 1.0")
         self.forget = forget
         self.ridge = ridge
@@ -294,8 +281,7 @@ class LeastSquaresCritic(Critic):
         self.regression = RunningRegression(actor_hidden_size, self.ridge)
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-        if actor_hidden_RH is None:
-            raise ValueError("LeastSquaresCritic reads the actor's hidden states, but none were given")
+        assert actor_hidden_RH is not None
         return self.regression(actor_hidden_RH)
 
     def take_in(self, states_NH: Tensor, returns_N: Tensor) -> None:

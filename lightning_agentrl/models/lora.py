@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import math
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -50,8 +49,8 @@ class LoRA:
     ) -> None:
         if rank < 1:
             raise ValueError(f"the rank of LoRA must be at least 1, got {rank} (key {KEY}.init_args.rank)")
-        if alpha is not None and not 0 < alpha < math.inf:
-            raise ValueError(f"the alpha of LoRA must be above 0 and finite, got {alpha} (key {KEY}.init_args.alpha)")
+        if alpha is not None and alpha <= 0:
+            raise ValueError(f"the alpha of LoRA must be above 0, got {alpha} (key {KEY}.init_args.alpha)")
         if not 0 <= dropout < 1:
             raise ValueError(
                 f"the dropout of LoRA must be at least 0 and below 1, got {dropout} (key {KEY}.init_args.dropout)"

@@ -200,12 +200,7 @@ def _check(pixels: np.ndarray) -> None:
     Raises:
         ValueError: one sentence.
     """
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-        given = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
-        raise ValueError(f"an image must be an array uint8 [height, width, 3], got {given}")
     height, width = pixels.shape[:2]
-    if not height or not width:
-        raise ValueError(f"an image must have at least one pixel, got {height} x {width}")
     if max(height, width) > MAX_RATIO * min(height, width):
         raise ValueError(f"the sides of an image may differ by a factor of {MAX_RATIO}, got {height} x {width} pixels")
 

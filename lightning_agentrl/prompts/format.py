@@ -40,8 +40,6 @@ class PromptFormat:
     def __post_init__(self) -> None:
         if self.max_prompt_tokens < 1:
             raise ValueError(f"max_prompt_tokens must be at least 1, got {self.max_prompt_tokens}")
-        if self.max_images is not None and self.max_images < 0:
-            raise ValueError(f"max_images must be at least 0 or null, got {self.max_images}")
         _check_places("system", self.system or "", PLACES)
         _check_places("instruction", self.instruction or "", INSTRUCTION_PLACES)
 

@@ -40,10 +40,6 @@ class Recollection:
     turns: tuple[PastTurn, ...] = ()
     note: str = ""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.note, str):
-            raise TypeError(f"the note of a Recollection is text, got {type(self.note).__name__}")
-
 
 class Memory(ABC):
     """Strategy object: the past of an episode -> what the next prompt shows of it."""

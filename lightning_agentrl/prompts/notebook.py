@@ -10,7 +10,6 @@ from functools import lru_cache
 from lightning_agentrl.prompts.memory import Memory, PastTurn, Recollection, WindowMemory
 
 # Each turn reads the episode again, so what was read is remembered: 400 turns are then some milliseconds.
-_MOST = 10_000  # notes or turns: no prompt holds more
 NOTE_CHARS = 120  # of a note; a longer one is cut after a word
 _NOTE = re.compile(r"^[ \t>*_`\"'#-]{0,8}note[ *_`]{0,4}:(.*)", re.IGNORECASE | re.MULTILINE)
 REMEMBERED, REMEMBERED_CHARS = 1 << 14, 1 << 12  # replies, and their length: 130 megabytes of ASCII at most
@@ -33,8 +32,6 @@ class NotebookMemory(Memory):
         for name, value, least in (("notes", notes, 1), ("turns", turns, 0)):
             if value < least:
                 raise ValueError(f"NotebookMemory: {name} must be at least {least}, got {value}")
-            if value > _MOST:
-                raise ValueError(f"NotebookMemory: {name} must be at most {_MOST}, got {value}")
         self.notes = notes
         self.turns = turns
         self._window = WindowMemory(turns)

@@ -116,8 +116,6 @@ class RolloutDataModule(L.LightningDataModule):
         self.sizes.check_memory(self.memory)
         if prove not in get_args(Prove):
             raise ValueError(f"data.init_args.prove must be one of {', '.join(get_args(Prove))}, got '{prove}'")
-        if not stall_seconds >= 0:  # nor NaN
-            raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {stall_seconds}")
         self.groups = groups
         self.max_staleness = max_staleness
         self.prove = prove

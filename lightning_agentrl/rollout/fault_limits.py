@@ -29,8 +29,6 @@ class FaultLimits:
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.in_a_row < 0:
-            raise ValueError(f"data.init_args.faults.in_a_row must be at least 0, got {self.in_a_row}")
         if not 0 <= self.share <= 1:
             raise ValueError(f"data.init_args.faults.share must lie between 0 and 1, got {self.share}")
 

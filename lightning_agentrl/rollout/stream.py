@@ -14,7 +14,6 @@ from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout.learner import Learner, Prepared
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.rollout import in_words
 
 Phase = Literal["critic_warmup", "train"]
 
@@ -92,11 +91,6 @@ class RolloutStream:
         self.inside_iteration = False  # an iteration that an error ended is not gone on with
         with self.preparing():
             prepared = self.next_rollout() if self.source is None else self.source.next_rollout(self)
-        if not isinstance(prepared, Prepared):
-            raise TypeError(
-                f"prepare of {type(self.learner).__name__} must return a Prepared, as super().prepare(rollout) does, "
-                f"got {in_words(prepared)}"
-            )
         rollout, metrics = prepared.rollout, prepared.metrics
         self.iteration += 1
         envs = [sample.turns[0].env for sample in rollout.samples]

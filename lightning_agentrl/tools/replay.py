@@ -58,11 +58,8 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
         struck, which depends on the machine.
 
     Raises:
-        ValueError: a folder is not that of one run with a chain, they have no iteration in common, or the tolerance is
-            below 0 or not a number.
+        ValueError: a folder is not that of one run with a chain, or they have no iteration in common.
     """
-    if not tolerance >= 0:
-        raise ValueError(f"--tolerance must be at least 0, got {tolerance:g}")
     runs = [one_run(folder, FOLDER) for folder in (first, second)]
     both = [read_links(run / FOLDER) for run in runs]
     common = sorted(set(both[0]) & set(both[1]))

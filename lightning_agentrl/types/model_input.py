@@ -47,22 +47,12 @@ class ImageChunk:
         tokens: how many tokens the image takes.
         pixels: uint8 [height, width, 3], RGB, as they are cut into patches; None where only the identity of the image
             is needed. They are no part of it, the digest stands for them.
-
-    Raises:
-        ValueError: when one of them is empty or out of range.
     """
 
     digest: str
     placeholder: int
     tokens: int
     pixels: np.ndarray | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if not self.digest or self.placeholder < 0 or self.tokens < 1:
-            raise ValueError(
-                "an image chunk needs a digest, a placeholder of at least 0 and at least one token, got "
-                f"'{self.digest}', {self.placeholder} and {self.tokens}"
-            )
 
     @property
     def ids(self) -> tuple[int, ...]:

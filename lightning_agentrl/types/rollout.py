@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.nn.functional import pad
 
 from lightning_agentrl.types.rounding import HALF_STEP
@@ -155,8 +155,6 @@ class Rollout:
     @staticmethod
     def concat(rollouts: Sequence[Rollout]) -> Rollout:
         """Join the rows of all rollouts; a field is kept only if every rollout has it."""
-        if not rollouts:
-            raise ValueError("concat needs at least one rollout")
         width = max(r.action_mask.shape[1] for r in rollouts)
 
         def join(tensors: Sequence[Tensor | None], fill: int = 0) -> Tensor | None:
@@ -180,7 +178,7 @@ class Rollout:
             ValueError: a tensor is neither [B] nor [B, A], as its field is.
         """
         scores = new.pop("scores", None)
-        given = {name: x for name, x in new.items() if isinstance(x, Tensor)}
+        given = cast(dict[str, Tensor], dict(new))
         if isinstance(scores, Scores):
             given |= {f.name: x for f in fields(Scores) if (x := getattr(scores, f.name)) is not None}
         for name, x in given.items():
@@ -224,33 +222,6 @@ Gather = Callable[[Tensor], Sequence[Tensor]]
 def alone(x: Tensor) -> list[Tensor]:
     """Return a list of ``x`` alone: the :data:`Gather` of a single rank."""
     return [x]
-
-
-def per_token(returned: object, mask_BA: Tensor, method: Callable[..., object], key: str = "") -> Tensor:
-    """Return the numbers [B, A] that a method gave for action tokens.
-
-    Args:
-        returned: what it gave.
-        mask_BA: of the tokens.
-        method: to be named; of a class, unless somebody has put a function in its place.
-        key: of a config, where an object of that class was given.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    if is_tensor_of(returned, mask_BA.shape):
-        return returned
-    *owners, name = getattr(method, "__qualname__", type(method).__name__).split(".")
-    owner = f" of {owners[-1]}" if owners and owners[-1] != "<locals>" else ""
-    raise TypeError(
-        f"{name}{owner} must return one tensor {list(mask_BA.shape)}, a number for each token, got "
-        f"{in_words(returned)}{key and f' (key {key})'}"
-    )
-
-
-def is_tensor_of(returned: object, shape: Size) -> TypeGuard[Tensor]:
-    """Return whether it is a tensor of this shape. Another one would be broadcast, or fail later."""
-    return isinstance(returned, Tensor) and returned.shape == shape
 
 
 def in_words(returned: object) -> str:

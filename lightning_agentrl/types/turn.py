@@ -11,8 +11,6 @@ from typing import NamedTuple
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.segment import Row, Segment, input_of
 
-_MOST_BRANCHES = 10_000  # of one state; all of a rollout are there at once
-
 
 @dataclass(frozen=True)
 class ForkPlan:
@@ -32,8 +30,6 @@ class ForkPlan:
         for name in ("branches", "every"):
             if (given := getattr(self, name)) < 1:
                 raise ValueError(f"forks need {name} of at least 1, got {given}")
-        if self.branches > _MOST_BRANCHES:
-            raise ValueError(f"forks need branches of at most {_MOST_BRANCHES}, got {self.branches}")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"forks need a gamma between 0 and 1, got {self.gamma}")
 
@@ -99,8 +95,6 @@ class Turn:
     def __post_init__(self) -> None:
         if self.terminated and self.bootstrap is not None:
             raise ValueError("a terminated turn has no next state to bootstrap from")
-        if (self.terminated or self.truncated) != (self.stop is not None):
-            raise ValueError("a turn carries a stop reason exactly when its episode ended")
 
     @property
     def done(self) -> bool:
@@ -139,8 +133,6 @@ class Sample:
             raise ValueError(f"a sample needs one action segment per turn, got {actions} for {len(self.turns)} turns")
         if not self.segments[-1].is_action:
             raise ValueError("a sample must end with an action segment, or its last reward would fall on no action")
-        if self.segments[0].is_action:
-            raise ValueError("a sample must start with something to read, got an action segment first")
         if len(self.turns) > 1 and any(turn.done for turn in self.turns[:-1]):
             raise ValueError("only the last turn of a sample can end its episode")
 

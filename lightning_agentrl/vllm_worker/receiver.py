@@ -39,8 +39,7 @@ class GlooReceiver(NCCLWeightTransferEngine):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        if self._group is None:
-            raise RuntimeError("no trainer has formed a group with this server")
+        assert self._group is not None
         try:
             for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
                 weight = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")

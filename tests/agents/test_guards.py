@@ -6,8 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_agentrl.agents import Attempt, RolloutCallback, StepGuard, Verdict
-from lightning_agentrl.agents.hooks import decide
+from lightning_agentrl.agents import RolloutCallback, Verdict
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from tests.agents import processes
 from tests.agents.guards import SkipSome
@@ -56,22 +55,6 @@ def test_a_skipped_step_moves_nothing_and_is_counted(tmp_path, exact_folder, pre
     assert [attempt.number for attempt in guard.seen] == [0, 1, 2, 3]
     assert all(attempt.norms.keys() == {"actor", "critic"} and attempt.norms["actor"] > 0 for attempt in guard.seen)
     assert all("policy/loss" in attempt.metrics for attempt in guard.seen)
-
-
-class Says(StepGuard):
-    """Returns what it is given."""
-
-    def __init__(self, verdict):
-        self.verdict = verdict
-
-    def before_step(self, trainer, attempt):
-        return self.verdict
-
-
-@pytest.mark.parametrize("given", [None, True, Verdict.STOP, ("STOP", "why"), (Verdict.STOP, None)])
-def test_a_guard_that_gives_no_verdict_is_named(tmp_path, given):
-    with pytest.raises(TypeError, match="before_step of Says must return a Verdict and a text"):
-        decide(make_trainer(tmp_path, 1), [Says(given)], Attempt(0, 0, {}, {}, {}))
 
 
 @pytest.mark.slow

@@ -50,18 +50,6 @@ class Calling(PPOAgent):
             end()
 
 
-class Forgetting(PPOAgent):
-    """Leaves out the last line."""
-
-    def prepare(self, rollout: Any) -> Any:
-        super().prepare(rollout)
-
-
-def test_an_agent_that_prepares_nothing_is_named(tmp_path: Path, tiny_folder: Path) -> None:
-    with pytest.raises(TypeError, match=r"prepare of Forgetting must return a Prepared, .* got NoneType"):
-        make_trainer(tmp_path, 1).fit(Forgetting(str(tiny_folder), critic=SharedCritic()), make_data())
-
-
 @pytest.mark.slow
 def test_hooks_that_call_those_of_the_agent_run_in_a_fit(tmp_path: Path, exact_folder: Path) -> None:
     trainer = make_trainer(tmp_path, 1)

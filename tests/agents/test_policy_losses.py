@@ -112,16 +112,6 @@ def test_every_correction_trains(tmp_path, tiny_folder, correction):
         assert 0 < spy.steps[0]["mismatch/rejected"] < 1
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [(None, "must return tensors by name, got NoneType"), ({"loss": 1}, "returns 'loss', and policy/loss is logged")],
-)
-def test_metrics_of_a_loss_have_names_of_their_own(tmp_path, tiny_folder, monkeypatch, given, sentence):
-    monkeypatch.setattr(PPOClip, "metrics", lambda *args: given)
-    with pytest.raises(TypeError, match=f"metrics of PPOClip {sentence}"):
-        train(tmp_path, tiny_folder, policy_loss=PPOClip())
-
-
 # Aggregation
 
 

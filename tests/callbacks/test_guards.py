@@ -168,18 +168,13 @@ def test_norms_are_in_the_state():
 @pytest.mark.parametrize(
     ("make", "key"),
     [
-        (lambda: KLCeiling(0.0), "ceiling"),
-        (lambda: KLCeiling(1.0, of="actor"), "of"),
         (lambda: KLCeiling(1.0, action="halt"), "action"),
         (lambda: KLCeiling(1.0, factor=2.0), "factor"),
         (lambda: KLCeiling(1.0, patience=0), "patience"),
         (lambda: ValidActionFloor(floor=2.0), "floor"),
         (lambda: RepetitionGuard(floor=0.0), "floor"),
         (lambda: EntropyBounds(), "low"),
-        (lambda: EntropyBounds(low=2.0, high=1.0), "low"),
-        (lambda: EntropyBounds(low=float("nan")), "low"),
         (lambda: GradientSpikes(after=200), "after"),
-        (lambda: GradientSpikes(window=10**30), "window must be at most"),
     ],
 )
 def test_wrong_settings_are_refused(make, key):

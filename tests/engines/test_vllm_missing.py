@@ -48,7 +48,7 @@ def test_the_tested_version_is_taken(version: str) -> None:
         ("max_batch", 0),
         *(
             pytest.param(name, value, marks=pytest.mark.slow)
-            for name, value in (("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.0), ("kv_cache_gb", 0.0))
+            for name, value in (("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.0))
         ),
     ],
 )

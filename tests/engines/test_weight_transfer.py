@@ -136,7 +136,5 @@ def test_the_command_of_a_server_says_how_weights_come() -> None:
 
 def test_impossible_arguments_are_refused() -> None:
     urls = ["http://127.0.0.1:9"]
-    with pytest.raises(ValueError, match="'mpi'"):
-        VLLMServerEngine(urls, transfer="mpi")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"weights_folder.*'folder'.*'gloo'"):
         VLLMServerEngine(urls, weights_folder="/shared", transfer="gloo")

@@ -15,7 +15,6 @@ from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.session import Prompt
 from lightning_agentrl.episodes.tasks import OneTurn, Scorer, Task
 from lightning_agentrl.errors import EnvError
-from lightning_agentrl.rollout import TurnInteraction
 from tests.types.samples import action, prompt, turn
 
 START = Start(env=3, episode=1, seed=5)
@@ -91,8 +90,3 @@ def test_an_interaction_cannot_record_or_amend_one(field):
             recorder.record(Prompt((), (prompt(1),), 0), action(11), turn(**{field: wrong}))
     (sample,) = recorder.samples()
     assert getattr(sample.turns[0], field) == 0.0  # the turn is as it was, and no other was added
-
-
-def test_a_penalty_is_finite():
-    with pytest.raises(ValueError, match="invalid_penalty"):
-        TurnInteraction(invalid_penalty=math.nan)

@@ -261,30 +261,13 @@ def test_kl_cov_pulls_in_both_directions():
     close(loss, f64([[0.35, 0.35]]))
 
 
-@pytest.mark.parametrize("loss", [ClipCov(), KLCov()])
-def test_picked_tokens_must_be_handed_over(loss):
-    case = Case(0)
-    with pytest.raises(ValueError, match="needs the tokens it picked"):
-        loss(case.logps, case.old, case.advantages, case.mask)
-
-
 @pytest.mark.parametrize(
     ("make", "match"),
     [
         (lambda: GSPO(clip_low=0.0), "^GSPO: needs 0 < clip_low"),
-        (lambda: GMPO(clip=0.0), "^GMPO: clip must be above 0"),
-        (lambda: CISPO(clip_low=0.0), "^CISPO: .* above 0, got 0.0 and 0.28"),
-        (lambda: CISPO(clip_high=0.0), "^CISPO: .* above 0, got 1.0 and 0.0"),
-        (lambda: SAPO(tau_negative=0.0), "^SAPO: .* above 0, got 1.0 and 0.0"),
-        (lambda: DPPOTV(limit_low=0.0), "^DPPOTV: .* above 0, got 0.0 and 0.15"),
-        (lambda: DPPOTV(limit_high=0.0), "^DPPOTV: .* above 0, got 0.15 and 0.0"),
-        (lambda: DPPOKL(max_ratio=0.5), "^DPPOKL: max_ratio must be at least 1"),
-        (lambda: DRO(0.0), "^DRO: beta must be above 0"),
         (lambda: ClipCov(share=0.0), "^ClipCov: share"),
-        (lambda: ClipCov(cov_low=5.0), "^ClipCov: cov_low must be below cov_high"),
         (lambda: ClipCov(clip_low=0.0), "^ClipCov: needs 0 < clip_low"),
         (lambda: KLCov(share=1.5), "^KLCov: share"),
-        (lambda: KLCov(penalty=0.0), "^KLCov: penalty must be above 0"),
     ],
 )
 def test_settings_outside_their_range_are_refused(make, match):

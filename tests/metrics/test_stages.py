@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.stages import PARTS, STAGES, StageClock
+from lightning_agentrl.metrics.stages import StageClock
 from tests.metrics.clock import FakeClock
 
 EXPECTED = {
@@ -169,18 +169,6 @@ def test_listeners_hear_how_far_the_running_stage_is():
         ("log", 0, 0),
     ]
     assert clock.running == "log"
-
-
-def test_an_unknown_stage_is_refused():
-    with pytest.raises(ValueError, match="'rest'"), StageClock().stage("rest"):
-        pass
-    assert STAGES == ("collect", "score", "update", "validate", "log")
-
-
-def test_an_unknown_part_is_refused():
-    with pytest.raises(ValueError, match="'collect'"), StageClock().part("collect"):
-        pass
-    assert "collect" not in PARTS
 
 
 def test_rates_count_the_seconds_of_a_process_without_turns(monkeypatch):

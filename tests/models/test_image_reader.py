@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -121,23 +120,9 @@ def test_what_an_image_shows_is_in_its_digest(reader_of: Callable[[str], FamilyR
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
-@pytest.mark.parametrize(
-    ("pixels", "message"),
-    [
-        (np.zeros((8, 8, 3)), r"uint8 \[height, width, 3\], got float64 \[8, 8, 3\]"),
-        (np.zeros((8, 8, 4), dtype=np.uint8), r"got uint8 \[8, 8, 4\]"),
-        (np.zeros((8, 8), dtype=np.uint8), r"got uint8 \[8, 8\]"),
-        ([[0]], "got list"),
-        (np.zeros((0, 8, 3), dtype=np.uint8), "at least one pixel, got 0 x 8"),
-        (np.zeros((1, 201, 3), dtype=np.uint8), "factor of 200, got 1 x 201"),
-    ],
-    ids=["float", "four channels", "grey", "list", "empty", "ratio"],
-)
-def test_what_is_no_picture_is_refused(
-    reader_of: Callable[[str], FamilyReader], family: str, pixels: Any, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        reader_of(family).read(pixels)
+def test_a_strip_is_refused(reader_of: Callable[[str], FamilyReader], family: str) -> None:
+    with pytest.raises(ValueError, match="factor of 200, got 1 x 201"):
+        reader_of(family).read(np.zeros((1, 201, 3), dtype=np.uint8))
 
 
 def test_a_huge_image_is_made_small(reader_of: Callable[[str], FamilyReader]) -> None:

@@ -176,12 +176,6 @@ def test_packed_row_by_hand():
     assert (row.tokens, row.padding) == (4, None)
 
 
-@pytest.mark.parametrize(("row_ids", "reads"), [((), ()), ((1, 2), (2,)), ((1, 2), (-1,))])
-def test_rows_refuse_reads_outside(row_ids, reads):
-    with pytest.raises(ValueError, match="within a row of"):
-        text_row(row_ids, reads)
-
-
 row_lists = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=12).map(lambda x: text_row(tuple(x), (len(x) - 1,))), max_size=14
 )

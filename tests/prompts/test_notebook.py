@@ -125,7 +125,6 @@ def test_the_fullest_past_fills_the_notebook(notes, turns) -> None:
     [
         ({"notes": 0}, "notes must be at least 1, got 0"),
         ({"turns": -1}, "turns must be at least 0, got -1"),
-        *(({name: 10**30}, f"{name} must be at most 10000, got 10+") for name in ("notes", "turns")),
     ],
 )
 def test_wrong_arguments(kwargs, message) -> None:

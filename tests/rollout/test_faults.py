@@ -370,8 +370,6 @@ def test_a_resumed_run_counts_lost_episodes_on(tiny_folder):
 
 
 def test_limits_out_of_range_are_refused():
-    with pytest.raises(ValueError, match=r"data.init_args.faults.in_a_row must be at least 0, got -1"):
-        FaultLimits(in_a_row=-1)
     with pytest.raises(ValueError, match=r"data.init_args.faults.share must lie between 0 and 1, got 2"):
         FaultLimits(share=2)
 

@@ -362,7 +362,7 @@ def test_what_cannot_be_forked_is_refused_with_its_key(settings: dict[str, Any],
     check_forks(GRPO(), **given)
 
 
-@pytest.mark.parametrize(("plan", "part"), [((0, 1), "branches of at least 1"), ((10**30, 1), "branches of at most")])
+@pytest.mark.parametrize(("plan", "part"), [((0, 1), "branches of at least 1"), ((3, 0), "every of at least 1")])
 def test_numbers_of_branches_that_cannot_be_played_are_refused(plan: tuple[int, int], part: str):
     with pytest.raises(ValueError, match=part):
         ForkPlan(*plan, GAMMA)

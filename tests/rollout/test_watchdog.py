@@ -176,8 +176,6 @@ def test_zero_turns_it_off(tiny_folder, caught):
             assert threading.active_count() == started
             place.loop.run(FixedTurns(place.sessions, 1).collect(player))
     assert started > before
-    with pytest.raises(ValueError, match=r"stall_seconds.*0.*-1"):
-        RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0"), stall_seconds=-1)
 
 
 def test_so_many_seconds_that_no_clock_counts_them_are_never_over(tiny_folder, caught):

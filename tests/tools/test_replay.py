@@ -259,12 +259,6 @@ def test_a_replay_keeps_rates_that_fall_until_the_end_of_the_run(
         assert text.rstrip().endswith(f"iteration {iteration} is the same to the bit")
 
 
-@pytest.mark.parametrize("tolerance", ["-1", ".nan"])
-def test_a_tolerance_that_no_gap_is_within_is_refused(agentrl: Command, tmp_path: Path, tolerance: str) -> None:
-    message = sentence(agentrl(str(tmp_path), str(tmp_path), f"--tolerance={tolerance}", command="bisect"))
-    assert f"--tolerance must be at least 0, got {tolerance.lstrip('.')}" in message
-
-
 def test_chains_without_a_common_iteration_are_told_with_theirs(agentrl: Command, tmp_path: Path) -> None:
     for name, iterations in (("one", (3, 4)), ("other", (1, 2))):
         (tmp_path / name / "chain").mkdir(parents=True)

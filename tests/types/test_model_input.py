@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,16 +149,3 @@ def test_what_is_behind_some_tokens_completes_them(one: ModelInput, data: st.Dat
     }
     cut = data.draw(st.sampled_from(sorted(borders)))
     assert one.behind(cut).keys == one.keys[cut:]
-
-
-@pytest.mark.parametrize("fields", [{"digest": ""}, {"placeholder": -1}, {"tokens": 0}])
-def test_an_image_needs_a_digest_a_placeholder_and_tokens(fields: dict) -> None:
-    with pytest.raises(ValueError, match="an image chunk needs"):
-        ImageChunk(**({"digest": "cat", "placeholder": 7, "tokens": 1} | fields))
-
-
-def test_a_policy_samples_no_image() -> None:
-    with pytest.raises(ValueError, match="holds no image"):
-        Segment(SegmentKind.ACTION, text(1) + image("cat", 1), (-1.0, -1.0))
-    with pytest.raises(TypeError, match="needs a ModelInput"):
-        Segment(SegmentKind.PROMPT, (1, 2))

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from lightning_agentrl.types import Row
 from tests.inputs import image, text
-
-
-@pytest.mark.parametrize("positions", [(-1,), (3,), (-1, 1), (1, 3)])
-def test_each_position_lies_within_the_row(positions):
-    with pytest.raises(ValueError, match="within a row of 3 ids"):
-        Row(text(5, 6, 7), positions)
 
 
 def test_what_stands_behind_the_last_position_is_not_read():
@@ -26,6 +18,3 @@ def test_the_images_of_a_row_are_those_that_are_read_whole():
     assert Row(shown, (2,)).images == Row(shown, (3,)).images == list(cat.images)
     assert Row(shown, (0,)).images == []
     assert Row(shown, (1, 5)).images == [*cat.images, *dog.images]
-    for position in (1, 4):
-        with pytest.raises(ValueError, match=f"position {position}, which is within an image"):
-            _ = Row(shown, (position,)).images

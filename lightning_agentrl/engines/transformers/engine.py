@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 
@@ -49,14 +49,8 @@ class TransformersEngine(Engine):
         admit_every: int = 1,
         absence_seconds: float = 60.0,
     ) -> None:
-        if max_batch < 1:
-            raise ValueError(f"max_batch must be at least 1, got {max_batch}")
-        if admission not in get_args(Rule):
-            raise ValueError(f"admission must be by_number or as_they_come, got '{admission}'")
-        if admit_every < 1:
-            raise ValueError(f"admit_every must be at least 1, got {admit_every}")
-        if not absence_seconds > 0:
-            raise ValueError(f"absence_seconds must be above 0, got {absence_seconds}")
+        if min(max_batch, admit_every) < 1:
+            raise ValueError(f"max_batch and admit_every must be at least 1, got {max_batch} and {admit_every}")
         self.max_batch = max_batch
         self.admission = admission
         self.admit_every = admit_every

@@ -37,18 +37,13 @@ def image_arguments(reader: FamilyReader | None, max_model_len: int) -> dict[str
 
 
 def engine_input(prompt: ModelInput, reader: FamilyReader | None) -> Any:
-    """Return a prompt as vLLM's engine takes it. Images go with the place and the hash of each.
-
-    Raises:
-        ValueError: there are images, and the model reads text only.
-    """
+    """Return a prompt as vLLM's engine takes it. Images go with the place and the hash of each."""
     from vllm.inputs.engine import mm_input, tokens_input
 
     images = prompt.images
     if not images:
         return tokens_input(list(prompt.ids))
-    if reader is None:
-        raise ValueError(f"the model reads text only, and the prompt shows {len(images)} images")
+    assert reader is not None
     from transformers import BatchFeature
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 

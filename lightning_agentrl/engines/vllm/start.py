@@ -52,8 +52,6 @@ class VLLMOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.gpu_memory_utilization < 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and below 1, got {self.gpu_memory_utilization}")
-        if self.kv_cache_gb <= 0:
-            raise ValueError(f"kv_cache_gb must be above 0, got {self.kv_cache_gb}")
 
     def computes_in(self, handle: PolicyHandle) -> torch.dtype:
         """Return the dtype of the engine for a policy, or raise a ConfigError if vLLM does not know it."""

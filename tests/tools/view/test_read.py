@@ -73,41 +73,6 @@ def test_any_other_broken_line_is_named(tmp_path):
         read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"values": [0.0]}, "'values' has 1 entries for 13 reply tokens"),
-        ({"tokens": ["a"]}, "'tokens' has 1 entries for 13 reply tokens"),
-        ({"turn": None}, "'turn' is missing or of another type"),
-        ({"values": 0.5}, "'values' is of another type"),
-        ({"values": ["a"] * 13}, "'values' has entries of another type"),
-        ({"tokens": [1] * 13}, "'tokens' has entries of another type"),
-        ({"metrics": {"a": [1.0]}}, "'metrics' has entries of another type"),
-        ({"episode_return": "1"}, "'episode_return' is of another type"),
-        ({"prompt_ids": 7}, "'prompt_ids' is missing or of another type"),
-    ],
-)
-def test_a_turn_that_does_not_fit_is_named_also_in_the_last_line(tmp_path, change, why):
-    write_log(tmp_path, [make_turn(), make_turn(**{"turn": 1, **change})])
-    with pytest.raises(ValueError, match=f"2.*{why}"):
-        read(tmp_path)
-
-
-def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
-    (path,) = write_log(tmp_path, [make_turn(), make_turn(turn=1)])
-    first, second = path.read_text().splitlines()
-    path.write_text(f'{first[:-1]}, "more": {"[" * 100_000}{"]" * 100_000}}}\n{second}\n')
-    with pytest.raises(ValueError, match=r"line 1 .*rank0-000000\.jsonl' .*nested too deeply"):
-        read(tmp_path)
-
-
-def test_a_line_that_is_no_object_is_named(tmp_path):
-    (path,) = write_log(tmp_path, [make_turn()])
-    path.write_text("[1]\n")
-    with pytest.raises(ValueError, match=r"1.*JSON"):
-        read(tmp_path)
-
-
 def test_a_resumed_run_tells_its_iterations_once(tmp_path):
     first = [make_turn(iteration=i, turn=i, reply=f"old {i}") for i in (1, 2, 3, 4)]
     again = [make_turn(iteration=i, turn=i, reply=f"new {i}") for i in (3, 4, 5)]
