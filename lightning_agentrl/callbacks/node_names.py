@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.errors import Problem, causes, first_line, one_line
 from lightning_agentrl.errors.foreign_messages import LostRank, lost_rank, not_met
-from lightning_agentrl.vllm_worker.address import own_address
+from lightning_agentrl.vllm_worker.extension import own_address
 
 PORT = 9  # closed almost everywhere, and a machine that says so is there
 PATIENCE = 3.0  # seconds for its answer

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, Literal
 
 import torch
+
+PORT = 9  # any will do: nothing is sent
+
+
+def own_address(towards: str) -> str:
+    """Return the address of this machine on the way to another one, as that one sees it; no packet is sent.
+
+    Args:
+        towards: name or address of the other machine.
+    """
+    family, kind, protocol, _, there = socket.getaddrinfo(towards, PORT, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as way:
+        way.connect(there)
+        return str(way.getsockname()[0])
+
 
 Transfer = Literal["folder", "nccl", "gloo"]  # how weights get to a server
 MODE = "processed_logprobs"  # of the distribution sampled from, after temperature

@@ -17,8 +17,7 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-from lightning_agentrl.vllm_worker.address import own_address
-from lightning_agentrl.vllm_worker.extension import WorkerExtension
+from lightning_agentrl.vllm_worker.extension import WorkerExtension, own_address
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, find_store
 
 

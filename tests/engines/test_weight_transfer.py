@@ -17,7 +17,7 @@ from lightning_agentrl.engines.vllm_server.sent_weights import copied_weights
 from lightning_agentrl.engines.vllm_server.transfer_source import WeightForm, WeightSource
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
-from lightning_agentrl.vllm_worker.address import own_address
+from lightning_agentrl.vllm_worker.extension import own_address
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, find_store, open_store
 from tests.engines.test_vllm_server_parts import TOLD
 

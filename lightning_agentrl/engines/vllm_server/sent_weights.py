@@ -19,8 +19,7 @@ from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from lightning_agentrl.engines.vllm_server.transfer_source import Calls, WeightSource
 from lightning_agentrl.engines.vllm_server.weight_senders import THREAD, GlooSender, NCCLSender, Rendezvous, Sender
 from lightning_agentrl.engines.weights import named_as_in_files, named_weights, whole
-from lightning_agentrl.vllm_worker.address import own_address
-from lightning_agentrl.vllm_worker.extension import FORGET_TRAINER
+from lightning_agentrl.vllm_worker.extension import FORGET_TRAINER, own_address
 
 T = TypeVar("T")
 
