@@ -35,7 +35,6 @@ FOLDER = "chain"
 _NAME = r"(\d+)-rank(\d+)"  # of a file, without its extension
 HELD_OUT = "val/"  # begins the names of numbers of a validation
 BLOCK = 1 << 22  # numbers of a weight that are summed at a time
-KEPT = 200  # iterations whose files are kept; one takes about 30 bytes for each sampled token
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 
 
@@ -44,10 +43,14 @@ class Chain(RolloutCallback):
 
     Each process writes one file per iteration: the turns and tokens of its part of the rollout with scores and
     advantages, the losses and other metrics of the update, a checksum of every weight after it, and the numbers of a
-    validation, if there was one. Times are left out. The files of the last 200 iterations are kept.
+    validation, if there was one. Times are left out.
+
+    Args:
+        keep: iterations of which the files are kept. One takes about 30 bytes for each sampled token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: int = 200) -> None:
+        self.keep = keep
         self._folder = Path()
         self._link: Link = {}
         self._alone = False
@@ -89,7 +92,7 @@ class Chain(RolloutCallback):
         # Lightning itself tells them only after a validation.
         means = cast(Any, trainer)._results.metrics(on_step=False)["callback"]
         write_link(self._path(trainer), self._link | number_fields("update", means) | weight_fields(pl_module))
-        self._path(trainer, KEPT).unlink(missing_ok=True)
+        self._path(trainer, self.keep).unlink(missing_ok=True)
         if not self._alone:
             drop_links(self._folder, trainer.current_epoch + 1, trainer.global_rank, trainer.world_size)
             self._alone = True

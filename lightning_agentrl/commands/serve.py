@@ -12,7 +12,6 @@ from importlib import metadata
 import torch
 
 from lightning_agentrl.errors.vllm_version import check_installed
-from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, EXTENSION, MODE, RECEIVER, Transfer
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server takes no weights
@@ -65,6 +64,12 @@ def serve_model(model: str, port: int, host: str, options: Sequence[str], transf
     on_cpu = not torch.cuda.is_available()
     if on_cpu and transfer == "nccl":
         raise ValueError("--transfer nccl needs a GPU, and there is none; use gloo or folder")
-    command = server_command(resolve_model(model), port, host, options, on_cpu, transfer)
+    if model == "demo":
+        from lightning_agentrl.models.loading import (
+            resolve_model,  # transformers takes seconds, which no other model needs
+        )
+
+        model = resolve_model(model)
+    command = server_command(model, port, host, options, on_cpu, transfer)
     print(f"{DEV_MODE}=1 {SPAWN}=spawn {shlex.join(command)}", flush=True)
     os.execve(command[0], command, os.environ | {DEV_MODE: "1", SPAWN: "spawn"})

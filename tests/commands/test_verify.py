@@ -12,7 +12,7 @@ import pytest
 from lightning_agentrl.commands.verify_engine import ROUNDS
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.metrics.gap import EXACT, ROUGH
-from tests.cli import Command, Config, Verify, changed, judged, sentence
+from tests.cli import Command, Config, Verify, changed, judged
 
 
 def test_the_engine_of_the_trainer_itself_is_right(verify: Verify, config: Config) -> None:
@@ -50,11 +50,6 @@ def test_weights_that_are_not_taken_over_are_found(
     assert judgement == "FAILED"
     assert largest > EXACT.largest
     assert "prefix" in lines[-2]
-
-
-@pytest.mark.slow
-def test_a_bound_below_0_is_refused(config: Config, agentrl: Command) -> None:
-    assert "--mean_bound" in sentence(agentrl("--mean_bound", "-1", config=config, command="verify-engine"))
 
 
 def test_the_bound_can_be_given(verify: Verify, config: Config) -> None:

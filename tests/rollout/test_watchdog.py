@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -295,6 +295,12 @@ def _run_rank(rank: int, port: int, folder: Path, command: Sequence[str]) -> Non
     run_command(folder, command)
 
 
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 @pytest.mark.slow
 def test_a_run_names_a_rank_that_is_stopped_in_its_update(tmp_path: Path, tiny_folder: Path) -> None:
     """The other rank waits inside torch, for gradients."""
@@ -308,9 +314,12 @@ def test_a_run_names_a_rank_that_is_stopped_in_its_update(tmp_path: Path, tiny_f
     command = ["fit", "--config", str(tmp_path / "config.yaml"), "--trainer.devices", "2", "--trainer.strategy", "ddp"]
 
     def go_on() -> None:
-        log = tmp_path / "rank0.log"
-        wait_for(lambda: log.exists() and "no sign of life for 0.5 s from rank 1" in log.read_text(), 300)
-        os.kill(int((tmp_path / "pid1").read_text()), signal.SIGCONT)
+        """Wait until the rank is stopped: on a busy machine its beats may be late before."""
+        log, pid = tmp_path / "rank0.log", tmp_path / "pid1"
+        wait_for(lambda: pid.exists() and _is_stopped(int(pid.read_text())), 300)
+        before = len(log.read_text())
+        wait_for(lambda: "no sign of life for 0.5 s from rank 1" in log.read_text()[before:], 300)
+        os.kill(int(pid.read_text()), signal.SIGCONT)
 
     waking = threading.Thread(target=go_on, daemon=True)
     waking.start()
