@@ -101,7 +101,7 @@ def _report(
 
 def _warn(text: str) -> None:
     rank = f"rank {_Watched.ranks.rank}: " if _Watched.ranks is not None else ""
-    warnings.warn(rank + text, stacklevel=1)
+    warnings.warn_explicit(rank + text, UserWarning, __file__, 0)  # without a registry: shown each time
 
 
 class _Ranks:
