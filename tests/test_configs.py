@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
 from lightning_agentrl.agents import KL
-from lightning_agentrl.agents.checks import check_trainer, tell_of_kl_in_groups
+from lightning_agentrl.agents.checks import check_trainer, warn_of_kl_in_groups
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.episodes.contract import read_contract
 from lightning_agentrl.prompts import ChatRenderer, PromptFormat
@@ -213,7 +213,7 @@ def test_no_config_is_warned_of_a_kl_in_rewards_that_are_divided(path: Path) -> 
     kl = from_plain(model.get("kl"), KL, "kl") or KL()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tell_of_kl_in_groups(advantage, kl.reward != 0, model.get("group_filter"))
+        warn_of_kl_in_groups(advantage, kl.reward != 0, model.get("group_filter"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

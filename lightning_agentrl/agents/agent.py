@@ -30,19 +30,7 @@ from lightning_agentrl.agents.checkpoints import (
     refuse_not_finite,
     rewind,
 )
-from lightning_agentrl.agents.checks import (
-    check_critic,
-    check_forks,
-    check_groups,
-    check_reads_alike,
-    check_returns,
-    check_rounded,
-    check_tower,
-    check_trainer,
-    correction_for,
-    tell_of_kl_in_groups,
-    tell_of_slow_precision,
-)
+from lightning_agentrl.agents.checks import check_rounded, check_run, correction_for, shared_context_length
 from lightning_agentrl.agents.describe import describe, describe_collected, describe_gradient, describe_step
 from lightning_agentrl.agents.engine_watch import EngineWatch, proof_of
 from lightning_agentrl.agents.finite import LeftOut, gradients_are_finite
@@ -60,16 +48,14 @@ from lightning_agentrl.agents.optimizer import (
     sync_gradients,
     without_sync,
 )
-from lightning_agentrl.agents.overrides import check_hooks
 from lightning_agentrl.agents.passes import cached_precision, random_from
 from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.resume import made_of
 from lightning_agentrl.agents.run import Run
-from lightning_agentrl.agents.schedule import check_schedules
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, kept_rows, lost_rows, without_rows
-from lightning_agentrl.agents.steps import planned_steps, stop_run
+from lightning_agentrl.agents.steps import stop_run
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.trainer_keys import check_callbacks
 from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
@@ -84,7 +70,7 @@ from lightning_agentrl.metrics.rollout import kept_groups
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic
-from lightning_agentrl.models.kernels import automatic_kernels, check_kernels
+from lightning_agentrl.models.kernels import automatic_kernels
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_tokenizer, model_name, read_context_length, read_images
 from lightning_agentrl.models.lora import LoRA
@@ -102,7 +88,9 @@ class Agent(L.LightningModule, ABC):
     """One iteration of learning, from a rollout to one optimizer step per mini-batch.
 
     Subclasses say what is learned: :meth:`shape_rewards`, :meth:`policy_loss`, :meth:`value_loss`; and what has to be
-    computed for it: :attr:`needs`.
+    computed for it: :attr:`needs`. Lightning's hooks do work here, unlike in other LightningModules: a subclass that
+    overrides one (``setup``, ``on_fit_start``, ``on_train_epoch_end``, ``on_save_checkpoint``, ...) calls it with
+    ``super()`` first.
 
     Args:
         model: hub id, local folder, or ``demo`` for the bundled model.
@@ -140,7 +128,6 @@ class Agent(L.LightningModule, ABC):
         variance_proxy: bool = False,
     ) -> None:
         super().__init__()
-        check_hooks(type(self), Agent)
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
@@ -457,51 +444,21 @@ class Agent(L.LightningModule, ABC):
         leave_out_hints()
         leave_out_moves()
         with raise_once():
-            if cast(Any, self.trainer).datamodule is None:
-                raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")
-            if self._compiler_ctx is not None:
-                raise ValueError(
-                    "an agent is not compiled as a whole: give it to the trainer without torch.compile, and set "
-                    "model.init_args.compute.kernels to compiled, which compiles the layers of its models"
-                )
+            check_run(self, stage)
             guard_checkpoints(self.trainer)
-            if stage == "fit":
-                self._check_learning()
-            self._load_readers()
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
-            if self.lora is not None:
-                self.lora.check(self.model)
-            on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
-            check_kernels(self.compute.kernels, on_gpu, sharded)
-            self.datamodule.check(self.tokenizer, read_context_length(self.model), self.image_reader)
-            tell_of_slow_precision(self.trainer)
+            self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
+            own_length = read_context_length(self.model)
+            self.context_length = shared_context_length(self, own_length)
+            self.datamodule.check(self.tokenizer, own_length, self.image_reader)
             if stage == "fit":
+                given = None if self.correction is self._own_correction else self.correction
+                self.correction = correction_for(given, self.datamodule.max_staleness)
+                self._own_correction = self.correction if given is None else None
                 self.run.made_of = made_of(self.settings(), self.model)
         if stage == "fit":
             self._begin_run()
-
-    def _check_learning(self) -> None:
-        """Refuse settings with which nothing right would be learnt, and choose the correction if none is given."""
-        data, takes_kl = self.datamodule, self.takes_kl_from_rewards
-        check_trainer(self.trainer, data.steps_per_iteration, self.lora is not None)
-        check_schedules(self.optim.schedule, planned_steps(self.trainer))
-        check_tower(self.train_tower, self.model, self.lora is not None)
-        check_critic(self.critic, self.trainer.strategy)
-        check_groups(self.advantage, data.groups, self.group_filter, self.aggregation)
-        check_forks(self.advantage, data.groups, data.interaction, takes_kl)
-        check_returns(self.advantage, takes_kl, data.interaction)
-        tell_of_kl_in_groups(self.advantage, takes_kl, self.group_filter)
-        given = None if self.correction is self._own_correction else self.correction
-        self.correction = correction_for(given, data.max_staleness)
-        self._own_correction = self.correction if given is None else None
-
-    def _load_readers(self) -> None:
-        """Load what reads text and images, and refuse further models that read something else."""
-        self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
-        own, data = read_context_length(self.model), self.datamodule
-        others = [check_reads_alike(self.tokenizer, *pair, data.longest_turn) for pair in self._further_readers()]
-        self.context_length = min([own, *filter(None, others)])
 
     def _begin_run(self) -> None:
         self.run.begin(self.trainer)
@@ -509,12 +466,6 @@ class Agent(L.LightningModule, ABC):
         self.configure_optimizers = read  # type: ignore[method-assign]
         self.monitors.begin_run()
         let_callbacks_wait(self.trainer, self.monitored)
-
-    def _further_readers(self) -> list[tuple[str, str]]:
-        """Return the models besides the actor's that read its rows, each with its key in a config."""
-        critic = self.critic.model if isinstance(self.critic, SeparateCritic) else None
-        given = ((self.reference, f"{KEYS}.kl.reference"), (critic, f"{KEYS}.critic.init_args.model"))
-        return [(other, key) for other, key in given if other is not None and other != self.model]
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""

@@ -1,9 +1,11 @@
-"""Checks for settings that would silently do something else than they say, or do not fit each other."""
+"""Checks of a whole run: settings of agent, data module and trainer that do not fit together."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import lightning as L
-from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
@@ -11,14 +13,74 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator
-from lightning_agentrl.agents.strategies import check_strategy
+from lightning_agentrl.agents.schedule import check_schedules
+from lightning_agentrl.agents.steps import planned_steps
+from lightning_agentrl.agents.strategies import check_strategy, in_lockstep
 from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys, no_precision
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
-from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.kernels import slow_in_bfloat16
+from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.models.kernels import check_kernels, slow_in_bfloat16
 from lightning_agentrl.models.loading import load_tokenizer, read_config
 from lightning_agentrl.models.vision import READERS
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
+
+
+def check_run(agent: Any, stage: str) -> None:
+    """Refuse settings that do not fit together, before weights are read.
+
+    Args:
+        agent: an ``Agent`` that is attached to a trainer.
+        stage: of Lightning, such as ``fit``.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    trainer, data = agent.trainer, agent.trainer.datamodule
+    if data is None:
+        raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")
+    if agent._compiler_ctx is not None:
+        raise ValueError(
+            "an agent is not compiled as a whole: give it to the trainer without torch.compile, and set "
+            "model.init_args.compute.kernels to compiled, which compiles the layers of its models"
+        )
+    if stage == "fit":
+        advantage, takes_kl = agent.advantage, agent.takes_kl_from_rewards
+        check_trainer(trainer, data.steps_per_iteration, agent.lora is not None)
+        check_schedules(agent.optim.schedule, planned_steps(trainer))
+        check_tower(agent.train_tower, agent.model, agent.lora is not None)
+        check_critic(agent.critic, trainer.strategy)
+        check_groups(advantage, data.groups, agent.group_filter, agent.aggregation)
+        check_forks(advantage, data.groups, data.interaction, takes_kl)
+        check_returns(advantage, takes_kl, data.interaction)
+        warn_of_kl_in_groups(advantage, takes_kl, agent.group_filter)
+    if agent.lora is not None:
+        agent.lora.check(agent.model)
+    on_gpu = isinstance(trainer.accelerator, CUDAAccelerator)
+    check_kernels(agent.compute.kernels, on_gpu, in_lockstep(trainer.strategy))
+    if isinstance(trainer.accelerator, CPUAccelerator) and (slow := slow_in_bfloat16(trainer.precision)):
+        rank_zero_warn(slow)
+
+
+def shared_context_length(agent: Any, own: int) -> int:
+    """Return the tokens that all models of an agent can read; refuse models that would read other text than the policy.
+
+    Args:
+        agent: an ``Agent`` with its tokenizer.
+        own: tokens that the actor can read.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    critic = agent.critic.model if isinstance(agent.critic, SeparateCritic) else None
+    lengths = [own]
+    for other, key in (
+        (agent.reference, "model.init_args.kl.reference"),
+        (critic, "model.init_args.critic.init_args.model"),
+    ):
+        if other is not None and other != agent.model:
+            length = check_reads_alike(agent.tokenizer, other, key, agent.datamodule.longest_turn)
+            lengths += [] if length is None else [length]
+    return min(lengths)
 
 
 def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = False) -> None:
@@ -60,12 +122,6 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
             "a Timer with interval step, which trainer.max_time makes too, would stop inside an iteration; give the "
             "callback {class_path: Timer, init_args: {duration: ..., interval: epoch}} in its place"
         )
-
-
-def tell_of_slow_precision(trainer: L.Trainer) -> None:
-    """Warn where a run on the CPU would be faster in float32."""
-    if isinstance(trainer.accelerator, CPUAccelerator) and (slow := slow_in_bfloat16(trainer.precision)):
-        rank_zero_warn(slow)
 
 
 def check_tower(train_tower: bool, model: str, lora: bool) -> None:
@@ -242,7 +298,7 @@ def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction
         )
 
 
-def tell_of_kl_in_groups(advantage: AdvantageEstimator, kl_in_reward: bool, group_filter: GroupFilter | None) -> None:
+def warn_of_kl_in_groups(advantage: AdvantageEstimator, kl_in_reward: bool, group_filter: GroupFilter | None) -> None:
     """Warn where a KL in the reward is learned at full size from groups in which nothing else differs."""
     if advantage.divide_by_std and kl_in_reward and group_filter is None:
         rank_zero_warn(
