@@ -101,7 +101,7 @@ class Diary(RolloutCallback):
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         self.turns = len(rollout.turns)
         self.tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
-        rows, reader = action_rows(rollout), agent.reader()
+        rows, reader = action_rows(rollout), agent.reader
         with torch.enable_grad():  # as an update cuts them
             self.sizes = [reader.pack([rows[i] for i in index]).tokens for index in reader.micro_batches(rows)]
 

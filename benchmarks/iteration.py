@@ -99,7 +99,7 @@ class RawStages(RolloutCallback):
         """Actor with values, then the reference."""
         rows = action_rows(self.rollout)
         with agent.evaluation_mode():
-            reader = agent.reader()
+            reader = agent.reader
             both = [*rows, *bootstrap_rows(self.rollout).values()]
             for model, those in ((agent.actor, both), (agent.models.reference, rows)):
                 if model is None:
@@ -117,10 +117,10 @@ class RawStages(RolloutCallback):
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW([p.detach().clone().requires_grad_() for p in parameters], fused=True)
         copies = self.optimizer.param_groups[0]["params"]
-        reader = agent.reader()
+        reader = agent.reader
         for batch in self.batches:
             rows: list[Row] = action_rows(batch)
-            with agent.cached_precision():
+            with agent.reader.precision():
                 for index in reader.micro_batches(rows):
                     packed = reader.pack([rows[i] for i in index])
                     hidden = agent.actor.hidden(packed)

@@ -39,7 +39,6 @@ from lightning_agentrl.agents.logged_numbers import leave_out_hints, leave_out_m
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
-from lightning_agentrl.agents.needs import Needs, naming_missing
 from lightning_agentrl.agents.optimizer import (
     Optim,
     make_optimizer,
@@ -48,12 +47,20 @@ from lightning_agentrl.agents.optimizer import (
     sync_gradients,
     without_sync,
 )
-from lightning_agentrl.agents.passes import cached_precision, random_from
 from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.resume import made_of
 from lightning_agentrl.agents.run import Run
-from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
+from lightning_agentrl.agents.scoring import (
+    Needs,
+    Reader,
+    cached_precision,
+    naming_missing,
+    random_from,
+    rows_to_score,
+    score_policy,
+    score_rollout,
+)
 from lightning_agentrl.agents.selection import corrected, kept_rows, lost_rows, without_rows
 from lightning_agentrl.agents.steps import stop_run
 from lightning_agentrl.agents.strategies import in_lockstep
@@ -109,6 +116,7 @@ class Agent(L.LightningModule, ABC):
 
     models: Models  # set in configure_model
     actor: LanguageModel  # registered first, then the critic: the order of the optimizer's groups
+    reader: Reader  # settings of all forward passes; set when a run starts
     _engine_watch: EngineWatch  # set in on_fit_start
     aggregation: AggregationMode = "token-mean"  # how the policy loss is averaged over a mini-batch
     norm_tokens: int | None = None  # constant length by which ``seq-mean-token-sum-norm`` divides
@@ -162,7 +170,7 @@ class Agent(L.LightningModule, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has, also one made inside a run: not the trainer, nor what else belongs to that run."""
-        state = {**super().__getstate__(), "clock": StageClock()}  # nobody listens to it
+        state = super().__getstate__()
         state.pop("_engine_watch", None)
         return state
 
@@ -229,7 +237,7 @@ class Agent(L.LightningModule, ABC):
             The rollout, and numbers to be logged with the first step. A subclass may add some.
         """
         collected_now, left_out = not rollout.scored, LeftOut()
-        rollout = left_out.of(self._scored(rollout))
+        rollout = left_out.of(self.score(rollout))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
         with naming_missing(rollout.scores):
             shaped = self.shape_rewards(rollout)
@@ -251,22 +259,17 @@ class Agent(L.LightningModule, ABC):
             metrics |= over_ranks(kept_groups(rollout, chosen), self.device)
         return Prepared(chosen, metrics)
 
-    def _scored(self, rollout: Rollout) -> Rollout:
-        rows = rows_to_score(self.models, rollout, self._needs_now)
-        with self.datamodule.stopping.together(), self.clock.stage("score", total=rows), self.evaluation_mode():
-            rollout = self.score(rollout)
-        self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        return rollout
-
     def score(self, rollout: Rollout) -> Rollout:
         """Add the scores that are needed and not there yet: of actor, reference and critic."""
-        return score_rollout(self.models, rollout, self._needs_now, self.reader())
-
-    @property
-    def _needs_now(self) -> Needs:
-        """What is declared; several steps per iteration, or dropout in one, also need the log-probs from before."""
+        # With several steps per iteration, or dropout in one, the log-probs before the first step are needed too.
         drops = self.lora is not None and self.lora.dropout > 0
-        return self.needs | Needs(old_logps=(drops or self.datamodule.steps_per_iteration > 1) and not self._bypasses)
+        several = drops or self.datamodule.steps_per_iteration > 1
+        needs = self.needs | Needs(old_logps=several and not self._bypasses)
+        total = rows_to_score(self.models, rollout, needs)
+        with self.datamodule.stopping.together(), self.clock.stage("score", total), self.evaluation_mode():
+            rollout = score_rollout(self.models, rollout, needs, self.reader)
+        self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
+        return rollout
 
     def _describe(self, rollout: Rollout, left_out: LeftOut, lost_B: Tensor, collected_now: bool) -> dict[str, float]:
         """Return the numbers of a rollout, and show one that was just collected to the callbacks."""
@@ -334,12 +337,14 @@ class Agent(L.LightningModule, ABC):
                 self.norm_tokens,
             )
             # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
-            with without_sync(model), self.cached_precision(), self._random_of_step():
+            # What is random in a step, such as dropout, is seeded with its number: random states are not saved.
+            seed = derive_seed(self.datamodule.seed, self.policy_version, self.trainer.global_rank)
+            with without_sync(model), self.reader.precision(), random_from(seed, self.device):
                 metrics, fault, tokens = accumulate_gradients(
                     self.models,
                     rollout,
                     losses,
-                    self.reader(),
+                    self.reader,
                     self.ranks,
                     self.clock,
                     self.manual_backward,
@@ -385,7 +390,7 @@ class Agent(L.LightningModule, ABC):
             return rollout
         if current is None:
             with self.evaluation_mode():
-                scores, _ = score_policy(self.actor, rollout, replace(self.reader(), advance=lambda count: None))
+                scores, _ = score_policy(self.actor, rollout, replace(self.reader, advance=lambda count: None))
             torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
             current = cast(Tensor, scores.old_logps)
         return replace(rollout, picked=self.pick_tokens(rollout, current))
@@ -476,7 +481,11 @@ class Agent(L.LightningModule, ABC):
             return
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         reference = self.reference if self.needs.ref_logps else None
-        with self._random_of_run():
+        # Environments may seed torch as well, so first weights, such as those of adapters, take the run's seed.
+        seeded: AbstractContextManager[None] = nullcontext()
+        if self._trainer is not None:
+            seeded = random_from(self.datamodule.seed, self.trainer.strategy.root_device)
+        with seeded:
             self.models = build_models(
                 self.model, self.critic, reference, self.lora, self._compute(), precision, mesh, self.train_tower
             )
@@ -605,7 +614,7 @@ class Agent(L.LightningModule, ABC):
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         """Return what an engine needs of the policy."""
-        return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
+        return PolicyHandle(self.actor, stop_token_ids, self.reader.precision, lambda: gathered(self.actor))
 
     def prove_engine(self) -> None:
         """Compare engine and policy before the first rollout of a run, with many tokens and with weights moved."""
@@ -617,12 +626,29 @@ class Agent(L.LightningModule, ABC):
 
     def engine_proof(self) -> EngineProof:
         """Return what compares engine and policy."""
-        return proof_of(self.datamodule, self.tokenizer, self.reader(), self.evaluation_mode)
+        return proof_of(self.datamodule, self.tokenizer, self.reader, self.evaluation_mode)
 
-    def reader(self) -> Reader:
-        """Return how rows are cut, packed and read in this run."""
+    def _advance_or_leave(self, rows: int) -> None:
+        self.clock.advance(rows)
+        self.datamodule.stopping.look()
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Use eval mode, no gradients and the trainer's precision."""
+        self.eval()
+        try:
+            with torch.no_grad(), self.reader.precision():
+                yield
+        finally:
+            self.train()
+            self.models.release()
+
+    def _connect(self) -> None:
+        if (reference := self.models.reference) is not None:
+            kept = self.lora is not None or self.models.rounded  # a base is shared already
+            reference.to(self.device, dtype=None if kept else self.actor.lm.dtype)
         lockstep = in_lockstep(self.trainer.strategy)  # then no rank may leave by itself
-        return Reader(
+        self.reader = Reader(
             self.temperature,
             self.compute.max_tokens_per_micro_batch,
             self.device,
@@ -631,40 +657,6 @@ class Agent(L.LightningModule, ABC):
             agree=max_over_ranks if lockstep else None,
             images=self.actor.image_reader,
             trains_tower=self.train_tower,
+            precision=partial(cached_precision, self.trainer.precision_plugin),
         )
-
-    def _advance_or_leave(self, rows: int) -> None:
-        self.clock.advance(rows)
-        self.datamodule.stopping.look()
-
-    def cached_precision(self) -> AbstractContextManager[None]:
-        """Use the trainer's precision; under autocast, cast weights once and not in each forward pass."""
-        return cached_precision(self.trainer.precision_plugin)
-
-    @contextmanager
-    def evaluation_mode(self) -> Iterator[None]:
-        """Use eval mode, no gradients and the trainer's precision."""
-        self.eval()
-        try:
-            with torch.no_grad(), self.cached_precision():
-                yield
-        finally:
-            self.train()
-            self.models.release()
-
-    def _random_of_run(self) -> AbstractContextManager[None]:
-        """Draw first weights, such as those of adapters, from the run's seed: environments may seed torch as well."""
-        if self._trainer is None:
-            return nullcontext()
-        return random_from(self.datamodule.seed, self.trainer.strategy.root_device)
-
-    def _random_of_step(self) -> AbstractContextManager[None]:
-        """Draw what is random in a step, such as dropout, from its number, since random states are not saved."""
-        seed = derive_seed(self.datamodule.seed, self.policy_version, self.trainer.global_rank)
-        return random_from(seed, self.device)
-
-    def _connect(self) -> None:
-        if (reference := self.models.reference) is not None:
-            kept = self.lora is not None or self.models.rounded  # a base is shared already
-            reference.to(self.device, dtype=None if kept else self.actor.lm.dtype)
         self.datamodule.connect(self)

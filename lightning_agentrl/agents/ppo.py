@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import kl_in_reward
 from lightning_agentrl.agents.agent import KEYS, Agent
-from lightning_agentrl.agents.needs import Needs
+from lightning_agentrl.agents.scoring import Needs
 from lightning_agentrl.agents.selection import token_noise
 from lightning_agentrl.agents.update import CurrentScores
 from lightning_agentrl.distributed import raise_once

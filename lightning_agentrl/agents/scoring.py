@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 
 import torch
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, Precision
 from torch import Tensor
 
 from lightning_agentrl.agents.models import Models
-from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.losses import of_first_tokens
 from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.critic import Critic, values_of
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, pack, plan_micro_batches
 from lightning_agentrl.models.vision import FamilyReader
-from lightning_agentrl.types import ModelInput, Rollout, Row, Scores, input_of
+from lightning_agentrl.types import ForkPlan, ModelInput, Rollout, Row, Scores, input_of
 from lightning_agentrl.types.transfer import to_host, wait_for
 
 TIMES_WITHOUT_GRADIENT = 4
@@ -24,22 +25,75 @@ NOTHING = Row(ModelInput.of_ids((0,)), (0,))  # what an empty micro-batch reads
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Forward-pass settings; ``advance`` reports processed rows.
+class Needs:
+    """What to compute for a rollout before and during its update; nothing else is. ``a | b`` is the union of both.
 
-    Where models are sharded, ``agree`` gives the largest count of micro-batches of all ranks; a rank with fewer ends
-    with empty ones, since every rank has to take part in each forward and backward pass. Where a tower is trained, it
-    reads a blank image in each pass with gradients that has no image, so that its weights have gradients on all ranks.
+    Args:
+        old_logps: log-probs and entropy of the sampled tokens before the update. If an iteration is one optimizer step
+            without dropout and nothing needs them earlier, those of the step itself are used, without a separate pass.
+        ref_logps: log-probs under the reference: the frozen initial policy, or another model such as a teacher.
+        values: values of the sampled tokens, and of the states at which the rollout is cut.
+        sum_pi_squared: sum over the vocabulary of squared probabilities, at each sampled token.
+        mini_batch_logps: current log-probs of a whole mini-batch before its first micro-batch.
+        greedy_baseline: one greedy episode from each start state.
+        forks: continuations from the states of the rollout; None: none.
     """
 
-    temperature: float  # of sampling
-    max_tokens: int  # of one micro-batch
+    old_logps: bool = False
+    ref_logps: bool = False
+    values: bool = False
+    sum_pi_squared: bool = False
+    mini_batch_logps: bool = False
+    greedy_baseline: bool = False
+    forks: ForkPlan | None = None
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(**{f.name: getattr(self, f.name) or getattr(other, f.name) for f in fields(self)})
+
+    @property
+    def policy_pass(self) -> bool:
+        """Whether the policy has to be read before the update."""
+        return self.old_logps or self.sum_pi_squared or self.mini_batch_logps
+
+
+@contextmanager
+def naming_missing(scores: Scores) -> Iterator[None]:
+    """Add to an error in code that reads scores the names of the scores that were not computed."""
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        missing = [f.name for f in fields(scores) if getattr(scores, f.name) is None]
+        error.add_note(f"scores that were not computed: {', '.join(missing)}; declare in `needs` what is read")
+        raise
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Settings of the forward passes of a run.
+
+    Args:
+        temperature: of sampling.
+        max_tokens: of one micro-batch.
+        device: of the models.
+        share: compute a prefix that several rows of a micro-batch share once.
+        advance: called with the number of processed rows.
+        agree: if models are sharded, returns the largest count of micro-batches of all ranks. A rank with fewer adds
+            empty ones, since every rank has to take part in each forward and backward pass.
+        images: how the models read images; None: they read text only.
+        trains_tower: read a blank image in each pass with gradients that has no image, so that the weights of the
+            tower have gradients on all ranks.
+        precision: context of the trainer's precision.
+    """
+
+    temperature: float
+    max_tokens: int
     device: torch.device
-    share: bool  # prefixes among the rows of a micro-batch
+    share: bool
     advance: Callable[[int], None] = lambda count: None
     agree: Callable[[int], int] | None = None
-    images: FamilyReader | None = None  # how the models read them; None: they read text only
+    images: FamilyReader | None = None
     trains_tower: bool = False
+    precision: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def micro_batches(self, rows: Sequence[Row]) -> list[list[int]]:
         """Return the numbers of the rows of each micro-batch.
@@ -54,6 +108,28 @@ class Reader:
     def pack(self, rows: Sequence[Row]) -> Packed:
         feed_tower = self.trains_tower and torch.is_grad_enabled()
         return pack(rows or [NOTHING], self.device, self.share, self.images, feed_tower)
+
+
+@contextmanager
+def cached_precision(plugin: Precision) -> Iterator[None]:
+    """Use the trainer's precision; under autocast, cast weights once and not in each forward pass."""
+    if isinstance(plugin, HalfPrecision | DoublePrecision):
+        yield  # weights have the dtype already; the contexts of these plugins set the default dtype of all threads
+        return
+    with plugin.forward_context():
+        torch.set_autocast_cache_enabled(True)  # Lightning turns it off; autocast restores it on leaving
+        yield
+
+
+@contextmanager
+def random_from(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed what is random in passes on a device, such as dropout, and restore the random states afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for devices of all kinds
+        for one in devices:
+            torch.cuda.default_generators[one.index or 0].manual_seed(seed)
+        yield
 
 
 @dataclass(frozen=True)

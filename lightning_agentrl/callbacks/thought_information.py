@@ -35,7 +35,7 @@ class ThoughtInformation(RolloutCallback):
         step = max(len(pairs) / COMPARED, 1.0)
         picked = [pairs[int(k * step)] for k in range(min(COMPARED, len(pairs)))]
         with agent.evaluation_mode():
-            logps = cross_logps(agent.actor, picked, replace(agent.reader(), advance=lambda count: None))
+            logps = cross_logps(agent.actor, picked, replace(agent.reader, advance=lambda count: None))
         weight = len(picked) if len(picked) > 1 else 0
         information, found = mutual_information(logps) if weight else (0.0, 0.0)
         numbers = {"thoughts/information": information, "thoughts/told_apart": found}

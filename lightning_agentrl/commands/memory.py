@@ -68,8 +68,8 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
     every = _weights(agent)
     trained = _bytes(p for p in every if p.requires_grad)
     gradients, optimizer = trained_state(trained, zero_stage(agent.trainer.strategy), agent.trainer.world_size)
-    plans = agent.reader().micro_batches(rows)
-    longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
+    plans = agent.reader.micro_batches(rows)
+    longest = max(agent.reader.pack([rows[i] for i in index]).tokens for index in plans)
     if len(plans) > 1:  # other rows may fill the budget, which a single one of them may exceed
         longest = max(longest, agent.compute.max_tokens_per_micro_batch)
     reads = max(sum(len(rows[i].logit_positions) for i in index) for index in plans)
@@ -102,7 +102,7 @@ def suggested_budget(agent: Agent, plan: MemoryPlan, rows: Sequence[Row], free: 
     if free is None:
         return []
     budget = agent.compute.max_tokens_per_micro_batch
-    packed = [agent.reader().pack([rows[i] for i in index]) for index in agent.reader().micro_batches(rows)]
+    packed = [agent.reader.pack([rows[i] for i in index]) for index in agent.reader.micro_batches(rows)]
     tokens, reads = sum(one.tokens for one in packed), sum(len(row.logit_positions) for row in rows)
     peaks = {}
     for size in (budget * factor // 4 or 1 for factor in (1, 2, 4, 8, 16, 32)):  # sharded models need all ranks
@@ -197,11 +197,11 @@ def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:
 
     Sharded models are only read, since what differentiates them needs all ranks.
     """
-    packed = agent.reader().pack([Row(ModelInput.of_ids((0,) * (tokens + 1)), tuple(range(tokens - reads, tokens)))])
+    packed = agent.reader.pack([Row(ModelInput.of_ids((0,) * (tokens + 1)), tuple(range(tokens - reads, tokens)))])
     critic, whole = agent.critic, not units(agent.actor)
     with gathered(agent.actor), gathered(critic or agent.actor):
         live = AllocatedBytes() if agent.device.type == "cuda" else LiveBytes([*agent.parameters(), *agent.buffers()])
-        with agent.cached_precision(), live:
+        with agent.reader.precision(), live:
             for _ in range(2 if torch.is_autocast_enabled(agent.device.type) else 1):  # then with what that has cast
                 hidden = agent.actor.hidden(packed)
                 scores = agent.actor.token_scores(hidden, packed.targets, agent.temperature)

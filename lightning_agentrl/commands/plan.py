@@ -92,7 +92,7 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
     several = trainer.world_size > 1
     per_process = f", {data.at_a_time} environments on each of {trainer.world_size} processes" if several else ""
     rows = step_rows(trainer, data, prompts)
-    turns, micro_batches = len(rows), agent.reader().micro_batches(rows)
+    turns, micro_batches = len(rows), agent.reader.micro_batches(rows)
     return [
         *_sizes(data, per_process),
         (

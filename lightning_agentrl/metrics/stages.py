@@ -33,6 +33,10 @@ class StageClock:
         self._tokens: Counter[str] = Counter()
         self._packed: Counter[str] = Counter()
 
+    def __reduce__(self) -> tuple[type[StageClock], tuple[()]]:
+        """Copy as a new clock: the listeners belong to the run of the original."""
+        return StageClock, ()
+
     @contextmanager
     def stage(self, name: str, total: int = 0, done: int = 0) -> Iterator[None]:
         """Time the block as part of stage ``name``, which is complete once ``total`` items are done; 0: unknown."""

@@ -157,7 +157,7 @@ def check_weights(keep: Keep, agent: PPOAgent) -> None:
     policy = copy.deepcopy(agent.actor)
     for number, rollout in enumerate(keep.rollouts):
         policy.load_state_dict(keep.weights[rollout.turns[0].policy_version])
-        logps = torch.cat([logps for logps, _ in row_scores(policy, action_rows(rollout), agent.reader())])
+        logps = torch.cat([logps for logps, _ in row_scores(policy, action_rows(rollout), agent.reader)])
         sampled = rollout.rollout_logps[rollout.action_mask]
         assert (logps - sampled).abs().max() < 5e-4
         moved = (rollout.scores.old_logps[rollout.action_mask] - sampled).abs().max()

@@ -40,7 +40,7 @@ def test_values_are_a_regression_on_all_rollouts_so_far(tmp_path, tiny_folder):
     assert len(kept.rollouts) == 3
     for rollout in kept.rollouts:
         mask, begins = rollout.action_mask, first_tokens(rollout.action_mask, rollout.turn_ids)
-        states = row_states(agent.actor.float(), action_rows(rollout), agent.reader())[begins[mask]]
+        states = row_states(agent.actor.float(), action_rows(rollout), agent.reader)[begins[mask]]
         torch.testing.assert_close(alone(states), rollout.scores.values[begins].float(), rtol=1e-3, atol=1e-4)
         assert torch.equal(rollout.scores.values, of_first_tokens(rollout.scores.values, mask, rollout.turn_ids))
         alone.take_in(states, rollout.returns[begins])

@@ -75,8 +75,8 @@ def test_actor_and_reference_start_as_the_base(tmp_path, family):
     assert (last.old_logps - last.ref_logps).abs().max() > 1e-3
     frozen = LanguageModel(load_causal_lm(str(folder)).double())
     for rollout in spy.rollouts:
-        expected, _ = score_policy(frozen, rollout, agent.reader())
-        found, _ = score_policy(agent.models.reference, rollout, agent.reader())
+        expected, _ = score_policy(frozen, rollout, agent.reader)
+        found, _ = score_policy(agent.models.reference, rollout, agent.reader)
         assert torch.equal(found.old_logps, expected.old_logps)
         assert torch.allclose(rollout.scores.ref_logps, expected.old_logps, rtol=0, atol=1e-5)
 
@@ -103,8 +103,8 @@ def test_in_mixed_precision_the_base_takes_half_the_memory(tmp_path, tiny_folder
         assert all(dtype == (torch.float32 if ".lora_" in name else torch.bfloat16) for name, dtype in dtypes.items())
     frozen = LanguageModel(load_causal_lm(str(tiny_folder)))
     with torch.autocast("cpu", torch.bfloat16):
-        expected, _ = score_policy(frozen, spy.rollouts[-1], agent.reader())
-        found, _ = score_policy(agent.models.reference, spy.rollouts[-1], agent.reader())
+        expected, _ = score_policy(frozen, spy.rollouts[-1], agent.reader)
+        found, _ = score_policy(agent.models.reference, spy.rollouts[-1], agent.reader)
     assert torch.equal(found.old_logps, expected.old_logps)
 
 

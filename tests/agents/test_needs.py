@@ -7,7 +7,7 @@ import torch
 
 from lightning_agentrl.advantages import GRPO, OptimalTokenBaseline
 from lightning_agentrl.agents import KL, PPOAgent
-from lightning_agentrl.agents.needs import naming_missing
+from lightning_agentrl.agents.scoring import naming_missing
 from lightning_agentrl.losses import ClipCov, FixedKL, NoCorrection, TruncatedWeights
 from lightning_agentrl.types import Scores
 

@@ -76,7 +76,7 @@ def test_an_empty_micro_batch_runs_every_layer_and_adds_no_gradient(tmp_path, ti
 
     class Probe(type(agent)):
         def training_step(self, batch, batch_idx):
-            empty, packed = batch.rollout.select([]), self.reader().pack([])
+            empty, packed = batch.rollout.select([]), self.reader.pack([])
             assert action_rows(empty) == []
             own = Losses(self.policy_loss, self.value_loss, self.update_metrics)
             for losses, metrics in micro_batch_losses(self.models, empty, packed, own, self.temperature):

@@ -148,7 +148,7 @@ def test_sources_with_and_without_images_are_one_batch(folder, tmp_path):
 def gradients(agent: PPOAgent, rollout: Rollout, rows: list[int]) -> dict[str, torch.Tensor]:
     """Of a fixed weighting of log-probs and values, with the micro-batches that the rows have by themselves."""
     agent.zero_grad()
-    reader, models = agent.reader(), agent.models
+    reader, models = agent.reader, agent.models
     own = action_rows(rollout)
     for index in reader.micro_batches([own[row] for row in rows]):
         packed = reader.pack([own[rows[i]] for i in index])
