@@ -15,6 +15,7 @@ import lightning as L
 import pytest
 import torch
 import yaml
+from jsonargparse import ArgumentParser
 from lightning.pytorch.strategies import ModelParallelStrategy
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -28,7 +29,6 @@ from lightning_agentrl.episodes.contract import read_contract
 from lightning_agentrl.prompts import ChatRenderer, PromptFormat
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.shown import shown
-from lightning_agentrl.types.plain_config import from_plain
 from tests.engines.servers import ServerProcess
 from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
 
@@ -209,8 +209,12 @@ def test_the_published_prompt_is_filled_by_the_environment() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_no_config_is_warned_of_a_kl_in_rewards_that_are_divided(path: Path) -> None:
     model = yaml.safe_load(path.read_text())["model"]["init_args"]
-    advantage = from_plain(model.get("advantage"), AdvantageEstimator, "advantage") or DualDiscountGAE()
-    kl = from_plain(model.get("kl"), KL, "kl") or KL()
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--advantage", type=AdvantageEstimator | None)
+    parser.add_argument("--kl", type=KL | None)
+    given = {name: model[name] for name in ("advantage", "kl") if name in model}
+    made = parser.instantiate_classes(parser.parse_object(given))
+    advantage, kl = made.advantage or DualDiscountGAE(), made.kl or KL()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_kl_in_groups(advantage, kl.reward != 0, model.get("group_filter"))

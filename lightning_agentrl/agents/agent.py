@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -86,7 +87,7 @@ from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataMod
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import ForkPlan, Rollout, Scores
 from lightning_agentrl.types.model_input import ImageReader
-from lightning_agentrl.types.plain_config import arguments, from_plain, keep_arguments
+from lightning_agentrl.types.plain_config import by_key, check_kind, keep_plain, to_plain
 
 KEYS = "model.init_args"  # where a config has the arguments of an agent
 
@@ -139,18 +140,21 @@ class Agent(L.LightningModule, ABC):
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
-        self._undescribed = keep_arguments(self)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")  # a critic: without weights
+            self.save_hyperparameters(logger=False)
+        self._undescribed = keep_plain(self.hparams)
         self.model = model_name(model, f"{KEYS}.model")
-        self.advantage = from_plain(advantage, AdvantageEstimator, f"{KEYS}.advantage") or DualDiscountGAE()
-        critic = from_plain(critic, Critic, f"{KEYS}.critic")
+        self.advantage = check_kind(advantage, AdvantageEstimator, f"{KEYS}.advantage") or DualDiscountGAE()
+        critic = check_kind(critic, Critic, f"{KEYS}.critic")
         self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)
-        self.correction = from_plain(correction, OffPolicyCorrection, f"{KEYS}.correction")
+        self.correction = check_kind(correction, OffPolicyCorrection, f"{KEYS}.correction")
         self._own_correction: OffPolicyCorrection | None = None  # of a run for which none was given
-        self.group_filter = from_plain(group_filter, GroupFilter, f"{KEYS}.group_filter")
-        self.lora = from_plain(lora, LoRA, f"{KEYS}.lora")
+        self.group_filter = check_kind(group_filter, GroupFilter, f"{KEYS}.group_filter")
+        self.lora = check_kind(lora, LoRA, f"{KEYS}.lora")
         self.train_tower = train_tower
-        self.optim = from_plain(optim, Optim, f"{KEYS}.optim") or Optim()
-        self.compute = from_plain(compute, Compute, f"{KEYS}.compute") or Compute()
+        self.optim = check_kind(optim, Optim, f"{KEYS}.optim") or Optim()
+        self.compute = check_kind(compute, Compute, f"{KEYS}.compute") or Compute()
         self.temperature = temperature
         self.variance_proxy = variance_proxy
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
@@ -556,10 +560,10 @@ class Agent(L.LightningModule, ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""
-        found = arguments(self, "model") | self.datamodule.settings()
+        found = by_key(to_plain(self, strict=False), "model") | self.datamodule.settings()
         for callback in cast(Any, self.trainer).callbacks:
             if isinstance(callback, RolloutSource):
-                found |= arguments(callback, f"trainer.callbacks.{type(callback).__name__}")
+                found |= by_key(to_plain(callback, strict=False), f"trainer.callbacks.{type(callback).__name__}")
         return found | {"trainer.precision": str(self.trainer.precision)}
 
     # What data module, engine and callbacks ask for

@@ -16,7 +16,7 @@ from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.rollout.demonstrations import ClonedTurns, Demonstrations, chosen, what_is_cloned
 from lightning_agentrl.rollout.expert import Expert
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.plain_config import from_plain
+from lightning_agentrl.types.plain_config import check_kind
 
 LR = 2e-5
 FALLING = Schedules(actor=Schedule("linear"))
@@ -64,7 +64,7 @@ class CloneAgent(Agent):
         )
         if not 0 < action_share <= 1:
             raise ValueError(f"{KEYS}.action_share must be above 0 and at most 1, got {action_share}")
-        self.demonstrations = from_plain(demonstrations, Demonstrations, f"{KEYS}.demonstrations") or Expert()
+        self.demonstrations = check_kind(demonstrations, Demonstrations, f"{KEYS}.demonstrations") or Expert()
         self.min_return = min_return
         self.action_share = action_share
 

@@ -17,7 +17,7 @@ from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.schedule import Schedules
 from lightning_agentrl.agents.zero import GroupedAdamW, is_grouped, step_zero
-from lightning_agentrl.types.plain_config import from_plain
+from lightning_agentrl.types.plain_config import check_kind
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class Optim:
     schedule: Schedules = field(default_factory=Schedules)
 
     def __post_init__(self) -> None:
-        schedule = from_plain(self.schedule, Schedules, "model.init_args.optim.schedule")
-        object.__setattr__(self, "schedule", schedule)
+        check_kind(self.schedule, Schedules, "model.init_args.optim.schedule")
         for name in ("lr_actor", "lr_critic", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"model.init_args.optim.{name} must be at least 0, got {getattr(self, name)}")

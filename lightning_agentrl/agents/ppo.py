@@ -33,7 +33,7 @@ from lightning_agentrl.losses.aggregation import action_weights
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.plain_config import arguments, from_plain
+from lightning_agentrl.types.plain_config import by_key, check_kind, to_plain
 
 _LOSS = f"{KEYS}.policy_loss"
 
@@ -60,7 +60,7 @@ class KL:
     action_share: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reward", from_plain(self.reward, KLCoefficient | float, f"{KEYS}.kl.reward"))
+        check_kind(self.reward, KLCoefficient | float | int, f"{KEYS}.kl.reward")
         if not 0 <= self.loss < math.inf:
             raise ValueError(f"kl.loss must not be negative, got {self.loss}")
         if self.reference is not None:
@@ -97,9 +97,9 @@ class PPOAgent(Agent):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.loss = from_plain(policy_loss, PolicyLoss, f"{KEYS}.policy_loss") or PPOClip()
+        self.loss = check_kind(policy_loss, PolicyLoss, f"{KEYS}.policy_loss") or PPOClip()
         self.aggregation, self.norm_tokens = self.loss.aggregation, self.loss.norm_tokens
-        self.kl = from_plain(kl, KL, f"{KEYS}.kl") or KL()
+        self.kl = check_kind(kl, KL, f"{KEYS}.kl") or KL()
         self.kl_coefficient = self._configured_coefficient()
         self._uses_kl = self.kl_coefficient.value > 0 or self.kl.loss > 0
         self.entropy_bonus = entropy_bonus
@@ -204,7 +204,7 @@ class PPOAgent(Agent):
         }
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | arguments(self.loss, _LOSS)
+        return super().settings() | by_key(to_plain(self.loss, strict=False), _LOSS)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

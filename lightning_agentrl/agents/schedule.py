@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_agentrl.types.plain_config import from_plain
+from lightning_agentrl.types.plain_config import check_kind
 
 Shape = Literal["constant", "linear", "cosine"]
 
@@ -84,8 +84,7 @@ class Schedules:
 
     def __post_init__(self) -> None:
         for name, schedule in self.of.items():
-            made = from_plain(schedule, Schedule, f"model.init_args.optim.schedule.{name}")
-            object.__setattr__(self, name, made)
+            check_kind(schedule, Schedule, f"model.init_args.optim.schedule.{name}")
 
     @property
     def of(self) -> dict[str, Schedule]:

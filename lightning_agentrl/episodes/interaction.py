@@ -19,7 +19,6 @@ from lightning_agentrl.episodes.unread import invents
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
-from lightning_agentrl.types.plain_config import from_plain
 
 WHOLE_EPISODE_TURNS = 1000  # after which an episode that is played whole is truncated where nothing else is said
 
@@ -83,9 +82,7 @@ class TurnInteraction(Interaction):
         if ask_again < 0:
             raise ValueError(f"ask_again must be at least 0, got {ask_again}")
         self.max_reply_tokens = max_reply_tokens
-        self.parser = (
-            from_plain(parser, ActionParser, "data.init_args.interaction.init_args.parser") or TolerantParser()
-        )
+        self.parser = parser or TolerantParser()
         self.invalid_penalty = invalid_penalty
         self.invalid_mode = invalid_mode
         self.max_turns = max_turns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import dataclass, field
@@ -20,7 +20,6 @@ from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording
 from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.prompts.template import RunDate
-from lightning_agentrl.types.plain_config import from_plain
 
 ENVS = "data.init_args.envs"  # the key of several sources
 
@@ -90,8 +89,6 @@ class EnvConfig:
         self.key = ENV
         self.date: RunDate | None = None
         self._expert = False
-        self.wording = from_plain(self.wording, Wording, f"{ENV}.wording")
-        self.judge = from_plain(self.judge, Judge, f"{ENV}.judge")
         check_secrets(self.kwargs, "kwargs")
 
     def check(self) -> None:
@@ -153,6 +150,11 @@ class EnvConfig:
     @property
     def _recipe(self) -> Recipe:
         return Recipe(self.id, self.kwargs, self.key, expert=self._expert)
+
+
+def as_gym_takes(env: Any) -> Any:
+    """Return a config for the arguments of ``gymnasium.make`` as a mapping; any other value unchanged."""
+    return EnvConfig(**env) if isinstance(env, Mapping) else env
 
 
 def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | None) -> list[Source]:

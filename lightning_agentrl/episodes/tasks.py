@@ -21,7 +21,6 @@ from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.judge import Judge, check_timeout, compiled, one_number
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.prompts.template import RunDate
-from lightning_agentrl.types.plain_config import from_plain
 from lightning_agentrl.types.rollout import in_words
 
 _THREADS = DaemonThreads()  # of scorers
@@ -111,7 +110,6 @@ class TaskSet:
     def __post_init__(self) -> None:
         self.key = "data.init_args.envs"
         self.date: RunDate | None = None
-        self.scorer = from_plain(self.scorer, Scorer, f"{self.key}.scorer")
         self.judge: Judge | None = None  # its scorer says all
         self.judge_timeout_seconds: float | None = None
 

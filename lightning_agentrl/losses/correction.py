@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.losses.policy import check_shapes, log_ratio, row_mean, row_sum, same_shape_float32
-from lightning_agentrl.types.plain_config import items_from_plain
 from lightning_agentrl.types.rollout import Reduce
 
 RejectionLevel = Literal["token", "sum", "mean", "max"]
@@ -185,8 +184,7 @@ class OffPolicyCorrection(ABC):
     bypass: ClassVar[bool] = False  # the engine's log-probs take the place of the old ones in the policy loss
 
     def __init__(self, rejections: list[Rejection] | None = None) -> None:
-        key = "model.init_args.correction.init_args.rejections"
-        self.rejections = items_from_plain(rejections, Rejection, key) or []
+        self.rejections = rejections or []
 
     @property
     def needs_old_logps(self) -> bool:

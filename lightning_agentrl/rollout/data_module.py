@@ -22,7 +22,7 @@ from lightning_agentrl.episodes.prompt_check import check_prompt
 from lightning_agentrl.episodes.recipe import ENV
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.episodes.sources import ENVS, EnvConfig, Source, all_sources
+from lightning_agentrl.episodes.sources import ENVS, EnvConfig, Source, all_sources, as_gym_takes
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.prompts.format import PromptFormat
@@ -47,7 +47,7 @@ from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig,
 from lightning_agentrl.stalls import stop_watching, waiting_for, watch
 from lightning_agentrl.types import ModelInput, Rollout, Turn
 from lightning_agentrl.types.model_input import ImageReader
-from lightning_agentrl.types.plain_config import arguments, from_plain, items_from_plain
+from lightning_agentrl.types.plain_config import by_key, check_kind, to_plain
 
 MOST_PROMPTS = 16  # that are looked at before a run
 T = TypeVar("T")
@@ -109,22 +109,25 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        sources = all_sources(from_plain(env, EnvConfig, ENV), items_from_plain(envs, TaskSet | EnvConfig, ENVS))
-        groups = from_plain(groups, GroupRollout, f"{KEYS}.groups")
+        env = check_kind(as_gym_takes(env), EnvConfig, ENV)
+        for source in check_kind(envs, list, ENVS) or ():
+            check_kind(source, TaskSet | EnvConfig, ENVS)
+        sources = all_sources(env, envs)
+        groups = check_kind(groups, GroupRollout, f"{KEYS}.groups")
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
-        self.memory = from_plain(memory, Memory, f"{KEYS}.memory") or WindowMemory()
+        self.memory = check_kind(memory, Memory, f"{KEYS}.memory") or WindowMemory()
         self.sizes.check_memory(self.memory)
         if prove not in get_args(Prove):
             raise ValueError(f"data.init_args.prove must be one of {', '.join(get_args(Prove))}, got '{prove}'")
         self.groups = groups
         self.max_staleness = max_staleness
         self.prove = prove
-        self.prompt = from_plain(prompt, PromptFormat, f"{KEYS}.prompt") or PromptFormat()
-        self.interaction = from_plain(interaction, Interaction, f"{KEYS}.interaction") or TurnInteraction()
-        self.engine = from_plain(engine, Engine, f"{KEYS}.engine") or TransformersEngine()
+        self.prompt = check_kind(prompt, PromptFormat, f"{KEYS}.prompt") or PromptFormat()
+        self.interaction = check_kind(interaction, Interaction, f"{KEYS}.interaction") or TurnInteraction()
+        self.engine = check_kind(engine, Engine, f"{KEYS}.engine") or TransformersEngine()
         check_staleness(max_staleness, groups, self.engine)
-        self.validation = from_plain(validation, ValidationConfig, f"{KEYS}.validation") or ValidationConfig()
-        self.faults = from_plain(faults, FaultLimits, f"{KEYS}.faults") or FaultLimits()
+        self.validation = check_kind(validation, ValidationConfig, f"{KEYS}.validation") or ValidationConfig()
+        self.faults = check_kind(faults, FaultLimits, f"{KEYS}.faults") or FaultLimits()
         self.stall_seconds = stall_seconds
         if seed is not None:
             check_whole(seed, f"{KEYS}.seed", 0, LARGEST_SEED)
@@ -199,9 +202,9 @@ class RolloutDataModule(L.LightningDataModule):
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what its rollouts are made of, as plain types."""
-        found = arguments(self, "data") | arguments(self.sizes, "data.init_args")
+        found = by_key(to_plain(self, strict=False), "data") | by_key(to_plain(self.sizes), "data.init_args")
         for source in self.pool.sources:
-            found |= arguments(source, source.key)
+            found |= by_key(to_plain(source, strict=False), source.key)
         if self.groups is not None:
             del found["data.init_args.num_envs"]  # then it is how many play at a time, which changes no result
         return found

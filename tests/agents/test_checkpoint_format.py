@@ -29,7 +29,7 @@ WRITTEN = {
     "recent_episodes": "ended rollouts running",
 }
 LIGHTNING = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks"}
-LIGHTNING |= {"optimizer_states", "lr_schedulers", "hyper_parameters"}
+LIGHTNING |= {"optimizer_states", "lr_schedulers", "hyper_parameters", "hparams_name"}
 
 
 def trainer_of(path: Path, epochs: int) -> L.Trainer:

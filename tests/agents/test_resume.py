@@ -24,7 +24,7 @@ from lightning_agentrl.rollout import (
     ValidationConfig,
     WindowMemory,
 )
-from lightning_agentrl.types.plain_config import arguments
+from lightning_agentrl.types.plain_config import by_key, to_plain
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.tiny import tiny_model_folder
 
@@ -111,7 +111,7 @@ def test_refused_keys_are_accepted_by_their_names_or_the_beginning_of_them() -> 
 
 
 def test_arguments_are_plain_values_by_their_keys() -> None:
-    assert arguments(KL(reward=AdaptiveKL(0.5)), "kl") == {
+    assert by_key(to_plain(KL(reward=AdaptiveKL(0.5))), "kl") == {
         "kl.reward": "AdaptiveKL",
         "kl.reward.init_args.value": 0.5,
         "kl.reward.init_args.target": 0.1,
@@ -123,7 +123,7 @@ def test_arguments_are_plain_values_by_their_keys() -> None:
         "kl.reference": None,
         "kl.action_share": None,
     }
-    assert arguments({"a": [1, None], "b": {}}, "x") == {"x.a[0]": 1, "x.a[1]": None, "x.b": {}}
+    assert by_key({"a": [1, None], "b": {}}, "x") == {"x.a[0]": 1, "x.a[1]": None, "x.b": {}}
 
 
 @pytest.mark.slow
