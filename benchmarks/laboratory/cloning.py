@@ -19,7 +19,7 @@ from benchmarks.laboratory.fits import data_of, quiet_trainer
 from benchmarks.laboratory.key_door import ACTIONS, MOVES, ROWS, Rules
 from benchmarks.laboratory.policy import LastWord, PolicyReader, Reader, prompt_ids
 from lightning_agentrl.agents import CloneAgent, Optim
-from lightning_agentrl.agents.schedule import Schedule, Schedules
+from lightning_agentrl.agents.optim import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.models.words import word_model

@@ -4,9 +4,8 @@ from lightning_agentrl.agents.agent import Agent
 from lightning_agentrl.agents.cloning import CloneAgent
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict
 from lightning_agentrl.agents.models import Compute
-from lightning_agentrl.agents.optimizer import Optim
+from lightning_agentrl.agents.optim import Optim, Schedule, Schedules
 from lightning_agentrl.agents.ppo import KL, PPOAgent
-from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.agents.scoring import Needs
 from lightning_agentrl.agents.update import CurrentScores
 

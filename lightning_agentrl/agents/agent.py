@@ -40,11 +40,14 @@ from lightning_agentrl.agents.logged_numbers import leave_out_hints, leave_out_m
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
-from lightning_agentrl.agents.optimizer import (
+from lightning_agentrl.agents.optim import (
+    GROUPS,
     Optim,
+    clip_by_group,
     make_optimizer,
     not_stepped_on,
-    step_by_group,
+    step_or_discard,
+    stop_run,
     sync_gradients,
     without_sync,
 )
@@ -63,7 +66,6 @@ from lightning_agentrl.agents.scoring import (
     score_rollout,
 )
 from lightning_agentrl.agents.selection import corrected, kept_rows, lost_rows, without_rows
-from lightning_agentrl.agents.steps import stop_run
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.trainer_keys import check_callbacks
 from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
@@ -355,30 +357,23 @@ class Agent(L.LightningModule, ABC):
                     self._watch.finite if self._watch else lambda: gradients_are_finite(optimizer),
                 )
             self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
-            before, held = self.trainer.global_step, () if training else ("actor",)
+            held = () if training else ("actor",)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward, held)
-            norms = step_by_group(
-                optimizer,
-                self.optim.limits,
-                # DDP and masked tokens leave gradients of 0, on which Adam would still move.
-                held=held if tokens else self.optim.limits,
-                allowed=lambda norms: self.run.steps.allow(
-                    self.trainer, Attempt(self.policy_version, batch_idx, metrics, norms, self._rollout_metrics), fault
-                ),
-                discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
-            )
+            # DDP and masked tokens leave gradients of 0, on which Adam would still move.
+            norms = clip_by_group(optimizer, self.optim.limits, held if tokens else GROUPS)
+            attempt = Attempt(self.policy_version, batch_idx, metrics, norms, self._rollout_metrics)
+            taken = self.run.steps.allow(self.trainer, attempt, fault)
+            norms |= step_or_discard(optimizer, self.trainer.strategy, taken)
             optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
-            skipped, not_finite = self.trainer.global_step == before, self.run.steps.finite.in_a_row > 0
-            self.run.steps.count(held, skipped)
+            self.run.steps.count(self, held, taken)
+            not_finite = self.run.steps.finite.in_a_row > 0
             if self.critic is not None and self.critic.fitted:
                 self.critic.fit(None if not_finite else self.ranks.sum, new_policy=training and batch_idx == 0)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        metrics = describe_step(metrics, norms, not_finite, skipped) | batch.metrics
+        metrics = describe_step(metrics, norms, not_finite, not taken) | batch.metrics
         if self.variance_proxy and "actor" in norms and not not_finite:
             metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
-        if not skipped:
-            self.run.steps.rates.advance("step", self.trainer.global_step, self.lr_scheduler_step, self.monitored)
 
     def _ready_for_loss(self, rollout: Rollout, first: bool) -> Rollout:
         """Return the mini-batch with picked tokens; a bypass takes the engine's log-probs as the old ones.
@@ -407,8 +402,7 @@ class Agent(L.LightningModule, ABC):
         times = over_ranks(self.clock.read(self.trainer.world_size), self.device)
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
-            rates, done = self.run.steps.rates, self.trainer.current_epoch + 1
-            rates.advance("epoch", done, self.lr_scheduler_step, self.monitored)
+            self.run.steps.step_scheduler(self, "epoch", self.trainer.current_epoch + 1)
         if self.device.type == "cpu":
             self._freed.iteration_done()
 
@@ -471,8 +465,6 @@ class Agent(L.LightningModule, ABC):
 
     def _begin_run(self) -> None:
         self.run.begin(self.trainer)
-        read = self.run.steps.rates.reading(self.configure_optimizers)
-        self.configure_optimizers = read  # type: ignore[method-assign]
         self.monitors.begin_run()
         let_callbacks_wait(self.trainer, self.monitored)
 
@@ -506,7 +498,8 @@ class Agent(L.LightningModule, ABC):
         kernels = automatic_kernels(on_gpu, sharded, samples=not on_gpu or not self.datamodule.engine.holds_copy)
         return replace(self.compute, kernels=kernels)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Any:
+        """Return AdamW and the scheduler of its groups; a subclass may return others, also without a scheduler."""
         kept = self.masters.release(self.named_parameters())  # of an earlier run of this agent
         self.masters = MasterWeights(self.named_parameters(), self._saved_weights or kept)
         self._saved_weights = {}
@@ -514,9 +507,13 @@ class Agent(L.LightningModule, ABC):
         if self._watch is not None:
             self._watch.release()
         self._watch = GradientWatch(p for p in self.parameters() if p.requires_grad) if zero else None
-        return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
+        sharded = self.device_mesh is not None
+        optimizer = make_optimizer(self.models, self.masters, self.optim, zero, sharded)
+        scheduler = self.run.steps.make_scheduler(optimizer, self.trainer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
+        self.run.steps.check_optimizer(self.trainer)
         self._engine_watch = EngineWatch(
             self.engine_proof, self.datamodule.prove, self.datamodule.samples_ahead, self._bypasses
         )

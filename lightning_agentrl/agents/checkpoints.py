@@ -17,7 +17,7 @@ from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedErr
 from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
 KEY = "agent"
-FORMAT = 2  # raised with any change of what a checkpoint holds; tests/agents/test_checkpoint_format.py has its entries
+FORMAT = 3  # raised with any change of what a checkpoint holds; tests/agents/test_checkpoint_format.py has its entries
 
 
 def prepare_checkpoint(

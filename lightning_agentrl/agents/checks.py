@@ -13,8 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator
-from lightning_agentrl.agents.schedule import check_schedules
-from lightning_agentrl.agents.steps import planned_steps
+from lightning_agentrl.agents.optim import check_schedules, planned_steps
 from lightning_agentrl.agents.strategies import check_strategy, in_lockstep
 from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys, no_precision
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights

@@ -8,8 +8,7 @@ from torch import Tensor
 from lightning_agentrl.advantages import ReinforcePlusPlus
 from lightning_agentrl.agents.agent import KEYS, Agent
 from lightning_agentrl.agents.models import Compute
-from lightning_agentrl.agents.optimizer import Optim
-from lightning_agentrl.agents.schedule import Schedule, Schedules
+from lightning_agentrl.agents.optim import Optim, Schedule, Schedules
 from lightning_agentrl.agents.update import CurrentScores
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.models.lora import LoRA

@@ -10,10 +10,9 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_agentrl.agents.checkpoints import KEY
-from lightning_agentrl.agents.optimizer import Optim
+from lightning_agentrl.agents.optim import Optim, Steps
 from lightning_agentrl.agents.recent_episodes import RecentEpisodes
 from lightning_agentrl.agents.resume import check_changes
-from lightning_agentrl.agents.steps import Steps
 from lightning_agentrl.distributed import all_gather, raise_once
 
 

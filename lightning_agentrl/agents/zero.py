@@ -6,7 +6,7 @@ flat tensor. So what is done per group, clipping it and holding it still in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -57,26 +57,6 @@ def _clip_shares(shares: list[Tensor], max_norm: float) -> float:
 def is_grouped(optimizer: Any) -> bool:
     """Return whether the optimizer, or the one it wraps, is a :class:`GroupedAdamW`."""
     return any("max_norm" in group for group in optimizer.param_groups)
-
-
-def step_zero(
-    optimizer: Any, limits: Mapping[str, float], held: Collection[str], step: Callable[[], object]
-) -> dict[str, float]:
-    """Let the engine step, even if all groups are held, since it then drops its gradients.
-
-    Args:
-        optimizer: with its groups.
-        limits: clips by group.
-        held: groups that do not move.
-        step: of the engine.
-
-    Returns:
-        Norms before clipping of the groups that moved.
-    """
-    for group in optimizer.param_groups:
-        group.update(max_norm=limits[group["name"]], held=group["name"] in held)
-    step()
-    return {group["name"]: group["grad_norm"] for group in optimizer.param_groups if not group["held"]}
 
 
 class GradientWatch:

@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.steps import planned_steps
+from lightning_agentrl.agents.optim import planned_steps
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout import Phase, Prepared, RolloutDataModule, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.mini_batches import split, spread

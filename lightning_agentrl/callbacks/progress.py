@@ -135,7 +135,7 @@ class StageProgress(ProgressBar):
             cast(Any, self._run_bar),
             description=self._head(trainer, agent, stage),
             completed=trainer.current_epoch,
-            total=_total(trainer, agent) if trainer.training else None,
+            total=total_epochs(trainer) if trainer.training else None,
             note=f"{left} {self._numbers(trainer)}".strip(),
         )
         self._bars.update(
@@ -156,7 +156,7 @@ class StageProgress(ProgressBar):
     def _head(self, trainer: L.Trainer, agent: Agent, stage: str = "") -> str:
         if not trainer.training or stage == "validate":
             return "held-out episodes"
-        epochs = _total(trainer, agent)
+        epochs = total_epochs(trainer)
         of = f"/{epochs}" if epochs else ""
         return f"iteration {trainer.current_epoch + 1}{of} {agent.phase}"
 
@@ -169,7 +169,7 @@ class StageProgress(ProgressBar):
 
     def _time_left(self, trainer: L.Trainer, agent: Agent, done: int) -> str:
         """Estimate the time left by the median of the last iterations that trained; empty without one or an end."""
-        epochs = _total(trainer, agent)
+        epochs = total_epochs(trainer)
         if not self._durations or not epochs or self._iteration_started is None:
             return ""
         seconds = statistics.median(self._durations) * (epochs - done)
@@ -188,20 +188,11 @@ def _unit(agent: Agent, stage: str) -> str:
     return agent.datamodule.sizes.unit if stage == "collect" else UNITS[stage]
 
 
-def _total(trainer: L.Trainer, agent: Agent) -> int | None:
-    return total_epochs(trainer, agent.run.steps.skipped)
-
-
-def total_epochs(trainer: L.Trainer, skipped: int = 0) -> int | None:
-    """Return the epochs of a whole run, by ``max_epochs`` or ``max_steps``, whichever ends it; None without an end.
-
-    Args:
-        trainer: of the run.
-        skipped: steps by which ``max_steps`` was lowered since.
-    """
+def total_epochs(trainer: L.Trainer) -> int | None:
+    """Return the epochs of a whole run, by ``max_epochs`` or ``max_steps``, whichever ends it; None without an end."""
     ends = [trainer.max_epochs] if trainer.max_epochs is not None and trainer.max_epochs >= 0 else []
     if trainer.max_steps >= 0:
-        ends.append((trainer.max_steps + skipped) // cast(Any, trainer).datamodule.steps_per_iteration)
+        ends.append(trainer.max_steps // cast(Any, trainer).datamodule.steps_per_iteration)
     return min(ends, default=None)
 
 

@@ -12,8 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.schedule import Schedule
-from lightning_agentrl.agents.steps import planned_steps
+from lightning_agentrl.agents.optim import Schedule, planned_steps
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.progress import total_epochs
@@ -163,8 +162,8 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
 
 def _rates(trainer: L.Trainer, agent: Agent) -> Rows:
     full, name = agent.optim.rates, "learning rate of the"
-    if agent.run.steps.rates.schedulers:
-        return [("learning rates", "by the schedulers that configure_optimizers returns")]
+    if not agent.run.steps.follows_schedule:
+        return [("learning rates", "by what configure_optimizers returns")]
     trained = agent.critic is not None and not agent.critic.fitted
     groups = [group for group in full if group == "actor" or trained]
     steps, schedules = planned_steps(trainer), agent.optim.schedule.of

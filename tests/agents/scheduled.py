@@ -13,24 +13,20 @@ class Halving(PPOAgent):
     """Halves the actor's rate every second step, and the critic's never."""
 
     def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
+        optimizer = super().configure_optimizers()["optimizer"]
         scheduler = LambdaLR(optimizer, [lambda step: 0.5**step, lambda step: 1.0])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 2}}
 
 
 class OnPlateau(PPOAgent):
-    """Multiplies rates by .1 after each iteration in which a metric has a value and is no higher than before.
-
-    Args:
-        monitor: the metric.
-        kwargs: of the agent.
-    """
-
-    def __init__(self, *args: Any, monitor: str = "rollout/success", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.monitor = monitor
+    """Multiplies rates by .1 after each iteration in which the success was no higher than before."""
 
     def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
+        optimizer = super().configure_optimizers()["optimizer"]
         scheduler = ReduceLROnPlateau(optimizer, "max", factor=0.1, patience=0, threshold=0.0)
-        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": self.monitor}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        success = self.trainer.callback_metrics.get("rollout/success")
+        if success is not None:
+            scheduler.step(success)

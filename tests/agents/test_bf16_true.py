@@ -129,7 +129,7 @@ class OwnOptimizer(PPOAgent):
     of_model = False
 
     def configure_optimizers(self):
-        groups = super().configure_optimizers().param_groups
+        groups = super().configure_optimizers()["optimizer"].param_groups
         if self.of_model:
             groups = [{"name": "actor", "params": list(self.actor.parameters())}]
         return torch.optim.SGD([{"name": group["name"], "params": group["params"]} for group in groups], lr=10.0)

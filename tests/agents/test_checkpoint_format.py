@@ -16,8 +16,8 @@ from tests.agents.harness import make_agent, make_data, make_trainer
 
 # What this package writes. Raise FORMAT with every change.
 WRITTEN = {
-    "": "RolloutDataModule agent attempts date kl_coefficient missed_steps not_finite_in_a_row rates recent_episodes "
-    "run_id",
+    "": "RolloutDataModule agent attempts date kl_coefficient not_finite_in_a_row recent_episodes run_id "
+    "skipped_steps warmup_steps",
     "RolloutDataModule": "ahead collected iteration lost origin sessions",
     "RolloutDataModule.sessions.0": "closed context env_actions env_errors episode episode_return images lost "
     "observation past reply_tokens running turns_taken unread",
@@ -25,7 +25,6 @@ WRITTEN = {
     "callbacks.CriticWarmup": "buffer done_epochs prepared",
     "callbacks.RunSummary": "before minutes",
     "kl_coefficient": "value",
-    "rates": "scheduled schedulers taken",
     "recent_episodes": "ended rollouts running",
 }
 LIGHTNING = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks"}
@@ -46,7 +45,7 @@ def checkpoint(tiny_folder: Path, tmp_path: Path) -> Path:
 
 def test_its_entries_are_those_of_its_format(checkpoint: Path) -> None:
     saved = torch.load(checkpoint, weights_only=True)
-    assert saved[KEY]["format"] == FORMAT == 2
+    assert saved[KEY]["format"] == FORMAT == 3
     for way, entries in WRITTEN.items():
         held: Any = saved
         for part in filter(None, way.split(".")):
@@ -54,13 +53,13 @@ def test_its_entries_are_those_of_its_format(checkpoint: Path) -> None:
         assert held.keys() - (LIGHTNING if not way else set()) == set(entries.split()), way
 
 
-@pytest.mark.parametrize("form", [None, 1, 3])
+@pytest.mark.parametrize("form", [None, 1, 2])
 def test_another_format_is_refused(checkpoint: Path, tiny_folder: Path, tmp_path: Path, form: int | None) -> None:
     saved = torch.load(checkpoint, weights_only=True)
     saved[KEY]["format"] = form
-    del saved["rates"]  # as another version may lack
+    del saved["warmup_steps"]  # as another version may lack
     torch.save(saved, other := tmp_path / "other.ckpt")
-    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 2; go on with"
+    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 3; go on with"
     with pytest.raises(CheckpointError, match=expected):
         trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
     with pytest.raises(CheckpointError, match=expected):

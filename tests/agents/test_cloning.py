@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_agentrl.agents import KL, CloneAgent, Optim, PPOAgent
-from lightning_agentrl.agents.schedule import Schedule, Schedules
+from lightning_agentrl.agents.optim import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, TurnLog
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic

@@ -85,7 +85,7 @@ def test_nothing_moves_where_no_token_is_trained(tmp_path, tiny_folder, monkeypa
     trainer.fit(agent, data)
     assert weights.moved == [True, True, False, False]
     assert trainer.global_step == agent.policy_version == 4  # such a step counts as one
-    assert agent.run.steps.rates.taken == {"actor": 4, "critic": 4}
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 4
     first, second = weights.logged
     assert "grad_norm/actor" in first
     assert not {name for name in second if name.startswith(("grad_norm/", "policy/"))}

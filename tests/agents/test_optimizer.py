@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from lightning_agentrl.agents import Optim, PPOAgent
@@ -26,11 +26,11 @@ class WithMore(PPOAgent):
         super().configure_model()
         self.more = nn.Linear(2, 1)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        optimizer = super().configure_optimizers()
+    def configure_optimizers(self) -> Any:
+        made = super().configure_optimizers()
         if self.steps_on_it:
-            optimizer.param_groups[0]["params"] += self.masters.of(self.more.parameters())
-        return optimizer
+            made["optimizer"].param_groups[0]["params"] += self.masters.of(self.more.parameters())
+        return made
 
 
 @pytest.mark.slow

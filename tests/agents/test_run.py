@@ -22,8 +22,8 @@ def test_a_run_goes_on_from_the_entries_of_a_checkpoint(tmp_path: Path, tiny_fol
         "run_id": "earlier",
         "recent_episodes": {"rollouts": 1, "running": {}, "ended": ended},
         "attempts": saved["attempts"] + 2,
-        "missed_steps": 2,
-        "rates": saved["rates"],
+        "skipped_steps": 2,
+        "warmup_steps": 0,
         "not_finite_in_a_row": 1,
     }
     assert written.keys() < saved.keys()

@@ -10,15 +10,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR
 
 from lightning_agentrl.agents import Agent, Attempt, Optim, PPOAgent, Schedule, Schedules
-from lightning_agentrl.agents.rates import Rates
-from lightning_agentrl.agents.schedule import check_schedules
-from lightning_agentrl.agents.steps import planned_steps
+from lightning_agentrl.agents.optim import check_schedules, planned_steps
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.guards import Guard
-from lightning_agentrl.errors import CheckpointError
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.rollout import EnvConfig
 from tests.agents import processes
@@ -69,124 +66,6 @@ def test_a_schedule_that_does_not_fit_the_run_is_told() -> None:
     check_schedules(Schedules(actor=Schedule("cosine", steps=9, warmup_steps=8)), {"actor": None, "critic": None})
 
 
-def two_groups(
-    actor: float = 0.1, critic: float = 0.2, decay: float = 0.01, second: str = "critic"
-) -> torch.optim.AdamW:
-    groups = [
-        {"name": name, "params": [torch.nn.Parameter(torch.ones(2))], "lr": lr}
-        for name, lr in (("actor", actor), (second, critic))
-    ]
-    return torch.optim.AdamW(groups, weight_decay=decay)
-
-
-def alone(name: str) -> torch.optim.Optimizer:
-    return torch.optim.SGD([{"name": name, "params": [torch.nn.Parameter(torch.ones(1))]}], lr=1.0)
-
-
-def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
-    return [group["lr"] for group in optimizer.param_groups]
-
-
-STEPS = {"actor": 5, "critic": 4}
-
-
-def test_the_rate_of_a_step_follows_from_the_steps_of_its_group_and_from_guards() -> None:
-    rates, optimizer = Rates(Schedules(Schedule("linear", warmup_steps=1), Schedule("linear", final=0.5))), two_groups()
-    rates.read(optimizer)
-    assert rates.begin(optimizer, STEPS, 1.0) == []
-    assert rates_of(optimizer) == pytest.approx([0.1 / 2, 0.2])
-    rates.count(["actor"])
-    assert rates_of(optimizer) == pytest.approx([0.1 / 2, 0.2 * 0.875])
-    rates.count([])
-    assert rates_of(optimizer) == pytest.approx([0.1, 0.2 * 0.75])
-    rates.set(0.1)
-    rates.count([])
-    assert rates_of(optimizer) == pytest.approx([0.1 * 0.75 / 10, 0.2 * 0.625 / 10])
-    assert rates.taken == {"actor": 2, "critic": 3}
-    rates.begin_anew()
-    assert rates.begin(optimizer, STEPS, 1.0) == []
-    assert rates_of(optimizer) == pytest.approx([0.1 / 2, 0.2])
-
-
-def test_what_differs_from_the_checkpoint_is_told_and_holds() -> None:
-    before, rates = Rates(Schedules()), Rates(Schedules())
-    before.read(two_groups())
-    before.begin(two_groups(), STEPS, 1.0)
-    before.count(["actor"])
-    optimizer = two_groups(actor=0.3, decay=0.05)
-    rates.read(optimizer)
-    rates.load_state_dict(before.state_dict())
-    optimizer.load_state_dict(two_groups().state_dict())
-    assert rates.begin(optimizer, STEPS, 1.0) == [
-        "lr of the actor: 0.3, in the checkpoint it was 0.1",
-        "weight_decay of the actor: 0.05, in the checkpoint it was 0.01",
-        "weight_decay of the critic: 0.05, in the checkpoint it was 0.01",
-    ]
-    assert rates_of(optimizer) == [0.3, 0.2]
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.05, 0.05]
-    assert rates.taken == {"actor": 0, "critic": 1}
-    assert rates.begin(optimizer, STEPS, 0.5) == []  # told once; this is no checkpoint's any more
-
-
-def test_each_scheduler_is_stepped_when_it_is_its_turn_at_rates_that_no_guard_has_lowered() -> None:
-    optimizer = two_groups()
-    by_step, by_epoch = (LambdaLR(optimizer, lambda step, factor=factor: factor**step) for factor in (0.5, 0.1))
-    plateau = ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
-    rates = Rates(Schedules())
-    rates.read(
-        (
-            [optimizer],
-            [
-                {"scheduler": by_step, "interval": "step", "frequency": 2},
-                {"scheduler": plateau, "interval": "epoch", "frequency": 1, "monitor": "loss"},
-                {"scheduler": by_epoch, "interval": "epoch", "frequency": 1},
-            ],
-        )
-    )
-    rates.begin(optimizer, STEPS, 0.5)
-    found: dict[str, torch.Tensor | None] = {"loss": None}
-
-    def end(interval: str, number: int) -> list[tuple[Any, float | None, list[float]]]:
-        """Schedulers, their metrics, and the rates that they saw and halved."""
-        steps = []
-
-        def step(scheduler: Any, value: torch.Tensor | None) -> None:
-            steps.append((scheduler, None if value is None else float(value), rates_of(optimizer)))
-            for group in optimizer.param_groups:
-                group["lr"] /= 2
-
-        rates.advance(interval, number, step, lambda name, asked: found[name])
-        return steps
-
-    assert end("step", 1) == []
-    assert end("step", 2) == [(by_step, None, [0.1, 0.2])]
-    assert rates_of(optimizer) == [0.1 / 4, 0.2 / 4]
-    assert end("epoch", 1) == [(by_epoch, None, [0.05, 0.1])]  # the one before it waits for its metric
-    assert rates.state_dict()["scheduled"] == [0.025, 0.05]
-    found["loss"] = torch.tensor(3.0)
-    assert end("epoch", 2) == [(plateau, 3.0, [0.025, 0.05]), (by_epoch, None, [0.0125, 0.025])]
-    assert rates_of(optimizer) == [0.1 / 32, 0.2 / 32]
-
-
-def test_rates_of_schedulers_go_on_from_a_checkpoint_as_no_guard_has_lowered_them() -> None:
-    def begun() -> tuple[Rates, torch.optim.Optimizer]:
-        rates, (_, given) = Rates(Schedules()), with_scheduler(Schedules(), 1)
-        rates.read(given)
-        return rates, given["optimizer"]
-
-    (before, saved), (rates, optimizer) = begun(), begun()
-    before.begin(saved, STEPS, 0.5)
-    rates.load_state_dict(before.state_dict())
-    optimizer.load_state_dict(saved.state_dict())
-    assert rates.begin(optimizer, STEPS, 0.5) == []
-    assert rates_of(optimizer) == rates_of(saved) == [0.05, 0.1]
-    rates.set(1.0)
-    assert rates_of(optimizer) == [0.1, 0.2]
-    rates.load_state_dict(before.state_dict() | {"schedulers": 2})
-    with pytest.raises(CheckpointError, match="2 schedulers of configure_optimizers, this run has 1"):
-        rates.begin(optimizer, STEPS, 1.0)
-
-
 @pytest.mark.parametrize(
     ("epochs", "steps", "warmup", "expected"),
     [
@@ -206,29 +85,6 @@ def test_the_steps_of_a_run_end_with_its_epochs_or_its_steps_and_the_actors_begi
     trainer.datamodule = make_data()  # type: ignore[attr-defined]
     assert trainer.datamodule.steps_per_iteration == 2  # type: ignore[attr-defined]
     assert planned_steps(trainer) == dict(zip(("actor", "critic"), expected, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (lambda: [alone("actor"), alone("critic")], r"one optimizer whose groups .* got \['actor', 'critic'\]"),
-        (lambda: two_groups(second="actor"), r"got \['actor', 'actor'\]"),
-        (lambda: torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), r"got \[None\]"),
-        (lambda: with_scheduler(Schedules(Schedule("linear")), 1), "schedule sets the learning rates too; remove one"),
-        (lambda: with_scheduler(Schedules(), 0), "frequency of a scheduler must be at least 1, got 0"),
-    ],
-)
-def test_optimizers_that_cannot_be_stepped_are_refused(returned: Any, message: str) -> None:
-    made = returned()
-    schedules, given = made if isinstance(made, tuple) else (Schedules(), made)
-    with pytest.raises(ValueError, match=message):
-        Rates(schedules).read(given)
-
-
-def with_scheduler(schedules: Schedules, frequency: int) -> tuple[Schedules, dict[str, Any]]:
-    optimizer = two_groups()
-    scheduler = LambdaLR(optimizer, lambda step: 1.0)
-    return schedules, {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "frequency": frequency}}
 
 
 class Used(L.Callback):
@@ -360,30 +216,90 @@ def test_schedulers_of_a_subclass_are_stepped_and_go_on(tmp_path: Path, exact_fo
     assert whole == [(1e-3 * 0.5 ** (taken // 2) * low, 1e-2 * low) for taken, low in enumerate(lowered)]
     assert part + resumed == whole
     assert_same(read(tmp_path / "whole" / "last.ckpt"), read(tmp_path / "part" / "last.ckpt"))
-    other = make_agent(exact_folder)
-    other.resume_with_changes = ["model", "data"]
-    with pytest.raises(CheckpointError, match="1 schedulers"):
-        fit(tmp_path / "other", other, 4, [], ckpt_path=tmp_path / "part" / "last.ckpt")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_scheduler_that_follows_a_metric_waits_for_its_values(tmp_path: Path, exact_folder: Path) -> None:
-    """Episodes of twelve turns, four of them in an iteration: values in the third and the sixth."""
+def test_a_scheduler_can_follow_a_metric(tmp_path: Path, exact_folder: Path) -> None:
+    """Episodes of twelve turns, four of them in an iteration: the first value is that of the third."""
     long = {"env": EnvConfig("tests.episodes.small_envs:Walk-v0", {"length": 12})}
-    rates = fit(tmp_path, of_class(OnPlateau, exact_folder), 7, [], data=long)
-    assert [actor for actor, _ in rates] == pytest.approx([1e-3] * 12 + [1e-4] * 2)
-    with pytest.raises(ValueError, match="rollout/sucess"):
-        fit(tmp_path, of_class(OnPlateau, exact_folder, monitor="rollout/sucess"), 2, [])
+    rates = fit(tmp_path, of_class(OnPlateau, exact_folder), 5, [], data=long)
+    assert [actor for actor, _ in rates] == pytest.approx([1e-3] * 8 + [1e-4] * 2)
 
 
-def test_what_a_subclass_returns_is_refused_where_it_cannot_be_used(tmp_path: Path, exact_folder: Path) -> None:
-    class Plain(PPOAgent):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.actor.parameters(), lr=1e-3)
+class Returning(PPOAgent):
+    """Returns something else from configure_optimizers."""
 
-    with pytest.raises(ValueError, match="named actor and critic"):
-        fit(tmp_path, of_class(Plain, exact_folder), 1, [])
+    def returned(self, optimizer: torch.optim.Optimizer) -> Any:
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> Any:
+        return self.returned(super().configure_optimizers()["optimizer"])
+
+
+class Nameless(Returning):
+    def returned(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.SGD(self.actor.parameters(), lr=1e-3)
+
+
+class TwoOptimizers(Returning):
+    def returned(self, optimizer: torch.optim.Optimizer) -> Any:
+        return [torch.optim.SGD([group], lr=1e-3) for group in optimizer.param_groups]
+
+
+class TwoSchedulers(Returning):
+    def returned(self, optimizer: torch.optim.Optimizer) -> Any:
+        return [optimizer], [ConstantLR(optimizer), ConstantLR(optimizer)]
+
+
+class Unscheduled(Returning):
+    def returned(self, optimizer: torch.optim.Optimizer) -> Any:
+        return optimizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "schedule", "message"),
+    [
+        (Nameless, Schedules(), r"one optimizer whose groups are named actor and critic, got \[None\]"),
+        (TwoOptimizers, Schedules(), r"one optimizer whose groups .* got \['actor', 'critic'\]"),
+        (TwoSchedulers, Schedules(), "2 schedulers; join them"),
+        (Unscheduled, Schedules(Schedule("linear")), "schedule would set them too"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_subclass_returns_is_refused_where_it_cannot_be_used(
+    tmp_path: Path, exact_folder: Path, kind: type[PPOAgent], schedule: Schedules, message: str
+) -> None:
+    optim = Optim(lr_actor=1e-3, lr_critic=1e-2, schedule=schedule)
+    agent = kind(str(exact_folder), critic=SharedCritic(), optim=optim)
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, agent, 1, [])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_changed_rates_and_decay_apply_after_a_resume(tmp_path: Path, exact_folder: Path, log: list[str]) -> None:
+    schedule = Schedules(Schedule("linear", warmup_steps=1))
+    fit(tmp_path, make_agent(exact_folder, schedule=schedule), 3, [StopsAfter(1)])
+    changed = make_agent(
+        exact_folder, lr_actor=3e-3, weight_decay=0.05, schedule=Schedules(Schedule("linear", steps=10))
+    )
+    changed.resume_with_changes = ["model"]
+    rates = fit(tmp_path, changed, 2, [LowersOnce(3)], ckpt_path=tmp_path / "last.ckpt")
+    assert [rate for both in rates for rate in both] == pytest.approx([3e-3 * 0.8, 1e-2, 3e-3 * 0.7 / 2, 1e-2 / 2])
+    assert read(tmp_path / "last.ckpt")["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.05
+    differ = [sentence.partition(":")[0] for sentence in log if "in the checkpoint it was" in sentence]
+    assert differ == ["lr of the actor", "weight_decay of the actor", "weight_decay of the critic"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_ends_after_max_steps_were_attempted(tmp_path: Path, exact_folder: Path) -> None:
+    """One of four is skipped; the run does not begin a third iteration, and neither does one that is resumed."""
+    rates = fit(tmp_path, make_agent(exact_folder), 9, [SkipSome([1])], max_steps=4)
+    assert len(rates) == 3
+    again = fit(tmp_path, make_agent(exact_folder), 9, [], max_steps=4, ckpt_path=tmp_path / "last.ckpt")
+    assert again == []
 
 
 @pytest.mark.slow

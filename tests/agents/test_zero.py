@@ -16,14 +16,14 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, SingleDeviceStrategy
 
 from lightning_agentrl.agents.checkpoint_files import OF_ZERO
 from lightning_agentrl.agents.checks import check_critic
-from lightning_agentrl.agents.optimizer import step_by_group
+from lightning_agentrl.agents.optim import clip_by_group, step_or_discard
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero, zero_stage
 from lightning_agentrl.commands.export import PREFIX, export_checkpoint
 from lightning_agentrl.models.critic import LeastSquaresCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
-from tests.agents.harness import make_agent
+from tests.agents.harness import make_agent, make_data
 from tests.agents.processes import fit, metrics, read
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,22 @@ def groups(kind):
     return parameters, kind(made, weight_decay=0.1)
 
 
+class Wrapper:
+    """Lightning's wrapper of an optimizer, and the strategy that steps past it."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.param_groups, self.step = optimizer, optimizer.param_groups, optimizer.step
+
+    def optimizer_step(self, optimizer, closure):
+        optimizer.step(closure)
+
+
+def step(optimizer, limits, held, allowed=True):
+    wrapper = Wrapper(optimizer)
+    norms = clip_by_group(wrapper, limits, held)
+    return norms | step_or_discard(wrapper, wrapper, allowed)
+
+
 def test_the_optimizer_below_zero_steps_and_clips_each_group_as_the_plain_one_does():
     """First nothing, then a warm-up, in which the actor neither moves nor ages; then both."""
     limits = {"actor": 0.5, "critic": 100.0}
@@ -54,7 +70,7 @@ def test_the_optimizer_below_zero_steps_and_clips_each_group_as_the_plain_one_do
         for held in (["actor", "critic"], ["actor"], ["actor"], [], []):
             for parameter in parameters.values():
                 parameter.grad = torch.randn(5)
-            norms.append(step_by_group(optimizer, limits, held, allowed=lambda norms: True, discard=optimizer.step))
+            norms.append(step(optimizer, limits, held))
             if held:
                 assert not optimizer.state[parameters["actor"]]
         results.append((parameters, norms))
@@ -75,7 +91,7 @@ def test_shares_below_zero_are_clipped_as_one_gradient_is(scale, limit):
         for share in shares:
             share.grad = scale * torch.randn(share.shape)
         optimizer = kind([{"name": "actor", "params": shares}], lr=0.1)
-        norms = step_by_group(optimizer, {"actor": limit}, [], allowed=lambda norms: True, discard=optimizer.step)
+        norms = step(optimizer, {"actor": limit}, [])
         results.append((norms["actor"], [share.grad for share in shares]))
     (norm, gradients), (below_norm, below_gradients) = results
     assert below_norm == pytest.approx(norm, rel=1e-6)
@@ -88,13 +104,14 @@ def test_a_skipped_step_below_zero_moves_and_ages_no_group():
     before = {name: p.detach().clone() for name, p in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = torch.randn(5)
-    assert step_by_group(optimizer, limits, [], allowed=lambda norms: False, discard=optimizer.step) == {}
+    assert step(optimizer, limits, [], allowed=False) == {}
     assert all(torch.equal(before[name], p) and not optimizer.state[p] for name, p in parameters.items())
     assert all(p.grad is None for p in parameters.values())  # nothing of it is left for the next step
 
 
 class Trainer:
     num_devices, num_nodes, precision = 4, 1, "32-true"
+    max_epochs, max_steps, callbacks = 1, -1, ()
 
     def __init__(self, precision="32-true", **zero):
         self.precision = precision
@@ -123,6 +140,7 @@ def test_gradients_of_a_second_run_are_seen_by_its_own_watch_alone(tiny_folder):
     agent = make_agent(tiny_folder)
     agent.configure_model()
     agent._trainer = Trainer()
+    agent._trainer.datamodule = make_data()
     watches = [agent.configure_optimizers() and agent._watch for _ in range(2)]
     (torch.inf * next(agent.actor.parameters()).sum()).backward()
     assert [watch.finite() for watch in watches] == [True, False]
@@ -225,7 +243,8 @@ def test_a_zero_run_is_continued(zero, stop):
     resumed = zero("resumed", 2, *SCHEDULED, "--ckpt_path", str(stopped))
     a, b = (torch.load(path / OF_ZERO, weights_only=False) for path in (whole, resumed))
     assert all(torch.equal(a["module"][name], b["module"][name]) for name in a["module"])
-    assert a["rates"]["taken"] == b["rates"]["taken"] == {"actor": 6, "critic": 10}
+    for saved in (a, b):
+        assert (saved["lr_schedulers"][0]["last_epoch"], saved["warmup_steps"]) == (10, 4)
 
 
 @pytest.mark.skipif(not INSTALLED, reason="needs the extra deepspeed")

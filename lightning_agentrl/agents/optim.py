@@ -1,0 +1,525 @@
+"""The optimizer of actor and critic: settings, learning rates, gradients over ranks, and the steps of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn, cast, get_args
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
+
+from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
+from lightning_agentrl.agents.finite import FiniteSteps
+from lightning_agentrl.agents.hooks import Attempt, StepGuard, Verdict, decide
+from lightning_agentrl.agents.master_weights import MasterWeights
+from lightning_agentrl.agents.models import Models
+from lightning_agentrl.agents.zero import GroupedAdamW, is_grouped
+from lightning_agentrl.distributed import raise_once
+from lightning_agentrl.errors import RunStoppedError
+from lightning_agentrl.rollout import RolloutSource
+from lightning_agentrl.types.plain_config import check_kind
+
+GROUPS = ("actor", "critic")  # names of the parameter groups
+Shape = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of actor or critic over the steps that it takes.
+
+    Skipped steps do not count, and for the actor neither do those of the critic warm-up.
+
+    Args:
+        shape: after its own warm-up the rate stays (``constant``), or falls along a line or half a cosine wave.
+        warmup_steps: first steps, in which the rate rises in equal parts; the step after them is the first at full
+            rate.
+        steps: number of steps until the rate has fallen to its end, warm-up included; null: the whole run, by
+            ``trainer.max_epochs`` or ``trainer.max_steps``.
+        final: share of the full rate at the end.
+    """
+
+    shape: Shape = "constant"
+    warmup_steps: int = 0
+    steps: int | None = None
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        wrong = ""
+        if self.shape not in get_args(Shape):
+            wrong = f"shape must be one of {', '.join(get_args(Shape))}, got '{self.shape}'"
+        elif self.warmup_steps < 0:
+            wrong = f"warmup_steps must not be negative, got {self.warmup_steps}"
+        elif self.shape == "constant" and (self.steps is not None or self.final):
+            wrong = "a constant rate has no end; remove steps and final, or set shape to linear or cosine"
+        elif self.steps is not None and self.steps <= self.warmup_steps:
+            wrong = f"steps count the warm-up too: {self.steps} must be above warmup_steps {self.warmup_steps}"
+        elif not 0 <= self.final <= 1:
+            wrong = f"final is a share of the full rate from 0 to 1, got {self.final}"
+        if wrong:
+            raise ValueError(f"model.init_args.optim.schedule: {wrong}")
+
+    def share(self, taken: int, run: int | None) -> float:
+        """Return the share of the full rate for the next step.
+
+        Args:
+            taken: steps before it.
+            run: steps of the whole run; None: unknown, and then :attr:`steps` is set.
+        """
+        if taken < self.warmup_steps:
+            return (taken + 1) / (self.warmup_steps + 1)
+        if self.shape == "constant":
+            return 1.0
+        steps = self.steps or run
+        assert steps is not None
+        done = min((taken - self.warmup_steps) / max(steps - self.warmup_steps, 1), 1.0)
+        left = 1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.final + (1 - self.final) * left
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """Schedules of both parameter groups; constant rates by default.
+
+    Args:
+        actor: begins with the actor's first step, after the critic warm-up.
+        critic: begins with the first step of the run.
+    """
+
+    actor: Schedule = Schedule()
+    critic: Schedule = Schedule()
+
+    def __post_init__(self) -> None:
+        for name, schedule in self.of.items():
+            check_kind(schedule, Schedule, f"model.init_args.optim.schedule.{name}")
+
+    @property
+    def of(self) -> dict[str, Schedule]:
+        """The schedules by group."""
+        return {"actor": self.actor, "critic": self.critic}
+
+
+@dataclass(frozen=True)
+class Optim:
+    """AdamW on two parameter groups, each with its own learning rate and clip. Steps that are not finite are skipped.
+
+    Args:
+        lr_actor: learning rate of the actor.
+        lr_critic: learning rate of the critic.
+        weight_decay: of both groups.
+        max_grad_norm_actor: clip of the norm of the actor's gradient.
+        max_grad_norm_critic: clip of the norm of the critic's gradient.
+        max_not_finite: number of steps in a row without finite loss and gradient that stops the run.
+        schedule: how the learning rates change over the run; constant by default.
+    """
+
+    lr_actor: float = 1e-6
+    lr_critic: float = 1e-5
+    weight_decay: float = 0.01
+    max_grad_norm_actor: float = 1.0
+    max_grad_norm_critic: float = 1.0
+    max_not_finite: int = 5
+    schedule: Schedules = field(default_factory=Schedules)
+
+    def __post_init__(self) -> None:
+        check_kind(self.schedule, Schedules, "model.init_args.optim.schedule")
+        for name in ("lr_actor", "lr_critic", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"model.init_args.optim.{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("max_grad_norm_actor", "max_grad_norm_critic"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"model.init_args.optim.{name} must be above 0, got {getattr(self, name)}")
+        if self.max_not_finite < 1:
+            raise ValueError(f"model.init_args.optim.max_not_finite must be at least 1, got {self.max_not_finite}")
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Full learning rates by group."""
+        return {"actor": self.lr_actor, "critic": self.lr_critic}
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Clips of the gradient norm by group."""
+        return {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
+
+
+def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> None:
+    """Refuse schedules without a known end, and warn of those that the run is too short for.
+
+    Args:
+        schedules: of both groups.
+        steps: steps that each group takes in the run; None: unknown.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    for name, schedule in schedules.of.items():
+        key, run = f"model.init_args.optim.schedule.{name}", steps[name]
+        if run is None:
+            if schedule.shape != "constant" and schedule.steps is None:
+                raise ValueError(
+                    f"{key} falls until the end of the run, and trainer.max_epochs does not say when that is; set it, "
+                    f"or {key}.steps"
+                )
+        elif schedule.warmup_steps >= run > 0:
+            rank_zero_warn(
+                f"{key}.warmup_steps {schedule.warmup_steps} is no less than the {run} steps that the {name} takes in "
+                "this run, so its full rate is never reached; lower it, or raise trainer.max_epochs"
+            )
+
+
+def make_optimizer(
+    models: Models, masters: MasterWeights, optim: Optim, zero: bool, sharded: bool
+) -> torch.optim.AdamW:
+    """Make AdamW with a group ``actor`` and, if there is a critic with weights to train, a group ``critic``.
+
+    Args:
+        models: models whose weights are trained.
+        masters: float32 copies that stand for 16-bit weights.
+        optim: rates and weight decay.
+        zero: whether DeepSpeed wraps the optimizer.
+        sharded: whether FSDP2 shards the weights; a distributed checkpoint accepts no missing state.
+    """
+    named: list[tuple[str, nn.Module | None]] = [("actor", models.actor), ("critic", models.critic)]
+    groups: list[dict[str, Any]] = [
+        {"name": name, "params": masters.of(_trainable(model)), "lr": optim.rates[name]}
+        for name, model in named
+        if model is not None and (model is models.actor or _trainable(model))
+    ]
+    kind = GroupedAdamW if zero else torch.optim.AdamW
+    optimizer = kind(groups, weight_decay=optim.weight_decay, fused=True)
+    if sharded:
+        _start_adam(optimizer)
+    return optimizer
+
+
+def _start_adam(optimizer: torch.optim.AdamW) -> None:
+    """Give Adam the state that it would create at its first step; its steps are the same as without it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def not_stepped_on(
+    parameters: Iterable[tuple[str, nn.Parameter]], masters: MasterWeights, optimizer: torch.optim.Optimizer
+) -> list[str]:
+    """Return the names of the parameters that have gradients and are in no group of the optimizer."""
+    groups = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    trainable = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+    return [name for name, parameter in trainable if id(masters.of([parameter])[0]) not in groups]
+
+
+def without_sync(model: nn.Module) -> AbstractContextManager:
+    """Keep backward passes under DDP from averaging gradients over ranks; other strategies are left as they are."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def sync_gradients(
+    model: nn.Module,
+    optimizer: Any,
+    masters: MasterWeights,
+    world_size: int,
+    backward: Callable[[Tensor], None],
+    held: Collection[str] = (),
+) -> None:
+    """Average the gradients of a step over ranks under DDP; other strategies have done so already.
+
+    One more backward pass of a zero loss that touches every parameter does it: all ranks take part, whatever their
+    micro-batches left out (a frozen actor, no rows at all). DDP does not see gradients that are accumulated in master
+    weights; they are averaged here, except for those of held groups.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    if not masters:
+        zero = torch.zeros((), device=next(model.parameters()).device)
+        backward(sum((0.0 * p.sum() for p in model.parameters() if p.requires_grad), zero))
+        return
+    moved = [group["params"] for group in optimizer.param_groups if group["name"] not in held]
+    for parameter in (p for parameters in moved for p in parameters):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+
+
+def clip_by_group(optimizer: Any, limits: Mapping[str, float], held: Collection[str] = ()) -> dict[str, float]:
+    """Clip each parameter group by its own norm, so that one cannot shrink the other; drop gradients of held groups.
+
+    A held group does not move, and its Adam state does not decay, as it would with a gradient of zero.
+
+    Args:
+        optimizer: with the gradients of a whole mini-batch.
+        limits: clips by group.
+        held: names of the held groups; the same on all ranks.
+
+    Returns:
+        Norms before clipping of the groups that have a gradient. Empty under ZeRO, which clips and holds in its step.
+    """
+    norms = {}
+    for group in optimizer.param_groups:
+        name = group["name"]
+        if is_grouped(optimizer):
+            group.update(max_norm=limits[name], held=name in held)
+            continue
+        if name in held:
+            # Read from the group, since sharded modules may hide parameters.
+            for parameter in group["params"]:
+                parameter.grad = None
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if parameters:
+            norm = torch.nn.utils.clip_grad_norm_(parameters, limits[name])
+            norms[name] = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return norms
+
+
+def step_or_discard(optimizer: Any, strategy: Strategy, allowed: bool) -> dict[str, float]:
+    """Step all groups that are not held, or none.
+
+    Args:
+        optimizer: Lightning's wrapper, with clipped gradients.
+        strategy: of the trainer.
+        allowed: whether to step; the same on all ranks.
+
+    Returns:
+        Norms before clipping that ZeRO has computed in its step; empty for other strategies.
+    """
+    zero = is_grouped(optimizer)
+    if allowed:
+        optimizer.step()
+    elif zero:
+        # ZeRO drops its gradients in a step only. This one moves nothing, and not being Lightning's it does not count.
+        for group in optimizer.param_groups:
+            group["held"] = True
+        strategy.optimizer_step(optimizer.optimizer, lambda: None)
+    return {group["name"]: group["grad_norm"] for group in optimizer.param_groups if zero and not group["held"]}
+
+
+class Steps:
+    """The optimizer steps of a run, attempted, taken or skipped, and their learning rates.
+
+    Learning rates are those of the scheduler, multiplied by the factors of guards. :meth:`write_rates` alone writes
+    them into the optimizer.
+
+    Args:
+        optim: rates, schedules and limits.
+    """
+
+    def __init__(self, optim: Optim) -> None:
+        self.optim = optim
+        self.attempts = 0
+        self.skipped = 0  # attempts of the whole run, also before it was resumed, that a guard skipped
+        self.warmup = 0  # steps taken while the actor was held
+        self.finite = FiniteSteps(optim.max_not_finite)
+        self.follows_schedule = True  # no other scheduler was returned by configure_optimizers
+        self._scheduler: LambdaLR | None = None
+        self._configured: list[dict[str, Any]] = []  # rate and decay of each group before a checkpoint is loaded
+
+    def begin_anew(self) -> None:
+        """Forget the steps of an earlier run. Attempts continue: they number the weights in the turns of episodes."""
+        self.skipped = self.warmup = self.finite.in_a_row = 0
+
+    def make_scheduler(self, optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> LambdaLR:
+        """Return the scheduler of both groups, to be stepped once per optimizer step that is taken."""
+
+        def actor(step: int) -> float:
+            return self.optim.schedule.actor.share(step - self.warmup, planned_steps(trainer)["actor"])
+
+        def critic(step: int) -> float:
+            return self.optim.schedule.critic.share(step, planned_steps(trainer)["critic"])
+
+        lambdas = {"actor": actor, "critic": critic}
+        self._scheduler = LambdaLR(optimizer, [lambdas[group["name"]] for group in optimizer.param_groups])
+        return self._scheduler
+
+    def check_optimizer(self, trainer: L.Trainer) -> None:
+        """Check what ``configure_optimizers`` returned, and keep its rates and decay. Call it before loading states.
+
+        Raises:
+            ValueError: the optimizer has other groups than the agent, or the rates are set twice.
+        """
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        names = [group.get("name") for group in groups]
+        if len(trainer.optimizers) != 1 or len({*names}) != len(names) or not {*names} <= {*GROUPS}:
+            raise ValueError(
+                f"configure_optimizers must return one optimizer whose groups are named actor and critic, got {names}; "
+                "begin with the optimizer of super().configure_optimizers()"
+            )
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        if len(schedulers) > 1:
+            raise ValueError(
+                f"configure_optimizers returns {len(schedulers)} schedulers; join them with "
+                "torch.optim.lr_scheduler.ChainedScheduler or SequentialLR"
+            )
+        self.follows_schedule = schedulers == [self._scheduler]
+        if not self.follows_schedule and self.optim.schedule != Schedules():
+            raise ValueError(
+                "configure_optimizers sets the learning rates, and model.init_args.optim.schedule would set them too; "
+                "return the scheduler of super().configure_optimizers(), or remove the schedule"
+            )
+        # A scheduler has multiplied the rate already and kept the full one.
+        self._configured = [
+            {"lr": group.get("initial_lr", group["lr"]), "weight_decay": group.get("weight_decay")} for group in groups
+        ]
+
+    def begin(self, trainer: L.Trainer) -> list[str]:
+        """Take learning rates and weight decay from the configuration, in a resumed run too.
+
+        Returns:
+            Sentences about the differences from the checkpoint.
+        """
+        groups = trainer.optimizers[0].param_groups
+        before = [dict(group) for group in groups]
+        for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
+            if isinstance(scheduler, LambdaLR):
+                scheduler.base_lrs = [configured["lr"] for configured in self._configured]
+        for group, configured in zip(groups, self._configured, strict=True):
+            if configured["weight_decay"] is not None:
+                group["weight_decay"] = configured["weight_decay"]
+        self.write_rates(trainer, _lowered(trainer))
+        self._end_at_max_steps(trainer)
+        return [
+            f"{key} of the {group['name']}: {group[key]}, in the checkpoint it was {old[key]}"
+            for old, group in zip(before, groups, strict=True)
+            for key in ("lr", "weight_decay")
+            if key in group and group[key] != old[key]
+        ]
+
+    def write_rates(self, trainer: L.Trainer, lowered: float) -> None:
+        """Write the learning rates of the next step into the optimizer, multiplied by ``lowered``."""
+        rates = [configured["lr"] for configured in self._configured]
+        for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
+            if isinstance(scheduler, LambdaLR):  # computed, so that a changed config applies after a resume
+                factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+                rates = [rate * factor for rate, factor in zip(scheduler.base_lrs, factors, strict=True)]
+            else:
+                rates = scheduler.get_last_lr()
+        for group, rate in zip(trainer.optimizers[0].param_groups, rates, strict=True):
+            group["lr"] = rate * lowered
+
+    def step_scheduler(self, agent: L.LightningModule, interval: str, number: int) -> None:
+        """Step the scheduler by the agent's ``lr_scheduler_step`` if it is due.
+
+        Args:
+            agent: with the trainer.
+            interval: ``step`` or ``epoch``, which has just ended.
+            number: number of this step or epoch, from 1.
+        """
+        trainer = agent.trainer
+        for config in trainer.lr_scheduler_configs:
+            if config.interval == interval and number % config.frequency == 0:
+                self.write_rates(trainer, 1.0)  # schedulers that multiply the present rate read it without guards
+                agent.lr_scheduler_step(config.scheduler, None)
+                self.write_rates(trainer, _lowered(trainer))
+
+    def allow(self, trainer: L.Trainer, attempt: Attempt, fault: str) -> bool:
+        """Ask the guards; return whether to step. The one place that can skip a step, on all ranks together.
+
+        Args:
+            trainer: of the run.
+            attempt: the step.
+            fault: what is not finite on this rank; empty: nothing.
+
+        Raises:
+            RunStoppedError: on all ranks, if a guard stops the run.
+        """
+        verdict, reason = self.finite.judge(fault, attempt.norms)
+        if verdict is Verdict.STEP:
+            verdict, reason = decide(trainer, _guards(trainer), attempt)
+        if verdict is Verdict.STOP:
+            stop_run(trainer, f"stopped before optimizer step {attempt.number + 1}: {reason}")
+        if verdict is Verdict.SKIP:
+            rank_zero_warn(f"optimizer step {attempt.number + 1} is skipped: {reason}")
+        if verdict is Verdict.STEP:
+            self.write_rates(trainer, _lowered(trainer))
+        return verdict is Verdict.STEP
+
+    def count(self, agent: L.LightningModule, held: Collection[str], taken: bool) -> None:
+        """Count an attempt and, if the step was taken, step the scheduler.
+
+        Args:
+            agent: with the trainer.
+            held: names of the groups that do not move in this phase.
+            taken: whether a step was taken.
+        """
+        self.attempts += 1
+        if taken:
+            self.warmup += "actor" in held
+            self.step_scheduler(agent, "step", agent.trainer.global_step)
+        else:
+            self.skipped += 1
+        self._end_at_max_steps(agent.trainer)
+
+    def _end_at_max_steps(self, trainer: L.Trainer) -> None:
+        """End the run when ``max_steps`` were attempted: Lightning counts taken steps, and would begin an iteration."""
+        if self.skipped and 0 < trainer.max_steps <= trainer.global_step + self.skipped:
+            trainer.should_stop = True
+
+    def held(self, trainer: L.Trainer) -> range:
+        """Return the numbers of the attempts of this run in which the actor does not move."""
+        began = self.attempts - self.skipped - trainer.global_step
+        return range(began, began + held_steps(trainer))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint."""
+        return {
+            "attempts": self.attempts,
+            "skipped_steps": self.skipped,
+            "warmup_steps": self.warmup,
+            "not_finite_in_a_row": self.finite.in_a_row,
+        }
+
+    def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Continue from the entries of a checkpoint."""
+        self.attempts, self.skipped = checkpoint["attempts"], checkpoint["skipped_steps"]
+        self.warmup, self.finite.in_a_row = checkpoint["warmup_steps"], checkpoint["not_finite_in_a_row"]
+
+
+def planned_steps(trainer: L.Trainer) -> dict[str, int | None]:
+    """Return the steps that each group takes in the whole run if none is skipped; None: its length is unknown."""
+    epochs, steps = trainer.max_epochs or -1, trainer.max_steps
+    every = min((n for n in (epochs * _per_iteration(trainer), steps) if n > 0), default=None)
+    return {"actor": None if every is None else max(every - held_steps(trainer), 0), "critic": every}
+
+
+def held_steps(trainer: L.Trainer) -> int:
+    """Return the number of steps at the start of the run in which the actor does not move."""
+    warmups = (c.warmup_iterations for c in cast(Any, trainer).callbacks if isinstance(c, RolloutSource))
+    return _per_iteration(trainer) * sum(warmups)
+
+
+def stop_run(trainer: L.Trainer, reason: str) -> NoReturn:
+    """End the run on all ranks, with the reason on one of them; every rank must call it.
+
+    Raises:
+        RunStoppedError: with the last good checkpoint.
+    """
+    with raise_once():
+        raise RunStoppedError(reason, last_good_checkpoint(trainer))
+    raise AssertionError
+
+
+def _guards(trainer: L.Trainer) -> list[StepGuard]:
+    return [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, StepGuard)]
+
+
+def _lowered(trainer: L.Trainer) -> float:
+    """Return the product of the factors to which guards have lowered the learning rates."""
+    return math.prod(guard.lowered for guard in _guards(trainer))
+
+
+def _per_iteration(trainer: L.Trainer) -> int:
+    return cast(Any, trainer).datamodule.steps_per_iteration
