@@ -163,7 +163,7 @@ class Waiting(L.Callback, RolloutSource):
     def next_rollout(self, stream: RolloutStream) -> Prepared:
         while len(self._queue) <= self.iterations:
             self._queue.append(stream.collect())
-        return stream.learner.prepare(self._queue.popleft())
+        return stream.prepare(self._queue.popleft())
 
 
 def rollouts(start: Beginning, arm: Arm, seed: int) -> RolloutDataModule:

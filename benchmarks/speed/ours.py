@@ -126,7 +126,7 @@ class GivenData(L.LightningDataModule):
     def settings(self) -> dict[str, Any]:
         return {}
 
-    def connect(self, learner: Agent) -> None:
+    def connect(self, *arguments: object) -> None:
         pass  # no environments, no engine
 
     def train_dataloader(self) -> GivenData:

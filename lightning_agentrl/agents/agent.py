@@ -87,7 +87,7 @@ from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
-from lightning_agentrl.types import ForkPlan, Rollout, Scores
+from lightning_agentrl.types import Rollout, Scores
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import by_key, check_kind, keep_plain, to_plain
 
@@ -580,14 +580,6 @@ class Agent(L.LightningModule, ABC):
         return Ranks(self.device, self.trainer.world_size)
 
     @property
-    def needs_greedy_baseline(self) -> bool:
-        return self.needs.greedy_baseline
-
-    @property
-    def needs_forks(self) -> ForkPlan | None:
-        return self.needs.forks
-
-    @property
     def policy_version(self) -> int:
         """Optimizer steps attempted before, also those that a guard skipped, which ``global_step`` does not count."""
         return self.run.steps.attempts
@@ -616,14 +608,6 @@ class Agent(L.LightningModule, ABC):
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         """Return what an engine needs of the policy."""
         return PolicyHandle(self.actor, stop_token_ids, self.reader.precision, lambda: gathered(self.actor))
-
-    def prove_engine(self) -> None:
-        """Compare engine and policy before the first rollout of a run, with many tokens and with weights moved."""
-        self._engine_watch.at_start(self.policy_version)
-
-    def probe_engine(self) -> None:
-        """Compare a few tokens where the gap of the rollout will not tell."""
-        self._engine_watch.after_update()
 
     def engine_proof(self) -> EngineProof:
         """Return what compares engine and policy."""
@@ -660,4 +644,22 @@ class Agent(L.LightningModule, ABC):
             trains_tower=self.train_tower,
             precision=partial(cached_precision, self.trainer.precision_plugin),
         )
-        self.datamodule.connect(self)
+        self.datamodule.connect(
+            self.policy_handle(()),
+            self.tokenizer,
+            self.context_length,
+            self.prepare,
+            lambda: self.policy_version,
+            lambda: self.held_steps,
+            self.clock,
+            self.image_reader,
+            self.temperature,
+            self._check_engine,
+            self.needs.greedy_baseline,
+            self.needs.forks,
+        )
+
+    def _check_engine(self) -> None:
+        """Compare engine and policy when the engine has taken over the weights for a rollout."""
+        self._engine_watch.at_start(self.policy_version)
+        self._engine_watch.after_update()

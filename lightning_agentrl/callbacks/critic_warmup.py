@@ -107,7 +107,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         round_, portion = divmod(self.done_epochs, self.portions)
         metrics: dict[str, float] = {}
         if portion == 0 or self.prepared is None:
-            prepared = stream.learner.prepare(buffer)
+            prepared = stream.prepare(buffer)
             self.prepared, metrics = prepared.rollout, prepared.metrics
             kept = {id(sample) for sample in self.prepared.samples}  # the others had numbers that are not finite
             buffer = buffer.select([i for i, sample in enumerate(buffer.samples) if id(sample) in kept])

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 from lightning_agentrl.engines import Engine, PolicyHandle
 from lightning_agentrl.episodes.interaction import Interaction
+from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.rollout.event_loop import LoopThread
-from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.stalls import waiting_for
+from lightning_agentrl.types import ForkPlan
 
 T = TypeVar("T")
 
@@ -24,7 +25,6 @@ class Connection:
     """Everything that a data module has only while an agent is connected, and how it plays with it.
 
     Args:
-        learner: the agent.
         engine: started.
         handle: what the engine was started with.
         make: makes the sessions.
@@ -33,9 +33,15 @@ class Connection:
         in_a_row: episodes that an environment may lose one after the other.
         stall_seconds: without any move, after which a warning says what is waited for; 0: never.
         rank_and_world: rank of this process, and number of ranks.
+        policy_version: returns the number of optimizer steps attempted before.
+        held_steps: returns the numbers of the attempts that leave the policy as it is.
+        temperature: of training.
+        clock: times stages and shows their progress.
+        after_sync: called before each rollout, when the engine has taken over the weights.
+        greedy_baseline: play one more episode of each group without randomness.
+        forks: which states of a rollout are valued by playing on from them; None: none.
     """
 
-    learner: Learner
     engine: Engine
     handle: PolicyHandle
     make: SessionMaker
@@ -44,22 +50,24 @@ class Connection:
     in_a_row: int
     stall_seconds: float
     rank_and_world: tuple[int, int]
+    policy_version: Callable[[], int]
+    held_steps: Callable[[], range]
+    temperature: float
+    clock: StageClock
+    after_sync: Callable[[], None]
+    greedy_baseline: bool
+    forks: ForkPlan | None
 
     def send_weights(self) -> None:
         """Let the engine take over the current weights."""
-        with self.learner.clock.part("sync"), self._taking_weights():
-            self.engine.sync(self.learner.policy_version)
+        with self.clock.part("sync"), self._taking_weights():
+            self.engine.sync(self.policy_version())
 
-    def send_proven(self) -> None:
-        """Send the weights before a rollout, and let the agent compare the engine with the policy.
-
-        Raises:
-            EngineMismatchError: the engine samples from something else.
-        """
+    def send_before_rollout(self) -> None:
+        """Send the weights, and let the agent compare the engine with the policy."""
         self.send_weights()
         with self._taking_weights():
-            self.learner.prove_engine()
-        self.learner.probe_engine()
+            self.after_sync()
 
     def player(self, temperature: float, stage: str = "") -> Player:
         """Return what plays a session.
@@ -74,7 +82,7 @@ class Connection:
             self.make.memory.grows,
             temperature,
             self.make.seed,
-            self.learner.clock.advance,
+            self.clock.advance,
             self._watchdog(stage),
             self.in_a_row,
         )
@@ -93,7 +101,7 @@ class Connection:
 
     def _taking_weights(self) -> AbstractContextManager[None]:
         what = f"{type(self.engine).__name__} to take over the weights"
-        return waiting_for(what, lambda: self.learner.clock.running)
+        return waiting_for(what, lambda: self.clock.running)
 
     def _watchdog(self, stage: str = "") -> Watchdog:
-        return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or self.learner.clock.running)
+        return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or self.clock.running)

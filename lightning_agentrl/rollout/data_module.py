@@ -25,6 +25,7 @@ from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import ENVS, EnvConfig, Source, all_sources, as_gym_takes
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
+from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer
@@ -34,18 +35,17 @@ from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.fault_limits import FaultLimits
 from lightning_agentrl.rollout.fixed_turns import endless_session
 from lightning_agentrl.rollout.groups import group_session
-from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
 from lightning_agentrl.rollout.staleness import check_staleness
 from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
-from lightning_agentrl.rollout.stream import Phase, RolloutStream, resume_between_epochs
+from lightning_agentrl.rollout.stream import Phase, Prepared, RolloutStream, resume_between_epochs
 from lightning_agentrl.rollout.training_episodes import TrainingEpisodes
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
 from lightning_agentrl.stalls import stop_watching, waiting_for, watch
-from lightning_agentrl.types import ModelInput, Rollout, Turn
+from lightning_agentrl.types import ForkPlan, ModelInput, Rollout, Turn
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import by_key, check_kind, to_plain
 
@@ -356,18 +356,50 @@ class RolloutDataModule(L.LightningDataModule):
 
     # What the agent calls
 
-    def connect(self, learner: Learner) -> None:
-        """Build what needs the agent: prompts, engine, sessions, stream. Does nothing if connected already."""
+    def connect(
+        self,
+        handle: PolicyHandle,
+        tokenizer: PreTrainedTokenizerBase,
+        context_length: int,
+        prepare: Callable[[Rollout], Prepared],
+        policy_version: Callable[[], int],
+        held_steps: Callable[[], range],
+        clock: StageClock,
+        image_reader: ImageReader | None = None,
+        temperature: float = 1.0,
+        after_sync: Callable[[], None] = lambda: None,
+        greedy_baseline: bool = False,
+        forks: ForkPlan | None = None,
+    ) -> None:
+        """Build prompts, engine, sessions and stream for a policy. Does nothing if it is connected already.
+
+        Args:
+            handle: of the policy; stop tokens and length are filled in here.
+            tokenizer: of the policy.
+            context_length: tokens that all models can read.
+            prepare: scores a rollout and estimates its advantages and returns.
+            policy_version: returns the number of optimizer steps attempted before; those that a guard skipped count.
+            held_steps: returns the numbers of the attempts that leave the policy as it is, as the critic's warm-up.
+            clock: times stages and shows their progress.
+            image_reader: what the policy makes of images; None: it reads text only.
+            temperature: of sampling in training.
+            after_sync: called before each rollout, when the engine has taken over the weights.
+            greedy_baseline: play one more episode of each group without randomness.
+            forks: which states of a rollout are valued by playing on from them; None: none.
+        """
         if self._connection is not None or self._failed:
             ended_inside = self._failed or self.episodes.interrupted
-            if self._connection is not None and self._connection.learner is learner and not ended_inside:
+            if self._connection is not None and self._connection.handle.policy is handle.policy and not ended_inside:
                 return
             self.teardown("fit")  # a run did not come to its end; continue from where its collection began
-        self.episodes.give_to(learner)
-        make = self._make_sessions(learner.tokenizer, learner.image_reader)
-        handle = learner.policy_handle(make.renderer.stop_token_ids)
-        handle = replace(handle, max_model_len=self.longest_turn, trained_meanwhile=self.max_staleness > 0)
-        make = replace(make, context_length=learner.context_length)
+        self.episodes.give_to(handle.policy)
+        make = replace(self._make_sessions(tokenizer, image_reader), context_length=context_length)
+        handle = replace(
+            handle,
+            stop_token_ids=make.renderer.stop_token_ids,
+            max_model_len=self.longest_turn,
+            trained_meanwhile=self.max_staleness > 0,
+        )
         for source in self.pool.sources:
             source.date = self.date
             with waiting_for(f"the judge or scorer of {source.name} to start", "setup"):
@@ -377,7 +409,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.engine.start(handle)
         self.stream = RolloutStream(
             collect=self.collect,
-            learner=learner,
+            prepare=prepare,
             num_envs=self.sizes.envs_per_rollout,
             mini_batches=self.sizes.mini_batches,
             update_epochs=self.sizes.update_epochs,
@@ -387,7 +419,6 @@ class RolloutDataModule(L.LightningDataModule):
         )
         self.stream.iteration = self.episodes.iteration
         self._connection = Connection(  # last: what is refused on the way leaves nothing connected
-            learner,
             self.engine,
             handle,
             make,
@@ -396,6 +427,13 @@ class RolloutDataModule(L.LightningDataModule):
             self.faults.in_a_row,
             self.stall_seconds,
             self._rank_and_world,
+            policy_version,
+            held_steps,
+            temperature,
+            clock,
+            after_sync,
+            greedy_baseline,
+            forks,
         )
 
     def _make_sessions(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None) -> SessionMaker:
@@ -488,7 +526,7 @@ class RolloutDataModule(L.LightningDataModule):
         """Play between two collections, with the current weights."""
         connection = self._connected
         self.episodes.settle()  # weights are sent between collections only
-        with connection.learner.clock.stage("validate", total=episodes):
+        with connection.clock.stage("validate", total=episodes):
             with self.stopping.together():
                 connection.send_weights()
             player = connection.player(temperature)

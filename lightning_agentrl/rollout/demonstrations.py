@@ -15,8 +15,7 @@ from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses.aggregation import action_weights
 from lightning_agentrl.rollout.data_module import RolloutDataModule
-from lightning_agentrl.rollout.learner import Prepared
-from lightning_agentrl.rollout.stream import RolloutSource, RolloutStream
+from lightning_agentrl.rollout.stream import Prepared, RolloutSource, RolloutStream
 from lightning_agentrl.types import Rollout, Sample, Scores, Turn
 
 

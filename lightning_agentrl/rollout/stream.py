@@ -5,17 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 
 from lightning_agentrl.episodes.seeds import derive_seed
-from lightning_agentrl.rollout.learner import Learner, Prepared
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.types import Rollout
 
 Phase = Literal["critic_warmup", "train"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A rollout with advantages and returns, and the numbers to be logged with its first step."""
+
+    rollout: Rollout
+    metrics: dict[str, float]
 
 
 class MiniBatch:
@@ -52,7 +60,7 @@ class RolloutStream:
 
     Args:
         collect: gives the next raw rollout of this rank.
-        learner: the agent.
+        prepare: scores a rollout and estimates its advantages and returns.
         num_envs: environments over all ranks.
         mini_batches: mini-batches per pass over a rollout.
         update_epochs: passes over a rollout.
@@ -64,7 +72,7 @@ class RolloutStream:
     def __init__(
         self,
         collect: Callable[[], Rollout],
-        learner: Learner,
+        prepare: Callable[[Rollout], Prepared],
         num_envs: int,
         mini_batches: int,
         update_epochs: int,
@@ -73,7 +81,7 @@ class RolloutStream:
         preparing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.collect = collect
-        self.learner = learner
+        self.prepare = prepare
         self.num_envs = num_envs
         self.mini_batches = mini_batches
         self.update_epochs = update_epochs
@@ -106,7 +114,7 @@ class RolloutStream:
         """Return the next rollout, prepared for one epoch."""
         rollout = self.collect()
         self.begin_next()
-        return self.learner.prepare(rollout)
+        return self.prepare(rollout)
 
 
 def resume_between_epochs(fit_loop: _FitLoop) -> None:

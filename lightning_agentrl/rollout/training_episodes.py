@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.rollout.background import Background
 from lightning_agentrl.rollout.collection import Collection
 from lightning_agentrl.rollout.connection import Connection
@@ -17,7 +18,6 @@ from lightning_agentrl.rollout.fault_limits import LostEpisodes
 from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
 from lightning_agentrl.rollout.forks import Forks
 from lightning_agentrl.rollout.groups import WholeGroups
-from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import RolloutSizes
 from lightning_agentrl.rollout.state import RolloutState
@@ -50,7 +50,7 @@ class TrainingEpisodes:
         self._beginning: RolloutState | None = None  # of the iteration that prepares its update
         self._ahead = Background(max_staleness)
         self._lost = LostEpisodes(share)
-        self._learner: Learner | None = None  # that they were played for
+        self._policy: LanguageModel | None = None  # that has played them
 
     @property
     def running(self) -> bool:
@@ -79,12 +79,12 @@ class TrainingEpisodes:
 
     def load(self, state: RolloutState) -> None:
         """Go on from the state of a checkpoint, when they are needed."""
-        self._rest, self._learner = state, None
+        self._rest, self._policy = state, None
         self._lost = LostEpisodes(self.share, state.lost)
 
-    def give_to(self, learner: Learner) -> None:
-        """Play for an agent from now on; another one than before starts afresh."""
-        if self._learner is not None and self._learner is not learner:
+    def give_to(self, policy: LanguageModel) -> None:
+        """Let a policy play them from now on; another one than before starts afresh."""
+        if self._policy is not None and self._policy is not policy:
             self.load(RolloutState())
 
     def state(self, iteration: int) -> RolloutState:
@@ -114,26 +114,25 @@ class TrainingEpisodes:
         Raises:
             EnvError: environments fail more often than is allowed. All ranks stop.
         """
-        learner = connection.learner
         with self.stopping.together(alone=True):
             self._begin(connection)
             self.settle()
             self._ahead.raise_failure()
-        ready = self._ahead.take(learner.policy_version, self.sizes.steps_per_iteration, learner.held_steps)
+        ready = self._ahead.take(connection.policy_version(), self.sizes.steps_per_iteration, connection.held_steps())
         rollout = self._collect_now(connection) if ready is None else ready
         with raise_once():
             self._lost.add(rollout)
         tokens = sum(len(sample.ids) for sample in rollout.samples)
         beside = None if ready is None else self._ahead.seconds
-        learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
+        connection.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
         return rollout
 
     def _collect_now(self, connection: Connection) -> Rollout:
-        learner, episodes = connection.learner, self._begin(connection)
-        with learner.clock.stage("collect", total=episodes.total):
+        episodes = self._begin(connection)
+        with connection.clock.stage("collect", total=episodes.total):
             with self.stopping.together():
-                connection.send_proven()
-            player = connection.player(learner.temperature)
+                connection.send_before_rollout()
+            player = connection.player(connection.temperature)
             with self.stopping.together(alone=True):
                 rollout = connection.play(player, episodes.collect(player), self.stopping.look)
         self._rest.collected += 1
@@ -141,11 +140,11 @@ class TrainingEpisodes:
 
     def begin_next(self, connection: Connection) -> None:
         """Start collecting the next rollout with the current weights, and return at once."""
-        learner, episodes = connection.learner, self._begin(connection)
-        with learner.clock.stage("collect"), self.stopping.together():
-            connection.send_proven()
-        player = connection.player(learner.temperature, "collect")
-        self._ahead.begin(episodes, player, connection.loop, learner.clock)
+        episodes = self._begin(connection)
+        with connection.clock.stage("collect"), self.stopping.together():
+            connection.send_before_rollout()
+        player = connection.player(connection.temperature, "collect")
+        self._ahead.begin(episodes, player, connection.loop, connection.clock)
 
     def settle(self) -> None:
         """Wait for a collection in the background."""
@@ -180,18 +179,18 @@ class TrainingEpisodes:
         if self._rest.ahead is not None:
             turns = self.sizes.turns_per_rollout if self.sizes.groups is None else None
             own, envs = self.sizes.own_envs(*connection.rank_and_world), self.sizes.envs_per_rollout
-            self._ahead.adopt(self._rest.ahead, own, envs, turns, connection.learner.needs_forks is not None)
+            self._ahead.adopt(self._rest.ahead, own, envs, turns, connection.forks is not None)
             self._rest.ahead = None
-        self._running, self._learner = episodes, connection.learner
+        self._running, self._policy = episodes, connection.handle.policy
         return episodes
 
     def _made(self, connection: Connection) -> Collection:
-        plan = connection.learner.needs_forks
+        plan = connection.forks
         if plan is None:
             return self._unforked(connection, connection.make)
         make = replace(connection.make, moments={})
         at_a_time = self.sizes.at_a_time(connection.rank_and_world[1])
-        return Forks(self._unforked(connection, make), plan, make, at_a_time, connection.learner.clock)
+        return Forks(self._unforked(connection, make), plan, make, at_a_time, connection.clock)
 
     def _unforked(self, connection: Connection, make: SessionMaker) -> Collection:
         rank, world = connection.rank_and_world
@@ -204,6 +203,6 @@ class TrainingEpisodes:
             rank,
             world,
             at_a_time=self.sizes.at_a_time(world),
-            greedy=connection.learner.needs_greedy_baseline,
+            greedy=connection.greedy_baseline,
             collected=self._rest.collected,
         )

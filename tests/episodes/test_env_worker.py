@@ -119,7 +119,7 @@ def test_groups_hand_processes_over(tiny_folder, monkeypatch):
         data = RolloutDataModule(config(worker=worker), 2, groups=groups, prompt=FREE_TEXT, interaction=interaction)
         started.clear()
         data.setup("fit")
-        data.connect(Learner(tiny_folder))
+        Learner(tiny_folder).connect(data)
         try:
             return [story(data.collect()) for _ in range(3)]
         finally:

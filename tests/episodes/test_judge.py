@@ -131,7 +131,7 @@ def test_judge_timeout_of_a_config_reaches_the_sessions(tiny_folder):
     env = EnvConfig("agentrl_envs:Bandit-v0", judge=Counting(), judge_timeout_seconds=7.0)
     data = RolloutDataModule(env, num_envs=1, turns_per_env=2, mini_batch_turns=2)
     data.setup("fit")
-    data.connect(Learner(tiny_folder))
+    Learner(tiny_folder).connect(data)
     try:
         data.collect()
         assert [session.judge_timeout for session in data.episodes.sessions] == [7.0]

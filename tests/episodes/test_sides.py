@@ -63,7 +63,7 @@ class Sudden(Rounds):
 
 
 class Greedy(Learner):
-    needs_greedy_baseline = True
+    greedy_baseline = True
 
 
 gymnasium.register("Rounds-v0", lambda: Rounds([0, 1, 0, 1], sides=2))

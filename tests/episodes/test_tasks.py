@@ -63,7 +63,7 @@ def collect(folder: Path, count: int = 1, **settings: Any) -> list[Any]:
     defaults = {"num_envs": 4, "prompt": PromptFormat(max_prompt_tokens=700), "interaction": TurnInteraction(4)}
     data = RolloutDataModule(**(defaults | settings), seed=3)
     data.setup("fit")
-    data.connect(Learner(folder))
+    Learner(folder).connect(data)
     try:
         return [data.collect() for _ in range(count)] + [data.play_held_out(held_out_seeds()[:4])]
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import gymnasium
 from transformers import PreTrainedTokenizerBase
@@ -25,6 +26,7 @@ from lightning_agentrl.rollout import (
     Prepared,
     PromptFormat,
     RawParser,
+    RolloutDataModule,
     Session,
     TurnInteraction,
     WindowMemory,
@@ -172,33 +174,42 @@ def workplace(folder: Any, envs: Sequence[gymnasium.Env], **settings: Any) -> It
         place.close()
 
 
+LEARNERS: WeakKeyDictionary[RolloutDataModule, Learner] = WeakKeyDictionary()
+
+
 class Learner:
-    """What data module and stream ask of an agent, with a real model; it scores nothing."""
+    """A real model for a data module to collect with; it scores nothing."""
 
     temperature = 1.0
     policy_version = 0
-    held_steps = range(0)
-    needs_greedy_baseline = False
-    needs_forks: ForkPlan | None = None
+    greedy_baseline = False
+    forks: ForkPlan | None = None
 
     def __init__(self, folder: Any) -> None:
         self.clock = StageClock()
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(str(folder))
-        self.image_reader = None
         self.policy = LanguageModel(load_causal_lm(str(folder)).double())
         self.context_length = self.policy.context_length
 
-    def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
-        return PolicyHandle(self.policy, stop_token_ids, nullcontext)
+    def connect(self, data: RolloutDataModule) -> None:
+        """Do what an agent does when a run starts; ``LEARNERS[data]`` is then this one."""
+        LEARNERS[data] = self
+        data.connect(
+            PolicyHandle(self.policy, (), nullcontext),
+            self.tokenizer,
+            self.context_length,
+            prepare=lambda rollout: Prepared(rollout, {}),
+            policy_version=lambda: self.policy_version,
+            held_steps=lambda: range(0),
+            clock=self.clock,
+            temperature=self.temperature,
+            after_sync=self.after_sync,
+            greedy_baseline=self.greedy_baseline,
+            forks=self.forks,
+        )
 
-    def prepare(self, rollout: Rollout) -> Prepared:
-        return Prepared(rollout, {})
-
-    def prove_engine(self) -> None:
-        pass
-
-    def probe_engine(self) -> None:
-        pass
+    def after_sync(self) -> None:
+        """Do nothing."""
 
 
 def story(rollout: Rollout) -> list[tuple]:

@@ -77,7 +77,7 @@ def connected(tiny_folder):
     def connect(data: RolloutDataModule, learner: Learner | None = None) -> RolloutDataModule:
         modules.append(data)
         data.setup("fit")
-        data.connect(learner or Learner(tiny_folder))
+        (learner or Learner(tiny_folder)).connect(data)
         return data
 
     yield connect
@@ -99,7 +99,7 @@ class Probing(Learner):
 
     gone = False
 
-    def probe_engine(self):
+    def after_sync(self):
         if self.gone:
             raise EngineGoneError("no server has been there for 7 s")
 
@@ -119,8 +119,8 @@ def test_an_engine_that_is_gone_when_the_next_rollout_is_begun_ends_the_run_as_a
 
 def test_a_rollout_comes_home_while_the_caller_does_something_else(connected, tiny_folder):
     """It is of the weights at its beginning, though these change while it is held; so is the rollout after it."""
-    learner, twin = Learner(tiny_folder), connected(data_module(max_staleness=0))
-    data = connected(data_module(), learner)
+    learner, other = Learner(tiny_folder), Learner(tiny_folder)
+    data, twin = connected(data_module(), learner), connected(data_module(max_staleness=0), other)
     assert story(data.collect()) == story(twin.collect())
     GO.clear()
     ARRIVED.clear()
@@ -131,7 +131,7 @@ def test_a_rollout_comes_home_while_the_caller_does_something_else(connected, ti
     ahead = data.collect()
     assert story(ahead) == story(twin.collect())
     assert {turn.policy_version for turn in ahead.turns} == {0}
-    change(twin._connected.learner)
+    change(other)
     data.begin_next()
     change(learner)
     ahead = data.collect()
@@ -140,14 +140,14 @@ def test_a_rollout_comes_home_while_the_caller_does_something_else(connected, ti
 
 
 def test_validation_waits_plays_the_current_weights_and_leaves_the_rollout(connected, tiny_folder):
-    learner, twin = Learner(tiny_folder), connected(data_module(max_staleness=0))
-    data = connected(data_module(), learner)
+    learner, other = Learner(tiny_folder), Learner(tiny_folder)
+    data, twin = connected(data_module(), learner), connected(data_module(max_staleness=0), other)
     data.collect()
     twin.collect()
     data.begin_next()
     expected = story(twin.collect())
     change(learner)
-    change(twin._connected.learner)
+    change(other)
     seeds = data.validation_seeds()[:4]
     assert data.play_held_out(seeds) == twin.play_held_out(seeds)
     assert story(data.collect()) == expected
@@ -225,7 +225,7 @@ def test_an_interrupt_ends_it_and_a_second_fit_goes_on_where_it_had_begun(connec
     assert ARRIVED.wait(30)
     threading.Timer(0.2, GO.set).start()  # the environment's own call cannot be interrupted
     data.on_exception(KeyboardInterrupt())
-    data.connect(learner)
+    learner.connect(data)
     assert story(data.collect()) == story(twin.collect())
 
 
@@ -238,7 +238,7 @@ def test_a_stuck_collection_is_named_while_the_trainer_works(connected):
         GO.clear()
         data.begin_next()
         end = time.monotonic() + 30
-        with data._connected.learner.clock.stage("update"):
+        with data._connected.clock.stage("update"):
             while not any(str(w.message).endswith(message) for w in caught):
                 assert time.monotonic() < end
                 time.sleep(0.01)

@@ -77,10 +77,10 @@ def connected(tiny_folder):
     """Connects data modules to a learner, and takes them down afterwards."""
     modules: list[RolloutDataModule] = []
 
-    def connect(data: RolloutDataModule) -> RolloutDataModule:
+    def connect(data: RolloutDataModule, learner: Learner | None = None) -> RolloutDataModule:
         modules.append(data)
         data.setup("fit")
-        data.connect(Learner(tiny_folder))
+        (learner or Learner(tiny_folder)).connect(data)
         return data
 
     yield connect
@@ -244,7 +244,7 @@ def test_every_environment_is_made_once_for_training_and_once_for_validation(con
     data.setup("fit")
     assert MADE == {"first": 1, "second": 1}
     check(data, tiny_folder)
-    data.connect(Learner(tiny_folder))
+    Learner(tiny_folder).connect(data)
     data.first_prompts()
     assert MADE == {"first": 1, "second": 1}
     for _ in range(2):
@@ -379,20 +379,20 @@ def test_state_goes_to_a_new_data_module(connected, tmp_path):
 
 
 def test_a_second_fit_goes_on_with_its_agent_and_starts_afresh_with_another(connected, tiny_folder):
-    one, two, three = (connected(data_module()) for _ in range(3))
+    learner = Learner(tiny_folder)
+    one, two, three = (connected(data_module(), learner) for _ in range(3))
     first = story(one.collect())
     for data in (two, three):
         data.collect()
-    learner = two._connected.learner
     for data in (two, three):
         data.teardown("fit")
         data.teardown("fit")  # harmless
-    two.connect(learner)
+    learner.connect(two)
     stream = two.train_dataloader()
-    two.connect(learner)  # harmless
+    learner.connect(two)  # harmless
     assert two.train_dataloader() is stream
     assert story(two.collect()) == story(one.collect())
-    three.connect(Learner(tiny_folder))
+    Learner(tiny_folder).connect(three)
     assert story(three.collect()) == first
 
 

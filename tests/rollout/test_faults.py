@@ -286,7 +286,7 @@ def broken_on_one(rank: int, store: Path, folder: Path, ahead: int) -> None:
         faults=FaultLimits(in_a_row=2),
     )
     data.trainer = cast(Any, Rank(rank, 2))
-    data.connect(Learner(folder))
+    Learner(folder).connect(data)
     try:
         if ahead:
             data.begin_next()
@@ -362,7 +362,7 @@ def test_a_resumed_run_counts_lost_episodes_on(tiny_folder):
             data.collect()
     with group_data(tiny_folder, faults=FaultLimits(share=0.0)) as data:
         data.load_state_dict(state)
-        data.connect(Learner(tiny_folder))
+        Learner(tiny_folder).connect(data)
         with pytest.raises(EnvError) as resumed:
             data.collect()
     assert str(resumed.value) == str(whole.value)
@@ -443,7 +443,7 @@ def group_data(
     }
     data = RolloutDataModule(**(defaults | {"groups": groups} | settings))
     data.setup("fit")
-    data.connect(learner or Learner(folder))
+    (learner or Learner(folder)).connect(data)
     try:
         yield data
     finally:
@@ -606,7 +606,7 @@ def test_what_is_left_of_a_last_try_that_cannot_be_resumed_is_not_taken_for_an_e
 
 def test_a_lost_greedy_episode_leaves_its_group_out(tiny_folder):
     class Greedy(Learner):
-        needs_greedy_baseline = True
+        greedy_baseline = True
 
     with group_data(tiny_folder, learner=Greedy(tiny_folder)) as data:
         rollouts = [data.collect() for _ in range(4)]

@@ -68,9 +68,9 @@ def data_module(
         **{"memory": WindowMemory(0), "interaction": TurnInteraction(1, LastWord()), "seed": 5, **turns, **settings},
     )
     learner = Learner(model)
-    learner.needs_forks = plan
+    learner.forks = plan
     data.setup("fit")
-    data.connect(learner)
+    learner.connect(data)
     try:
         yield data
     finally:

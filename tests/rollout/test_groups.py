@@ -27,7 +27,7 @@ from lightning_agentrl.rollout import (
 )
 from lightning_agentrl.rollout.groups import WholeGroups
 from lightning_agentrl.types import ForkPlan, Rollout, StopReason, input_of
-from tests.rollout.scripted import Learner, Scripted, Varied, story
+from tests.rollout.scripted import LEARNERS, Learner, Scripted, Varied, story
 
 gymnasium.register("Endless-v0", lambda: Scripted(50))
 SIZES = GroupRollout(size=3, per_rollout=2, mini_batches=2)
@@ -53,7 +53,7 @@ def data_module(
     data = RolloutDataModule(**(defaults | settings), groups=groups)
     data.trainer = Rank(rank, world)
     data.setup("fit")
-    data.connect(learner or Learner(folder))
+    (learner or Learner(folder)).connect(data)
     try:
         yield data
     finally:
@@ -62,7 +62,7 @@ def data_module(
 
 def collect(data: RolloutDataModule, count: int) -> list[Rollout]:
     """Rollouts with other weights each time, as in training."""
-    learner, rollouts = data._connected.learner, []
+    learner, rollouts = LEARNERS[data], []
     for _ in range(count):
         rollouts.append(data.collect())
         learner.policy_version += 1
@@ -191,7 +191,7 @@ def test_saved_groups_go_on_exactly(tiny_folder, tmp_path, memory, env):
         collect(data, 2)
         state = data.state_dict()
         torch.save(state, tmp_path / "state.pt")
-        learner = data._connected.learner
+        learner = LEARNERS[data]
         weights = {name: x.clone() for name, x in learner.policy.state_dict().items()}
         expected = [story(rollout) for rollout in collect(data, 3)]
     members = [member for of_group in state["sessions"].values() for member in of_group]
@@ -278,7 +278,7 @@ def test_faults_that_are_in_no_turn_yet_are_those_of_a_rank_in_a_checkpoint_too(
 
 
 class Greedy(Learner):
-    needs_greedy_baseline = True
+    greedy_baseline = True
 
 
 def test_a_greedy_episode_that_is_lost_is_played_once_more(tiny_folder):
@@ -315,7 +315,7 @@ def test_the_greedy_score_is_that_of_the_most_likely_replies(tiny_folder):
     env = EnvConfig("Spelled-v0")
     with data_module(tiny_folder, AHEAD, learner=Greedy(tiny_folder), env=env) as data:
         seen: list[tuple[int, int]] = []
-        data._connected.learner.clock.listeners.append(lambda stage, done, total: seen.append((done, total)))
+        LEARNERS[data].clock.listeners.append(lambda stage, done, total: seen.append((done, total)))
         rollouts = collect(data, 2)
         assert seen == [(done, 8) for done in range(9)] * 2  # those of two groups, each with its greedy one
     learner = Learner(tiny_folder)
@@ -344,7 +344,7 @@ def test_what_a_greedy_episode_has_seen_is_not_taken_for_what_its_group_has(tiny
     """Where states are forked; it is played after its group here, and from the same start."""
 
     def forked(learner: Learner) -> list[tuple[float, ...]]:
-        learner.needs_forks = ForkPlan(branches=2, every=1, gamma=1.0)
+        learner.forks = ForkPlan(branches=2, every=1, gamma=1.0)
         with data_module(tiny_folder, SIZES, learner=learner, env=EnvConfig("Chained-v0"), num_envs=1) as data:
             return [turn.branch_returns for turn in data.collect().turns]
 

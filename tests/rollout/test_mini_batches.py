@@ -96,7 +96,9 @@ class Order:
 
 
 def make_stream(learner: Order, seed: int = 0, update_epochs: int = 2) -> RolloutStream:
-    return RolloutStream(learner.collect, learner, num_envs=4, mini_batches=4, update_epochs=update_epochs, seed=seed)
+    return RolloutStream(
+        learner.collect, learner.prepare, num_envs=4, mini_batches=4, update_epochs=update_epochs, seed=seed
+    )
 
 
 def test_stream_has_constant_length_and_shows_every_turn_once_per_pass():

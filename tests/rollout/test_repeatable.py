@@ -34,7 +34,7 @@ def connected(folder: Any, engine: Engine, env: EnvConfig | None = None, **setti
     learner = Learner(folder)
     learner.policy.float()  # where rounding shows
     data.setup("fit")
-    data.connect(learner)
+    learner.connect(data)
     return data
 
 

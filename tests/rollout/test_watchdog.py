@@ -144,7 +144,7 @@ def test_an_engine_that_does_not_take_the_weights_is_named(tiny_folder, caught):
     sizes = {"num_envs": 2, "turns_per_env": 1, "mini_batch_turns": 2}
     data = RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0"), engine=Slow(), stall_seconds=LIMIT, **sizes)
     data.setup("fit")
-    data.connect(Learner(tiny_folder))
+    Learner(tiny_folder).connect(data)
     try:
         assert len(data.collect().turns) == 2
     finally:
@@ -229,7 +229,7 @@ def held_out(tiny_folder: Path) -> Iterator[RolloutDataModule]:
     )
     NeverCloses.over.clear()
     data.setup("fit")
-    data.connect(Learner(tiny_folder))
+    Learner(tiny_folder).connect(data)
     yield data
     NeverCloses.over.set()
     data.teardown("fit")
