@@ -5,6 +5,7 @@ from lightning_agentrl.callbacks.critic_warmup import CriticWarmup
 from lightning_agentrl.callbacks.guards import (
     EntropyBounds,
     GradientSpikes,
+    Guard,
     KLCeiling,
     RepetitionGuard,
     ValidActionFloor,
@@ -23,6 +24,7 @@ __all__ = [
     "CriticWarmup",
     "EntropyBounds",
     "GradientSpikes",
+    "Guard",
     "KLCeiling",
     "PolicyFolder",
     "RepetitionGuard",

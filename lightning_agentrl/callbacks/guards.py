@@ -1,11 +1,12 @@
-"""Guards: bounds on what the numbers of a run may be, and what happens beyond them."""
+"""Guards: bounds on the numbers of a run, and what happens beyond them."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import statistics
-from abc import abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, cast, get_args
 
 import lightning as L
@@ -19,36 +20,58 @@ Action = Literal["warn", "skip", "lower", "stop"]
 
 
 class Guard(StepGuard):
-    """Base of guards. What a guard says holds for all processes; its state is in checkpoints.
+    """Bound one number of a run. What a guard says holds for all processes; its state is in checkpoints.
 
     Args:
-        action: ``warn``; ``skip`` the step; ``lower`` the learning rates of actor and critic from this step on; or
-            ``stop`` the run and name the last good checkpoint.
+        metric: name of the number, as it is logged. One of a rollout is judged once, before the update; one of a step
+            at each step.
+        low: smallest value; null: none.
+        high: largest value; null: none.
+        action: ``warn``; ``skip`` the step and the rest of its iteration; ``lower`` the learning rates of actor and
+            critic from this step on; or ``stop`` the run and name the last good checkpoint.
         factor: by which ``lower`` multiplies the rates, each time.
         patience: the guard acts when it is beyond its bound so many times in a row, then counts anew.
     """
 
-    every_step = False  # judged anew at each step, else once in an iteration, before its first step
-    skips_iteration: ClassVar[bool] = True  # ``skip`` leaves out the rest of the iteration, not one step only
+    skips_iteration: ClassVar[bool] = True
 
-    def __init__(self, action: Action = "warn", factor: float = 0.5, patience: int = 1) -> None:
+    def __init__(
+        self,
+        metric: str,
+        low: float | None = None,
+        high: float | None = None,
+        action: Action = "warn",
+        factor: float = 0.5,
+        patience: int = 1,
+    ) -> None:
         name = type(self).__name__
         if action not in get_args(Action):
             raise ValueError(f"action of {name} must be one of {', '.join(get_args(Action))}, got '{action}'")
         if not 0 < factor < 1 or patience < 1:
             raise ValueError(f"{name} needs a factor between 0 and 1 and patience >= 1, got {factor} and {patience}")
-        self.action = action
-        self.factor = factor
-        self.patience = patience
+        if low is None and high is None:
+            raise ValueError(f"{name} needs low or high")
+        self.metrics: Sequence[str] = [metric]  # the first that is there is judged
+        self.low, self.high = low, high
+        self.action, self.factor, self.patience = action, factor, patience
         self.in_a_row = 0
         self.lowered = 1.0  # product of the factors so far
         self._iteration = -1  # the last one, by the number of attempts before it
-        self._judged = False  # in this iteration
+        self._judged = False  # its rollout
         self._skipping = ""  # why the rest of it is left out
+        self._told = False  # whether the metric is there
 
-    @abstractmethod
     def judge(self, attempt: Attempt) -> str | None:
         """Return what is beyond its bound as a sentence, empty if nothing is; None if the step does not tell."""
+        numbers = {**attempt.metrics, **attempt.rollout}
+        name = next((metric for metric in self.metrics if metric in numbers), None)
+        if name is None:
+            return None
+        if self.low is not None and numbers[name] < self.low:
+            return f"{name} is {numbers[name]:.4g}, below {self.low:g}"
+        if self.high is not None and numbers[name] > self.high:
+            return f"{name} is {numbers[name]:.4g}, above {self.high:g}"
+        return ""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded later."""
@@ -59,14 +82,25 @@ class Guard(StepGuard):
         """Know no iteration of an earlier run, whose attempts may have the same numbers."""
         self._iteration = -1
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Warn once of a name that is not logged, as a misspelt one."""
+        known = trainer.callback_metrics
+        if type(self) is Guard and not self._told and cast(Agent, pl_module).phase == "train":
+            self._told = True
+            if self.metrics[0] not in known:
+                near = difflib.get_close_matches(self.metrics[0], known, n=1)
+                rank_zero_warn(
+                    f"nothing logs {self.metrics[0]}, which a Guard watches; did you mean {near or sorted(known)}?"
+                )
+
     def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:
         if attempt.number - attempt.index != self._iteration:
             self._iteration, self._judged, self._skipping = attempt.number - attempt.index, False, ""
         if self._skipping:
             return Verdict.SKIP, self._skipping
-        if self._judged and not self.every_step:
+        if self._judged:
             return Verdict.STEP, ""
-        self._judged = True
+        self._judged = any(metric in attempt.rollout for metric in self.metrics)
         found = [sentence for sentence in all_gather(self.judge(attempt)) if sentence is not None]
         if not found:
             return Verdict.STEP, ""
@@ -91,7 +125,7 @@ class Guard(StepGuard):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(action=self.action)  # a run may have one that warns and one that stops
+        return self._generate_state_key(metric=self.metrics[0], action=self.action)  # a run may have one of each
 
     def state_dict(self) -> dict[str, Any]:
         return {"in_a_row": self.in_a_row, "lowered": self.lowered}
@@ -102,12 +136,11 @@ class Guard(StepGuard):
 
 
 class KLCeiling(Guard):
-    """A guard for a KL that is too large.
+    """Guard against a KL that is too large.
 
     Args:
         ceiling: largest KL, a mean over tokens.
-        of: ``reference``, ``kl/reference`` of a rollout, judged before the update; or ``update``,
-            ``policy/approx_kl`` of each step, where ``skip`` leaves out the other steps of the iteration.
+        of: ``reference``, ``kl/reference`` of a rollout; or ``update``, ``policy/approx_kl`` of each step.
         action: see :class:`Guard`.
         factor: see :class:`Guard`.
         patience: see :class:`Guard`.
@@ -121,14 +154,9 @@ class KLCeiling(Guard):
         factor: float = 0.5,
         patience: int = 1,
     ) -> None:
-        super().__init__(action, factor, patience)
-        self.ceiling = ceiling
+        metric = "kl/reference" if of == "reference" else "policy/approx_kl"
+        super().__init__(metric, None, ceiling, action, factor, patience)
         self.of = of
-        self.every_step = of == "update"
-
-    @property
-    def state_key(self) -> str:
-        return self._generate_state_key(of=self.of, action=self.action)  # a run may have one of each
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -139,56 +167,39 @@ class KLCeiling(Guard):
                     "model.init_args.kl.loss above 0, or the callback's init_args.of to update"
                 )
 
-    def judge(self, attempt: Attempt) -> str | None:
-        if self.of == "reference":
-            return _beyond("kl/reference", attempt.rollout, high=self.ceiling)
-        return _beyond("policy/approx_kl", attempt.metrics, high=self.ceiling)
-
 
 class ValidActionFloor(Guard):
-    """A guard for too few valid actions in a rollout, judged before the update.
+    """Guard against too few valid actions in a rollout: ``rollout/valid_action_ratio``.
 
     Args:
-        floor: smallest ``rollout/valid_action_ratio``.
+        floor: smallest share.
         action: see :class:`Guard`.
         factor: see :class:`Guard`.
         patience: see :class:`Guard`.
     """
 
     def __init__(self, floor: float = 0.5, action: Action = "warn", factor: float = 0.5, patience: int = 1) -> None:
-        super().__init__(action, factor, patience)
-        if not 0 < floor <= 1:
-            raise ValueError(f"floor of ValidActionFloor must be above 0 and at most 1, got {floor}")
-        self.floor = floor
-
-    def judge(self, attempt: Attempt) -> str | None:
-        return _beyond("rollout/valid_action_ratio", attempt.rollout, low=self.floor)
+        super().__init__("rollout/valid_action_ratio", floor, None, action, factor, patience)
 
 
 class RepetitionGuard(Guard):
-    """A guard for replies of a rollout that repeat themselves, judged before the update.
+    """Guard against replies that repeat themselves: ``text/distinct_in_turn`` of a rollout.
 
     Args:
-        floor: smallest ``text/distinct_in_turn``, the share of distinct word pairs among those of a reply.
+        floor: smallest share of distinct word pairs among those of a reply.
         action: see :class:`Guard`.
         factor: see :class:`Guard`.
         patience: see :class:`Guard`.
     """
 
     def __init__(self, floor: float = 0.3, action: Action = "warn", factor: float = 0.5, patience: int = 1) -> None:
-        super().__init__(action, factor, patience)
-        if not 0 < floor <= 1:
-            raise ValueError(f"floor of RepetitionGuard must be above 0 and at most 1, got {floor}")
-        self.floor = floor
-
-    def judge(self, attempt: Attempt) -> str | None:
-        return _beyond("text/distinct_in_turn", attempt.rollout, low=self.floor)
+        super().__init__("text/distinct_in_turn", floor, None, action, factor, patience)
 
 
 class EntropyBounds(Guard):
-    """A guard for an entropy that collapses or explodes, judged before the update.
+    """Guard against an entropy that collapses or explodes.
 
-    The entropy is ``rollout/entropy``, or ``policy/entropy`` of an iteration's first step if rollouts are not scored.
+    The entropy is ``rollout/entropy``, or ``policy/entropy`` of each step if rollouts are not scored.
 
     Args:
         low: smallest entropy of a token in nats; null: none.
@@ -206,20 +217,12 @@ class EntropyBounds(Guard):
         factor: float = 0.5,
         patience: int = 1,
     ) -> None:
-        super().__init__(action, factor, patience)
-        if low is None and high is None:
-            raise ValueError("EntropyBounds needs low or high")
-        self.low = low
-        self.high = high
-
-    def judge(self, attempt: Attempt) -> str | None:
-        if "rollout/entropy" in attempt.rollout:
-            return _beyond("rollout/entropy", attempt.rollout, self.low, self.high)
-        return _beyond("policy/entropy", attempt.metrics, self.low, self.high)
+        super().__init__("rollout/entropy", low, high, action, factor, patience)
+        self.metrics = ["rollout/entropy", "policy/entropy"]
 
 
 class GradientSpikes(Guard):
-    """A guard for gradients far above those before them.
+    """Guard against gradients far above those before them.
 
     The logarithm of a group's gradient norm is compared with the median of the last ``window`` ones, in units of their
     median absolute deviation. A spike is among these too, so a lasting change becomes the new scale.
@@ -233,7 +236,6 @@ class GradientSpikes(Guard):
         patience: see :class:`Guard`.
     """
 
-    every_step = True
     skips_iteration: ClassVar[bool] = False
 
     def __init__(
@@ -245,11 +247,9 @@ class GradientSpikes(Guard):
         factor: float = 0.5,
         patience: int = 1,
     ) -> None:
-        super().__init__(action, factor, patience)
-        if not deviations > 0 or not 2 <= after <= window:
-            raise ValueError(
-                f"GradientSpikes needs deviations > 0 and 2 <= after <= window, got {deviations}, {after} and {window}"
-            )
+        super().__init__("grad_norm", None, math.inf, action, factor, patience)
+        if not 2 <= after <= window:
+            raise ValueError(f"GradientSpikes needs 2 <= after <= window, got {after} and {window}")
         self.deviations = deviations
         self.window = window
         self.after = after
@@ -290,15 +290,3 @@ class GradientSpikes(Guard):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.norms = {name: deque(norms, maxlen=self.window) for name, norms in state_dict["norms"].items()}
-
-
-def _beyond(name: str, numbers: Any, low: float | None = None, high: float | None = None) -> str | None:
-    """Return a sentence if a number is below or above its bound, an empty one if not; None if it is not there."""
-    if name not in numbers:
-        return None
-    value = numbers[name]
-    if low is not None and value < low:
-        return f"{name} is {value:.4g}, below {low:g}"
-    if high is not None and value > high:
-        return f"{name} is {value:.4g}, above {high:g}"
-    return ""

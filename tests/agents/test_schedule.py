@@ -102,13 +102,11 @@ class LowersOnce(Guard):
     """Halves the rates at one attempt."""
 
     def __init__(self, number: int) -> None:
-        super().__init__("lower", factor=0.5)
+        super().__init__("policy/loss", high=0.0, action="lower", factor=0.5)
         self.number = number
 
     def judge(self, attempt: Attempt) -> str:
         return "now" if attempt.number == self.number else ""
-
-    every_step = True
 
 
 def fit(

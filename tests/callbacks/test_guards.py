@@ -7,7 +7,14 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_agentrl.agents import Attempt, Verdict
-from lightning_agentrl.callbacks import EntropyBounds, GradientSpikes, KLCeiling, RepetitionGuard, ValidActionFloor
+from lightning_agentrl.callbacks import (
+    EntropyBounds,
+    GradientSpikes,
+    Guard,
+    KLCeiling,
+    RepetitionGuard,
+    ValidActionFloor,
+)
 from lightning_agentrl.errors import RunStoppedError
 from lightning_agentrl.models.critic import SharedCritic
 from tests.agents.harness import make_agent, make_data, make_trainer
@@ -25,6 +32,7 @@ GUARDS = [  # with a number beyond the bound
     (RepetitionGuard, {"floor": 0.3}, {"text/distinct_in_turn": 0.2}),
     (EntropyBounds, {"low": 0.5}, {"rollout/entropy": 0.1}),
     (EntropyBounds, {"low": 0.5, "high": 2.0}, {"rollout/entropy": 3.0}),
+    (Guard, {"metric": "kl/reference", "high": 0.2}, {"kl/reference": 0.3}),
 ]
 
 
@@ -67,6 +75,12 @@ def test_an_iteration_of_another_run_is_judged_although_it_has_the_same_number(t
     trainer = make_trainer(tmp_path, 1, [guard])
     trainer.fit(make_agent(exact_folder), make_data())
     assert trainer.global_step == 2
+
+
+@pytest.mark.slow
+def test_a_guard_of_a_misspelt_metric_says_so(tmp_path, exact_folder):
+    with pytest.warns(UserWarning, match="nothing logs rollout/entrpy.*rollout/entropy"):
+        make_trainer(tmp_path, 1, [Guard("rollout/entrpy", low=0.1)]).fit(make_agent(exact_folder), make_data())
 
 
 @pytest.mark.slow
@@ -171,8 +185,6 @@ def test_norms_are_in_the_state():
         (lambda: KLCeiling(1.0, action="halt"), "action"),
         (lambda: KLCeiling(1.0, factor=2.0), "factor"),
         (lambda: KLCeiling(1.0, patience=0), "patience"),
-        (lambda: ValidActionFloor(floor=2.0), "floor"),
-        (lambda: RepetitionGuard(floor=0.0), "floor"),
         (lambda: EntropyBounds(), "low"),
         (lambda: GradientSpikes(after=200), "after"),
     ],
