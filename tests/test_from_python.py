@@ -307,7 +307,7 @@ def test_an_agent_comes_back_from_its_checkpoint_without_pickle(
 def test_the_trainer_has_what_the_command_adds_and_validates_last(tmp_path: Path) -> None:
     trainer = Trainer(max_epochs=7, accelerator="cpu", default_root_dir=tmp_path)
     names = [type(callback).__name__ for callback in trainer.callbacks]  # type: ignore[attr-defined]
-    assert {"StageProgress", "RolloutReport", "RunCheckpoints", "Chain", "StopOnSignals"} <= set(names)
+    assert {"StageProgress", "RolloutReport", "RunCheckpoints", "StopOnSignals"} <= set(names)
     assert names[0] == "StopOnSignals"
     assert (trainer.check_val_every_n_epoch, trainer.num_sanity_val_steps) == (7, 0)
     assert isinstance(trainer, L.Trainer)

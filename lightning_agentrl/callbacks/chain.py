@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import math
-import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -19,14 +15,11 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
-from lightning_agentrl.distributed import all_gather, raise_once
-from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.types import LATE, Rollout, Scores, input_of
 
 Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/level/name", in the order of their making
@@ -34,16 +27,14 @@ Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/l
 FOLDER = "chain"
 _NAME = r"(\d+)-rank(\d+)"  # of a file, without its extension
 HELD_OUT = "val/"  # begins the names of numbers of a validation
-BLOCK = 1 << 22  # numbers of a weight that are summed at a time
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 
 
 class Chain(RolloutCallback):
     """A chain of what every iteration computed, for `agentrl replay` and `agentrl bisect`.
 
     Each process writes one file per iteration: the turns and tokens of its part of the rollout with scores and
-    advantages, the losses and other metrics of the update, a checksum of every weight after it, and the numbers of a
-    validation, if there was one. Times are left out.
+    advantages, the loss of each step, a digest of every weight after them, and the numbers of a validation, if there
+    was one. Times are left out.
 
     Args:
         keep: iterations of which the files are kept. One takes about 30 bytes for each sampled token.
@@ -53,113 +44,40 @@ class Chain(RolloutCallback):
         self.keep = keep
         self._folder = Path()
         self._link: Link = {}
-        self._alone = False
-        self._claimed: int | None = None  # while a run is training
+        self._losses: list[float] = []
+        self._alone = False  # no file of a run that was in this folder before is left
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = run_folder(trainer) / FOLDER
-        self._alone = False  # no file of a run that was in this folder before is left
-        self._link = {}
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse a folder to which another run is writing now.
-
-        Raises:
-            ConfigError: with the keys to change.
-        """
-        with raise_once():
-            if trainer.is_global_zero:
-                self._claimed = claim(self._folder)
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._release()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        if self._claimed is not None:
-            release(self._claimed)
-            self._claimed = None
+        self._alone, self._link, self._losses = False, {}, []
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         self._link |= rollout_fields(rollout)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *args: Any) -> None:
         """Write after the last step, since a run that is stopped in its validation goes on with the next iteration."""
+        self._losses.append(float(outputs["loss"]))
         if not trainer.is_last_batch:
             return
-        # Lightning itself tells them only after a validation.
-        means = cast(Any, trainer)._results.metrics(on_step=False)["callback"]
-        write_link(self._path(trainer), self._link | number_fields("update", means) | weight_fields(pl_module))
+        self._link["update/step/loss"] = np.array(self._losses, np.float32)
+        write_link(self._path(trainer), self._link | weight_fields(pl_module))
         self._path(trainer, self.keep).unlink(missing_ok=True)
         if not self._alone:
             drop_links(self._folder, trainer.current_epoch + 1, trainer.global_rank, trainer.world_size)
             self._alone = True
-        self._link = {}
+        self._link, self._losses = {}, []
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         path, numbers = self._path(trainer), trainer.callback_metrics
         if trainer.state.fn == TrainerFn.FITTING and path.exists():  # it may be in the folder of the run before
-            held_out = {name: x for name, x in numbers.items() if name.startswith(HELD_OUT)}
-            write_link(path, read_link(path) | number_fields("validation", held_out))
+            held_out = {name: float(x) for name, x in sorted(numbers.items()) if name.startswith(HELD_OUT)}
+            repeated = {name: x for name, x in held_out.items() if not re.search("seconds|per_second", name)}
+            link = {f"validation/number/{name}": np.array(x, np.float32) for name, x in repeated.items()}
+            write_link(path, read_link(path) | link)
 
     def _path(self, trainer: L.Trainer, before: int = 0) -> Path:
         """Return the file of the running iteration, or of one before it."""
         return link_path(self._folder, trainer.current_epoch + 1 - before, trainer.global_rank)
-
-
-def number_fields(stage: str, numbers: Mapping[str, Any]) -> Link:
-    """Return the numbers that an equal run repeats, in float32: under 64-true, time decides whether more is kept."""
-    repeated = sorted((name, float(x)) for name, x in numbers.items() if _is_repeatable(name))
-    return {f"{stage}/number/{name}": np.array(x, np.float32) for name, x in repeated}
-
-
-_claims: set[int] = set()  # what is open in this process
-
-
-def _leave_claims() -> None:
-    """Close them in a forked process, which would hold them for as long as it lives, after the run has ended."""
-    for opened in _claims:
-        os.close(opened)
-    _claims.clear()
-
-
-os.register_at_fork(after_in_child=_leave_claims)
-
-
-def claim(folder: Path) -> int:
-    """Make a chain's folder, if it is not there, and claim it for one run.
-
-    Returns:
-        What holds the claim until it is given to :func:`release`, or the process ends, however it does.
-
-    Raises:
-        ConfigError: another run has claimed it, with the keys to change.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(opened)
-        raise ConfigError(
-            f"another run is writing to '{folder.parent}' now, and the checkpoints, chains and turn logs of both would "
-            "be mixed; wait for its end, or give this run another trainer.default_root_dir or another version of its "
-            "logger"
-        ) from None
-    except OSError:  # a file system without locks of folders
-        pass
-    _claims.add(opened)
-    return opened
-
-
-def release(opened: int) -> None:
-    """Give up a claim."""
-    with suppress(OSError):
-        fcntl.flock(opened, fcntl.LOCK_UN)
-    os.close(opened)
-    _claims.discard(opened)
 
 
 def write_link(path: Path, link: Link) -> None:
@@ -258,41 +176,16 @@ def rollout_fields(rollout: Rollout) -> Link:
 
 
 def weight_fields(module: nn.Module) -> Link:
-    """Return a checksum, the sum and the norm of each weight, over all shards of it."""
-    own = [(name, *_sums(weight)) for name, weight in module.named_parameters()]
-    sharded = any(isinstance(weight, DTensor) for weight in module.parameters())
-    parts = all_gather(own) if sharded else [own]
+    """Return a digest, the sum and the norm of each weight, of a sharded one those of this rank's part."""
     link = {}
-    for rows in zip(*parts, strict=True):
-        checksum = sum(row[1] for row in rows) % 2**64
-        total, squares = (math.fsum(row[i] for row in rows) for i in (2, 3))
-        link[f"weights/tensor/{rows[0][0]}"] = np.array(
-            [checksum, *np.array([total, squares]).view(np.uint64)], np.uint64
-        )
+    for name, weight in module.named_parameters():
+        local = weight.detach()
+        local = local.to_local() if isinstance(local, DTensor) else local
+        bits = hashlib.blake2b(local.contiguous().view(-1).view(torch.uint8).numpy(force=True), digest_size=8).digest()
+        sums = [local.sum(dtype=torch.float64).item(), torch.linalg.vector_norm(local, dtype=torch.float64).item()]
+        link[f"weights/tensor/{name}"] = np.array([np.frombuffer(bits, np.uint64)[0], *np.array(sums).view(np.uint64)])
     return link
-
-
-def _sums(weight: Tensor) -> tuple[int, float, float]:
-    """Return a checksum of bits and places that adds up over shards, the sum, and the sum of squares."""
-    start, local = 0, weight.detach()
-    if isinstance(local, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(local.shape, local.device_mesh, local.placements)
-        if any(offset[1:]) or list(shape[1:]) != list(local.shape[1:]):
-            raise NotImplementedError("a weight that is sharded along another dimension than the first")
-        start, local = offset[0] * math.prod(local.shape[1:]), local.to_local()
-    checksum, total, squares = 0, 0.0, 0.0
-    for block in local.reshape(-1).split(BLOCK):
-        places = torch.arange(start, start + len(block), device=block.device) * 2 + 1
-        checksum += int((block.view(_INTEGERS[block.element_size()]).long() * places).sum())
-        doubles = block.double()
-        total, squares = total + float(doubles.sum()), squares + float(doubles.square().sum())
-        start += len(block)
-    return checksum, total, squares
 
 
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
-
-
-def _is_repeatable(name: str) -> bool:
-    return not name.startswith("time/") and "seconds" not in name and "per_second" not in name

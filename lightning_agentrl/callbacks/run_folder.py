@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -9,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.resume import versions
-from lightning_agentrl.errors import naming_file
+from lightning_agentrl.distributed import raise_once
+from lightning_agentrl.errors import ConfigError, naming_file
 from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.run_files import FACTS, json_object
@@ -54,6 +56,53 @@ def whole_file(path: Path) -> Iterator[Path]:
     beside.replace(path)
 
 
+_claims: set[int] = set()  # what is open in this process
+
+
+def _leave_claims() -> None:
+    """Close them in a forked process, which would hold them for as long as it lives, after the run has ended."""
+    for opened in _claims:
+        os.close(opened)
+    _claims.clear()
+
+
+os.register_at_fork(after_in_child=_leave_claims)
+
+
+def claim(folder: Path) -> int:
+    """Make a run's folder, if it is not there, and claim it for one run.
+
+    Returns:
+        What holds the claim until it is given to :func:`release`, or the process ends, however it does.
+
+    Raises:
+        ConfigError: another run has claimed it, with the keys to change.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        raise ConfigError(
+            f"another run is writing to '{folder}' now, and the checkpoints and turn logs of both would "
+            "be mixed; wait for its end, or give this run another trainer.default_root_dir or another version of its "
+            "logger"
+        ) from None
+    except OSError:  # a file system without locks of folders
+        pass
+    _claims.add(opened)
+    return opened
+
+
+def release(opened: int) -> None:
+    """Give up a claim."""
+    with suppress(OSError):
+        fcntl.flock(opened, fcntl.LOCK_UN)
+    os.close(opened)
+    _claims.discard(opened)
+
+
 class RunRecord(SaveConfigCallback):
     """A record of the run: the config, as LightningCLI saves it, also in loggers that keep one, and ``run.json``.
 
@@ -63,12 +112,35 @@ class RunRecord(SaveConfigCallback):
     """
 
     began: str  # a time before which nothing of the run was written; set in setup
+    _claimed: int | None = None  # while a run is training
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.began = _now()
         record = run_folder(trainer) / self.config_filename
         if not record.exists():
             self._save(trainer, record)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse a folder to which another run is writing now.
+
+        Raises:
+            ConfigError: with the keys to change.
+        """
+        folder = run_folder(trainer)
+        with raise_once():
+            if trainer.is_global_zero:
+                self._claimed = claim(folder)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._release()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._claimed is not None:
+            release(self._claimed)
+            self._claimed = None
 
     @rank_zero_only
     def _save(self, trainer: L.Trainer, record: Path) -> None:

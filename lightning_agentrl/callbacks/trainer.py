@@ -1,4 +1,4 @@
-"""What every run has besides its own callbacks: progress, a report of rollouts, checkpoints, a chain, a clean stop."""
+"""What every run has besides its own callbacks: progress, a report of rollouts, checkpoints, a clean stop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 
 from lightning_agentrl.agents.trainer_keys import refuse_foreign_keys
-from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
@@ -32,7 +31,6 @@ def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints:
         (ProgressBar, StageProgress, progress),
         (RolloutReport, RolloutReport, True),
         (ModelCheckpoint, RunCheckpoints, checkpoints),
-        (Chain, Chain, True),
         (StopOnSignals, StopOnSignals, True),
     ]
     missing = [make() for kind, make, wanted in defaults if wanted and not any(isinstance(one, kind) for one in given)]

@@ -36,7 +36,6 @@ from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoi
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import check_keys, refuse_foreign_keys
 from lightning_agentrl.callbacks import StopOnSignals
-from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
 from lightning_agentrl.callbacks.run_folder import RunRecord
 from lightning_agentrl.callbacks.trainer import CALLBACKS, DEFAULTS, with_defaults
@@ -229,7 +228,7 @@ class AgentCLI(LightningCLI):
             raise constructor_error(error, self.settings.as_dict()) from error.__cause__
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add progress, a report of rollouts, a chain and checkpoints where the config has none; heed quiet runs."""
+        """Add progress, a report of rollouts and checkpoints where the config has none; heed quiet runs."""
         config = self._get(self.config_init, "trainer", default={})
         callbacks = (
             list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
@@ -250,8 +249,8 @@ class AgentCLI(LightningCLI):
         self.nodes = NodeNames()
         cast(Any, trainer).callbacks.append(self.nodes)
         if self.settings.get("dry_run"):
-            writing = (RunRecord, Chain)  # in the folder, before training starts
-            kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, writing)]
+            # it writes before training starts
+            kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
             cast(Any, trainer).callbacks = [DryRun(), *kept]
             trainer.loggers = []
         return trainer
@@ -335,10 +334,9 @@ class AgentCLI(LightningCLI):
 
 
 def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
-    """Refuse two callbacks that take the same thing."""
-    for kind in (Chain, StopOnSignals):
-        if (count := sum(isinstance(callback, kind) for callback in callbacks)) > 1:
-            raise ConfigError(f"trainer.callbacks has {count} {kind.__name__}; keep one of them")
+    """Refuse two callbacks that take the same signals."""
+    if (count := sum(isinstance(callback, StopOnSignals) for callback in callbacks)) > 1:
+        raise ConfigError(f"trainer.callbacks has {count} StopOnSignals; keep one of them")
 
 
 def _refuse_nameless(callbacks: Any) -> None:

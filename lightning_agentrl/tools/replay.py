@@ -60,7 +60,7 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
     Raises:
         ValueError: a folder is not that of one run with a chain, or they have no iteration in common.
     """
-    runs = [one_run(folder, FOLDER) for folder in (first, second)]
+    runs = [_with_chain(folder) for folder in (first, second)]
     both = [read_links(run / FOLDER) for run in runs]
     common = sorted(set(both[0]) & set(both[1]))
     if not common:
@@ -91,6 +91,18 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
     if at_all is not None:
         said.append(f"first beyond {tolerance:g}: " + ("none" if beyond is None else str(beyond)))
     return [*said, *map(told_struck, dict.fromkeys(struck))]
+
+
+def _with_chain(folder: Path) -> Path:
+    """Return the folder of a run that has a chain, as :func:`one_run` finds it.
+
+    Raises:
+        ValueError: it has none, with the callback to add.
+    """
+    try:
+        return one_run(folder, FOLDER)
+    except ValueError as error:
+        raise ValueError(f"{error}; add the callback Chain to trainer.callbacks before a run to be compared") from error
 
 
 def time_limit_struck(link: Link) -> bool:
@@ -155,7 +167,7 @@ def _weight(
 ) -> tuple[tuple[int, int], Difference] | None:
     if np.array_equal(x, y):
         return None
-    one, other = (z[1:].view(np.float64) for z in (x, y))  # sum and sum of squares
+    one, other = (z[1:].view(np.float64) for z in (x, y))  # sum and norm
     if tolerance is not None and bool((np.abs(one - other) <= tolerance * np.maximum(1.0, np.abs(one))).all()):
         return None
     _, level, weight = name.split("/", 2)
@@ -214,7 +226,7 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     Raises:
         ValueError: the run has no config, no chain or not this iteration, or its processes failed.
     """
-    run = one_run(run, FOLDER)
+    run = _with_chain(run)
     chain = read_links(run / FOLDER)
     iteration = max(chain) if iteration is None else iteration
     if iteration not in chain:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import pytest
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.callbacks import Chain, chain
 from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
-from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import TruncatedWeights
 from tests.agents.harness import make_agent, make_data, make_trainer
 
@@ -39,30 +35,6 @@ def test_a_run_holds_nothing_of_a_rollout_whose_update_failed_in_the_run_before(
     fields = read_link(read_links(tmp_path / FOLDER)[1][0])
     assert "scores/token/advantages" in fields
     assert "scores/token/weights" not in fields
-
-
-def test_a_claim_ends_with_its_run_though_a_process_that_was_forked_lives_on(tmp_path: Path) -> None:
-    """As those of an environment in a thread may, after the run was killed."""
-    opened, (end, beginning) = chain.claim(tmp_path), os.pipe()
-    forked = os.fork()
-    if not forked:
-        try:
-            os.write(beginning, b".")
-            time.sleep(60)
-        finally:
-            os._exit(0)
-    try:
-        os.read(end, 1)
-        with pytest.raises(ConfigError, match="another run is writing"):
-            chain.claim(tmp_path)
-        chain._claims.discard(opened)
-        os.close(opened)  # as the system does
-        chain.release(chain.claim(tmp_path))
-    finally:
-        os.kill(forked, signal.SIGKILL)
-        os.waitpid(forked, 0)
-        os.close(end)
-        os.close(beginning)
 
 
 def test_a_file_that_its_run_has_removed_is_not_called_damaged(tmp_path: Path) -> None:

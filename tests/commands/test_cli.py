@@ -390,7 +390,7 @@ def test_wrong_arguments_are_told_in_one_sentence(
         assert part in message
 
 
-@pytest.mark.parametrize("name", ["Chain", again("StopOnSignals"), again("RunSummary")])
+@pytest.mark.parametrize("name", [again("StopOnSignals"), again("RunSummary")])
 def test_a_callback_that_is_there_twice_is_refused(name: str, config: Config, agentrl: Command) -> None:
     config = changed(config, "trainer.callbacks", [{"class_path": name}] * 2)
     told = sentence(agentrl(config=config))

@@ -18,7 +18,7 @@ import yaml
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from lightning_agentrl.agents import PPOAgent, models
-from lightning_agentrl.callbacks.chain import FOLDER, claim, release
+from lightning_agentrl.callbacks.run_folder import claim, release
 from lightning_agentrl.commands.looking import LookOnce
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
@@ -48,7 +48,7 @@ def test_a_run_that_is_refused_leaves_the_config_of_the_run_in_its_folder(
     other = changed(changed(config, "data.init_args.turns_per_env", 4), "trainer.max_epochs", 2)
     assert "turns_per_env" in sentence(agentrl("--ckpt_path", "last", config=other))
     assert (tmp_path / "config.yaml").read_bytes() == record
-    claimed = claim(tmp_path / FOLDER)
+    claimed = claim(tmp_path)
     assert "another run is writing" in sentence(agentrl(config=other))
     release(claimed)
     assert (tmp_path / "config.yaml").read_bytes() == record
