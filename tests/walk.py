@@ -1,7 +1,7 @@
 """Trace one training iteration of `agentrl fit` without callbacks: `python -m tests.walk`, from the project's root.
 
-A tiny random model plays three iterations; the second is traced. Prints as JSON how many files and functions of the package
-run, the lines executed of each file, and the pairs of files between which the way crosses.
+A tiny random model plays three iterations; the second is traced. Prints as JSON how many files and functions run of the
+package, the lines executed of each file, and the pairs of files between which the way crosses.
 """
 
 from __future__ import annotations
