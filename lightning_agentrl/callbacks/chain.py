@@ -182,7 +182,9 @@ def weight_fields(module: nn.Module) -> Link:
     for name, weight in module.named_parameters():
         local = weight.detach()
         local = local.to_local() if isinstance(local, DTensor) else local
-        bits = hashlib.blake2b(local.contiguous().view(-1).view(torch.uint8).numpy(force=True), digest_size=8).digest()
+        bits = hashlib.blake2b(
+            local.contiguous().view(-1).view(torch.uint8).numpy(force=True).data, digest_size=8
+        ).digest()
         sums = [local.sum(dtype=torch.float64).item(), torch.linalg.vector_norm(local, dtype=torch.float64).item()]
         link[f"weights/tensor/{name}"] = np.array([np.frombuffer(bits, np.uint64)[0], *np.array(sums).view(np.uint64)])
     return link
