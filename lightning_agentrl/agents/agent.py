@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
@@ -23,38 +23,34 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated, whiten
 from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
-from lightning_agentrl.agents.checkpoints import (
-    KEY,
-    accept_checkpoint,
-    check_described,
-    prepare_checkpoint,
-    refuse_not_finite,
-    rewind,
-)
+from lightning_agentrl.agents.checkpoints import load_agent, save_agent
 from lightning_agentrl.agents.checks import check_rounded, check_run, correction_for, shared_context_length
-from lightning_agentrl.agents.describe import describe, describe_collected, describe_gradient, describe_step
 from lightning_agentrl.agents.engine_watch import EngineWatch, proof_of
-from lightning_agentrl.agents.finite import LeftOut, gradients_are_finite
 from lightning_agentrl.agents.hooks import Attempt, watching
 from lightning_agentrl.agents.logged_numbers import leave_out_hints, leave_out_moves
 from lightning_agentrl.agents.master_weights import MasterWeights
+from lightning_agentrl.agents.metrics_of_run import (
+    RecentEpisodes,
+    describe_collected,
+    describe_gradient,
+    describe_prepared,
+    describe_step,
+)
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
 from lightning_agentrl.agents.optim import (
     GROUPS,
     Optim,
+    Steps,
     clip_by_group,
     make_optimizer,
     not_stepped_on,
     step_or_discard,
     stop_run,
     sync_gradients,
-    without_sync,
 )
-from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.resume import made_of
-from lightning_agentrl.agents.run import Run
 from lightning_agentrl.agents.scoring import (
     Needs,
     Reader,
@@ -62,24 +58,28 @@ from lightning_agentrl.agents.scoring import (
     naming_missing,
     random_from,
     rows_to_score,
-    score_policy,
     score_rollout,
 )
-from lightning_agentrl.agents.selection import corrected, kept_rows, lost_rows, without_rows
+from lightning_agentrl.agents.selection import (
+    corrected,
+    kept_rows,
+    lost_rows,
+    report_left_out,
+    without_not_finite,
+    without_rows,
+)
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.trainer_keys import check_callbacks
-from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
+from lightning_agentrl.agents.update import CurrentScores, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
-from lightning_agentrl.distributed import Ranks, max_over_ranks, raise_once
+from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
-from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.rollout import kept_groups
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
-from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.models.critic import Critic, SeparateCritic, follow_returns
 from lightning_agentrl.models.kernels import automatic_kernels
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_tokenizer, model_name, read_context_length, read_images
@@ -87,7 +87,7 @@ from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
-from lightning_agentrl.types import Rollout, Scores
+from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import by_key, check_kind, keep_plain, to_plain
 
@@ -145,7 +145,7 @@ class Agent(L.LightningModule, ABC):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")  # a critic: without weights
             self.save_hyperparameters(logger=False)
-        self._undescribed = keep_plain(self.hparams)
+        self.undescribed = keep_plain(self.hparams)
         self.model = model_name(model, f"{KEYS}.model")
         self.advantage = check_kind(advantage, AdvantageEstimator, f"{KEYS}.advantage") or DualDiscountGAE()
         critic = check_kind(critic, Critic, f"{KEYS}.critic")
@@ -164,15 +164,18 @@ class Agent(L.LightningModule, ABC):
         self._freed = FreedMemory()
         self.image_reader: ImageReader | None = None  # set in setup, if the model reads images
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
-        self.run = Run(self.optim)
+        self.run_id = ""  # made in a run's first fit, kept by its checkpoints
+        self.made_of: dict[str, Any] = {}  # settings, base weights and versions of the run
+        self.steps = Steps(self.optim)
+        self.recent_episodes = RecentEpisodes()
         self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
         self.clock = StageClock()
         self.monitors = Monitors()
         self.further_needs = Needs()  # of callbacks
         self.validation_metrics = EpisodeMetrics()
         self._rollout_metrics: dict[str, float] = {}  # of the rollout that is trained on
-        self._watch: GradientWatch | None = None  # under ZeRO
-        self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
+        self.gradient_watch: GradientWatch | None = None  # under ZeRO
+        self.saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has, also one made inside a run: not the trainer, nor what else belongs to that run."""
@@ -186,7 +189,7 @@ class Agent(L.LightningModule, ABC):
     def needs(self) -> Needs:
         """What is computed for a rollout. A subclass adds with ``super().needs | Needs(...)`` what its methods read."""
         return self.further_needs | Needs(
-            old_logps=self._corrects,
+            old_logps=self.corrects,
             values=self.critic is not None,
             sum_pi_squared=self.advantage.needs_sum_pi_squared or self.variance_proxy,
             greedy_baseline=self.advantage.needs_greedy_baseline,
@@ -237,32 +240,26 @@ class Agent(L.LightningModule, ABC):
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
     def prepare(self, rollout: Rollout) -> Prepared:
-        """Score, shape rewards, estimate. Log-probs already there are kept; values are always computed anew.
+        """Score, correct, shape, estimate, select, describe. Log-probs already there are kept; values are made anew.
 
         Returns:
             The rollout, and numbers to be logged with the first step. A subclass may add some.
         """
-        collected_now, left_out = not rollout.scored, LeftOut()
-        rollout = left_out.of(self.score(rollout))
+        collected_now, groups = not rollout.scored, self.datamodule.groups
+        rollout = self.score(rollout)
         rollout = corrected(rollout, self.correction, self.ranks.sum)
-        with naming_missing(rollout.scores):
-            shaped = self.shape_rewards(rollout)
-        rollout = left_out.of(rollout.union(shaped_rewards=shaped))
-        groups = self.datamodule.groups
+        rollout = self._shape(rollout)
+        rollout, faulty_B, faults = without_not_finite(rollout)
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
-        advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
-        rollout = left_out.of(rollout.union(advantages=advantages, returns=returns))
-        chosen_B = self._chosen(rollout, left_out.rows(rollout), lost_B)
-        if self.advantage.whiten:
-            trained = without_rows(rollout, lost_B | ~chosen_B).trained_mask
-            rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
+        rollout = self._estimate(rollout, lost_B)
+        rollout, chosen = self._select(rollout, faulty_B, lost_B)
         with self.clock.stage("log"):
-            metrics = self._describe(rollout, left_out, lost_B, collected_now)
+            metrics = describe_prepared(self, rollout, faulty_B, lost_B, chosen)
+            metrics |= report_left_out(rollout, faulty_B, faults, partial(stop_run, self.trainer))
+            if collected_now:
+                metrics |= self._show(rollout)
         metrics |= follow_returns(self.critic, metrics)
         self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
-        chosen = rollout if chosen_B.all() else rollout.select(chosen_B)
-        if self._filters:
-            metrics |= over_ranks(kept_groups(rollout, chosen), self.device)
         return Prepared(chosen, metrics)
 
     def score(self, rollout: Rollout) -> Rollout:
@@ -277,44 +274,49 @@ class Agent(L.LightningModule, ABC):
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         return rollout
 
-    def _describe(self, rollout: Rollout, left_out: LeftOut, lost_B: Tensor, collected_now: bool) -> dict[str, float]:
-        """Return the numbers of a rollout, and show one that was just collected to the callbacks."""
-        # Without a correction only a rank that leaves rows out has a mask, and all ranks must tell of the same.
-        described = rollout if self._corrects else replace(rollout, loss_mask=None)
-        # Without values, nothing stands for the returns of what is lost or rejected.
-        returned = None if self.advantage.needs_values else without_rows(rollout, lost_B).trained_mask
-        metrics = describe(described, self.device, self.ranks.sum, left_out.rows(rollout), returned)
-        metrics |= left_out.tell(len(rollout.turns), partial(stop_run, self.trainer))
-        if collected_now:
-            metrics |= describe_collected(rollout, self.datamodule, self.policy_version, self.held_steps, self.device)
-            metrics |= self.run.recent_episodes.update(rollout)
-            for callback in watching(self.trainer):
-                callback.on_rollout(self.trainer, self, rollout)
-        return metrics
+    def _shape(self, rollout: Rollout) -> Rollout:
+        with naming_missing(rollout.scores):
+            return rollout.union(shaped_rewards=self.shape_rewards(rollout))
 
-    def _chosen(self, rollout: Rollout, out_B: Tensor, lost_B: Tensor) -> Tensor:
-        """Return the rows [B] (bool) to train on.
+    def _estimate(self, rollout: Rollout, lost_B: Tensor) -> Rollout:
+        """Add advantages and returns; rows (bool) in which an environment failed take no part."""
+        advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
+        return rollout.union(advantages=advantages, returns=returns)
+
+    def _select(self, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tuple[Rollout, Rollout]:
+        """Choose the rows to train on, and whiten the advantages over their tokens; return all rows, and those.
 
         Args:
             rollout: with advantages and returns.
-            out_B: rows (bool) whose numbers are not finite.
-            lost_B: rows (bool) that nothing can be learnt from, since an environment failed.
+            faulty_B: rows (bool) with numbers that are not finite.
+            lost_B: rows (bool) from which nothing can be learned, since an environment failed.
         """
         # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
-        drop_B = out_B | lost_B if self.phase == "train" or not self.advantage.needs_values else out_B
+        drop_B = faulty_B | lost_B if self.phase == "train" or not self.advantage.needs_values else faulty_B
         chosen_B = ~drop_B
-        if self._filters:
+        if self.filters_groups:
             kept_B = kept_rows(rollout.select(chosen_B), cast(GroupFilter, self.group_filter), self.ranks.gather)
             chosen_B[chosen_B.clone()] = kept_B
-        return chosen_B
+        if self.advantage.whiten:
+            trained = without_rows(rollout, lost_B | ~chosen_B).trained_mask
+            rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
+        return rollout, rollout if chosen_B.all() else rollout.select(chosen_B)
+
+    def _show(self, rollout: Rollout) -> dict[str, float]:
+        """Show a collected rollout to the callbacks; return the numbers of how it was collected."""
+        metrics = describe_collected(rollout, self.datamodule, self.policy_version, self.held_steps, self.device)
+        metrics |= self.recent_episodes.update(rollout)
+        for callback in watching(self.trainer):
+            callback.on_rollout(self.trainer, self, rollout)
+        return metrics
 
     @property
-    def _filters(self) -> bool:
+    def filters_groups(self) -> bool:
         """Whether some groups of a rollout may not be trained on; the critic's warm-up takes them all."""
         return self.group_filter is not None and self.phase == "train"
 
     @property
-    def _corrects(self) -> bool:
+    def corrects(self) -> bool:
         """Whether tokens are weighted or rejected by how far engine and trainer are apart."""
         return self.correction is not None and self.correction.needs_old_logps
 
@@ -333,40 +335,18 @@ class Agent(L.LightningModule, ABC):
         steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
-            if training:
-                rollout = self._ready_for_loss(rollout, first=batch_idx == 0)
-            losses = Losses(
-                self.policy_loss if training else None,
-                in_units_of(self.critic, self.value_loss),
-                self.update_metrics,
-                self.aggregation,
-                self.norm_tokens,
-            )
-            # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
-            # What is random in a step, such as dropout, is seeded with its number: random states are not saved.
-            seed = derive_seed(self.datamodule.seed, self.policy_version, self.trainer.global_rank)
-            with without_sync(model), self.reader.precision(), random_from(seed, self.device):
-                metrics, fault, tokens = accumulate_gradients(
-                    self.models,
-                    rollout,
-                    losses,
-                    self.reader,
-                    self.ranks,
-                    self.clock,
-                    self.manual_backward,
-                    self._watch.finite if self._watch else lambda: gradients_are_finite(optimizer),
-                )
+            metrics, fault, tokens = accumulate_gradients(self, rollout, first=batch_idx == 0)
             self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
             held = () if training else ("actor",)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward, held)
             # DDP and masked tokens leave gradients of 0, on which Adam would still move.
             norms = clip_by_group(optimizer, self.optim.limits, held if tokens else GROUPS)
             attempt = Attempt(self.policy_version, batch_idx, metrics, norms, self._rollout_metrics)
-            taken = self.run.steps.allow(self.trainer, attempt, fault)
+            taken = self.steps.allow(self.trainer, attempt, fault)
             norms |= step_or_discard(optimizer, self.trainer.strategy, taken)
             optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
-            self.run.steps.count(self, held, taken)
-            not_finite = self.run.steps.finite.in_a_row > 0
+            self.steps.count(self, held, taken)
+            not_finite = self.steps.finite.in_a_row > 0
             if self.critic is not None and self.critic.fitted:
                 self.critic.fit(None if not_finite else self.ranks.sum, new_policy=training and batch_idx == 0)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
@@ -374,25 +354,6 @@ class Agent(L.LightningModule, ABC):
         if self.variance_proxy and "actor" in norms and not not_finite:
             metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
-
-    def _ready_for_loss(self, rollout: Rollout, first: bool) -> Rollout:
-        """Return the mini-batch with picked tokens; a bypass takes the engine's log-probs as the old ones.
-
-        Args:
-            rollout: the rows of the mini-batch on this rank.
-            first: no step was taken since they were scored.
-        """
-        current = rollout.scores.old_logps if first else None
-        if self._bypasses:
-            rollout = rollout.union(scores=Scores(old_logps=rollout.rollout_logps))
-        if not self.needs.mini_batch_logps:
-            return rollout
-        if current is None:
-            with self.evaluation_mode():
-                scores, _ = score_policy(self.actor, rollout, replace(self.reader, advance=lambda count: None))
-            torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
-            current = cast(Tensor, scores.old_logps)
-        return replace(rollout, picked=self.pick_tokens(rollout, current))
 
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither
@@ -402,7 +363,7 @@ class Agent(L.LightningModule, ABC):
         times = over_ranks(self.clock.read(self.trainer.world_size), self.device)
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
-            self.run.steps.step_scheduler(self, "epoch", self.trainer.current_epoch + 1)
+            self.steps.step_scheduler(self, "epoch", self.trainer.current_epoch + 1)
         if self.device.type == "cpu":
             self._freed.iteration_done()
 
@@ -459,12 +420,15 @@ class Agent(L.LightningModule, ABC):
                 given = None if self.correction is self._own_correction else self.correction
                 self.correction = correction_for(given, self.datamodule.max_staleness)
                 self._own_correction = self.correction if given is None else None
-                self.run.made_of = made_of(self.settings(), self.model)
+                self.made_of = made_of(self.settings(), self.model)
         if stage == "fit":
             self._begin_run()
 
     def _begin_run(self) -> None:
-        self.run.begin(self.trainer)
+        self.run_id = all_gather(uuid.uuid4().hex[:12])[0]
+        if self.trainer.global_step == 0:
+            self.steps.begin_anew()
+            self.recent_episodes.begin_anew()
         self.monitors.begin_run()
         let_callbacks_wait(self.trainer, self.monitored)
 
@@ -501,19 +465,19 @@ class Agent(L.LightningModule, ABC):
     def configure_optimizers(self) -> Any:
         """Return AdamW and the scheduler of its groups; a subclass may return others, also without a scheduler."""
         kept = self.masters.release(self.named_parameters())  # of an earlier run of this agent
-        self.masters = MasterWeights(self.named_parameters(), self._saved_weights or kept)
-        self._saved_weights = {}
+        self.masters = MasterWeights(self.named_parameters(), self.saved_weights or kept)
+        self.saved_weights = {}
         zero = isinstance(self.trainer.strategy, DeepSpeedStrategy)
-        if self._watch is not None:
-            self._watch.release()
-        self._watch = GradientWatch(p for p in self.parameters() if p.requires_grad) if zero else None
+        if self.gradient_watch is not None:
+            self.gradient_watch.release()
+        self.gradient_watch = GradientWatch(p for p in self.parameters() if p.requires_grad) if zero else None
         sharded = self.device_mesh is not None
         optimizer = make_optimizer(self.models, self.masters, self.optim, zero, sharded)
-        scheduler = self.run.steps.make_scheduler(optimizer, self.trainer)
+        scheduler = self.steps.make_scheduler(optimizer, self.trainer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
-        self.run.steps.check_optimizer(self.trainer)
+        self.steps.check_optimizer(self.trainer)
         self._engine_watch = EngineWatch(
             self.engine_proof, self.datamodule.prove, self.datamodule.samples_ahead, self._bypasses
         )
@@ -532,28 +496,16 @@ class Agent(L.LightningModule, ABC):
                 f"{len(left)} of the agent's parameters are in no group of the optimizer and stay as they are, such as "
                 f"{left[0]}; add them in configure_optimizers, or call requires_grad_(False)"
             )
-        for difference in self.run.steps.begin(self.trainer):
+        for difference in self.steps.begin(self.trainer):
             rank_zero_info(difference)
         if (template := self.datamodule.renderer.template).writes_date:
             rank_zero_info(f"{template.name} writes the date: {self.datamodule.date.now:%Y-%m-%d} in the whole run")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        described = self.run.made_of | {"undescribed": self._undescribed}
-        prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora, described)
-        refuse_not_finite(checkpoint, self.trainer)
-        checkpoint |= self.run.state_dict() | {"date": self.datamodule.date.now.isoformat()}
-        if self.datamodule.preparing:
-            rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
+        save_agent(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        accept_checkpoint(checkpoint, self, self.model, self.lora)
-        self._saved_weights = checkpoint.get("state_dict", {})  # sharded strategies have read the weights already
-        if self._trainer is None:
-            given = {name for name, value in self.hparams.items() if value is not None}
-            check_described(checkpoint[KEY], given | {*self._undescribed})
-        else:
-            self.run.go_on_from(checkpoint, self.trainer, self.resume_with_changes)
-            self.datamodule.date.now = datetime.fromisoformat(checkpoint["date"])
+        load_agent(self, checkpoint)
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""
@@ -582,12 +534,12 @@ class Agent(L.LightningModule, ABC):
     @property
     def policy_version(self) -> int:
         """Optimizer steps attempted before, also those that a guard skipped, which ``global_step`` does not count."""
-        return self.run.steps.attempts
+        return self.steps.attempts
 
     @property
     def held_steps(self) -> range:
         """Numbers of those attempts that leave the policy as it is, in a warm-up of the critic."""
-        return self.run.steps.held(self.trainer)
+        return self.steps.held(self.trainer)
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         self.monitors.logged(name)

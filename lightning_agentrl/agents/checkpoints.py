@@ -2,22 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.agents.checkpoint_files import NOT_OURS, OTHER_MODEL, last_good_checkpoint
-from lightning_agentrl.agents.finite import SHOWN, not_finite_in
+from lightning_agentrl.agents.finite import SHOWN
 from lightning_agentrl.agents.master_weights import MasterWeights
+from lightning_agentrl.agents.resume import check_changes
 from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedError
 from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
 KEY = "agent"
 FORMAT = 3  # raised with any change of what a checkpoint holds; tests/agents/test_checkpoint_format.py has its entries
+
+
+def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
+    """Add an agent and the state of its run to a checkpoint.
+
+    Args:
+        agent: an ``Agent``.
+        checkpoint: of Lightning; changed in place.
+
+    Raises:
+        RunStoppedError: weights or states of the optimizer are not finite.
+    """
+    made_of = agent.made_of | {"undescribed": agent.undescribed}
+    prepare_checkpoint(checkpoint, agent, agent.masters, agent.model, agent.lora, made_of)
+    refuse_not_finite(checkpoint, agent.trainer)
+    checkpoint |= {
+        "run_id": agent.run_id,
+        "recent_episodes": agent.recent_episodes.state_dict(),
+        **agent.steps.state_dict(),
+        "date": agent.datamodule.date.now.isoformat(),
+    }
+    if agent.datamodule.preparing:
+        rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
+
+
+def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
+    """Take over an agent and the state of its run from a checkpoint; every rank must call it.
+
+    Args:
+        agent: an ``Agent``.
+        checkpoint: of Lightning; changed in place.
+
+    Raises:
+        CheckpointError: it does not fit, or training would go on with something else than was accepted.
+    """
+    accept_checkpoint(checkpoint, agent, agent.model, agent.lora)
+    agent.saved_weights = checkpoint.get("state_dict", {})  # sharded strategies have read the weights already
+    if agent._trainer is None:
+        given = {name for name, value in agent.hparams.items() if value is not None}
+        check_described(checkpoint[KEY], given | {*agent.undescribed})
+        return
+    trainer = agent.trainer
+    if trainer.state.fn == TrainerFn.FITTING:
+        with raise_once():
+            if trainer.is_global_zero:
+                check_changes(checkpoint[KEY], agent.made_of, agent.resume_with_changes)
+    agent.run_id = checkpoint["run_id"]
+    agent.recent_episodes.load_state_dict(checkpoint["recent_episodes"])
+    agent.steps.load_state_dict(checkpoint)
+    agent.datamodule.date.now = datetime.fromisoformat(checkpoint["date"])
 
 
 def prepare_checkpoint(
@@ -150,6 +204,20 @@ def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None
         reason = f"{len(names)} tensors to be saved are not finite, such as {', '.join(names[:SHOWN])}"
         with raise_once():
             raise RunStoppedError(f"{reason}; this checkpoint was not written", last_good_checkpoint(trainer))
+
+
+def not_finite_in(state: Any, path: str = "") -> Iterator[str]:
+    """Yield the names of the tensors in nested mappings and sequences that are not finite in what this rank holds."""
+    if isinstance(state, Tensor):
+        local = state.to_local() if isinstance(state, DTensor) else state
+        if local.is_floating_point() and not bool(local.isfinite().all()):
+            yield path
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from not_finite_in(value, f"{path}.{key}".lstrip("."))
+    elif isinstance(state, list | tuple):
+        for number, value in enumerate(state):
+            yield from not_finite_in(value, f"{path}.{number}".lstrip("."))
 
 
 def _described(settings: dict[str, Any] | None) -> str:

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_agentrl.agents.recent_episodes import WINDOW
+from lightning_agentrl.agents.metrics_of_run import WINDOW
 from lightning_agentrl.metrics.rollout import PER_EPISODE, comes_with_episodes
 from lightning_agentrl.rollout import Phase
 

@@ -1,16 +1,22 @@
-"""Which tokens and which groups of a rollout are trained on, and what is random in that choice."""
+"""Which rows and tokens of a rollout are trained on, and what is random in that choice."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_agentrl.advantages import Groups, Reduce
+from lightning_agentrl.agents.finite import SHOWN, named, turns_at
+from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.losses import Gather, GroupFilter, OffPolicyCorrection
-from lightning_agentrl.types import Rollout, StopReason
+from lightning_agentrl.types import Rollout, Scores, StopReason
+
+MAY_LACK = ("greedy_scores", "state_values", "forked_end_values")  # NaN for lost episodes and states without branches
 
 
 def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: Reduce) -> Rollout:
@@ -23,9 +29,64 @@ def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: 
     """
     if correction is None or not correction.needs_old_logps:
         return rollout
-    assert rollout.scores.old_logps is not None
-    weights, keep = correction(rollout.scores.old_logps, rollout.rollout_logps, rollout.trained_mask, reduce)
+    logps = rollout.scores.old_logps
+    assert logps is not None
+    weights, keep = correction(logps, rollout.rollout_logps, rollout.trained_mask & logps.isfinite(), reduce)
     return replace(rollout, weights=weights, loss_mask=keep)
+
+
+def without_not_finite(rollout: Rollout) -> tuple[Rollout, Tensor, list[str]]:
+    """Mask the episodes that have a number that is not finite.
+
+    An advantage is computed from the numbers of a whole episode, so one of them spoils all.
+
+    Args:
+        rollout: scored, with shaped rewards.
+
+    Returns:
+        The rollout with these rows masked and such numbers replaced by 0; these rows [B] (bool), which no model may
+        read again, since NaN times 0 is NaN; and the names of such numbers, each with its turns.
+    """
+    columns = {f.name: getattr(rollout, f.name) for f in fields(Rollout) if f.name not in MAY_LACK}
+    columns |= {f.name: getattr(rollout.scores, f.name) for f in fields(Scores)}
+    bad = {
+        name: (x, rollout.action_mask & (~x.isfinite() if x.dim() == 2 else ~x.isfinite()[:, None]))
+        for name, x in columns.items()
+        if isinstance(x, Tensor) and x.is_floating_point() and not bool(x.isfinite().all())
+    }
+    rows_B = torch.zeros(len(rollout), dtype=torch.bool)
+    for _, bad_BA in bad.values():
+        rows_B |= bad_BA.any(1)
+    faulty_B = torch.isin(rollout.episode, rollout.episode[rows_B])
+    if not rows_B.any():
+        return rollout, faulty_B, []
+    names = [f"{name} of {named(turns_at(rollout, bad_BA))}" for name, (_, bad_BA) in bad.items() if bad_BA.any()]
+    zeroed = {name: torch.where(x.isfinite(), x, 0.0) for name, (x, _) in bad.items()}
+    scores = Scores(**{f.name: zeroed.pop(f.name) for f in fields(Scores) if f.name in zeroed})
+    rollout = rollout.union(scores=scores, **zeroed)
+    return replace(rollout, loss_mask=rollout.trained_mask & ~faulty_B[:, None]), faulty_B, names
+
+
+def report_left_out(
+    rollout: Rollout, faulty_B: Tensor, names: Sequence[str], stop: Callable[[str], object]
+) -> dict[str, float]:
+    """Warn of the turns of all ranks that are not trained on, and return their number; every rank must call it.
+
+    Args:
+        rollout: of this rank.
+        faulty_B: rows (bool) that are left out.
+        names: of the numbers that are not finite, each with its turns.
+        stop: ends the run for a reason; called if no turn is left.
+    """
+    own = sum(len(rollout.samples[i].turns) for i in faulty_B.nonzero().flatten().tolist())
+    parts = all_gather((own, len(rollout.turns), names[:SHOWN]))
+    out, every = sum(part[0] for part in parts), sum(part[1] for part in parts)
+    listed = ", ".join(name for part in parts for name in part[2])
+    if out:
+        rank_zero_warn(f"{out} of {every} turns are not trained on; not finite: {listed}")
+    if out and out == every:
+        stop(f"no turn of the rollout has finite numbers ({listed})")
+    return {"guard/turns_left_out": float(out)}
 
 
 def kept_rows(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> Tensor:
@@ -43,7 +104,7 @@ def kept_rows(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> Te
 
 
 def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Tensor:
-    """Return the rows [B] (bool) that nothing can be learnt from, since an environment failed.
+    """Return the rows [B] (bool) from which nothing can be learned, since an environment failed.
 
     With groups these are the rows of groups that lack an episode. Otherwise they are those of episodes that a fault
     ended, unless a value stands for the rest of them. With forks they are also those of episodes whose first state, or

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_agentrl.agents.finite import LossFault, named
-from lightning_agentrl.agents.models import Models
-from lightning_agentrl.agents.scoring import Reader, action_rows, of_turns, to_columns
-from lightning_agentrl.distributed import Ranks, max_over_ranks
-from lightning_agentrl.losses import AggregationMode, aggregate, first_tokens, masked_sum, row_weights
-from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.models.critic import Critic, values_of
+from lightning_agentrl.agents.finite import first_fault
+from lightning_agentrl.agents.optim import without_sync
+from lightning_agentrl.agents.scoring import action_rows, of_turns, random_from, score_policy, to_columns
+from lightning_agentrl.distributed import max_over_ranks
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.losses import aggregate, first_tokens, masked_sum, row_weights
+from lightning_agentrl.models.critic import popart_head, values_of
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
 
@@ -35,168 +37,141 @@ class CurrentScores:
     entropy: Tensor
 
 
-@dataclass(frozen=True)
-class Losses:
-    """The losses of a mini-batch; each function gives numbers per action token [B, A].
-
-    Args:
-        policy: loss of the actor; None: the actor is not trained.
-        values: loss of the critic, given the current values.
-        metrics: what is logged besides the losses.
-        aggregation: how the policy loss is averaged; in the value loss all tokens count equally.
-        norm_tokens: see :func:`lightning_agentrl.losses.row_weights`.
-    """
-
-    policy: Callable[[Rollout, CurrentScores], Tensor] | None
-    values: Callable[[Rollout, Tensor], Tensor]
-    metrics: Callable[[Rollout, CurrentScores], dict[str, Tensor]]
-    aggregation: AggregationMode = "token-mean"
-    norm_tokens: int | None = None
-
-
-def accumulate_gradients(
-    models: Models,
-    rollout: Rollout,
-    losses: Losses,
-    reader: Reader,
-    ranks: Ranks,
-    clock: StageClock,
-    backward: Callable[[Tensor], None],
-    gradients_are_finite: Callable[[], Tensor],
-) -> tuple[dict[str, float], str, int]:
+def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dict[str, float], str, int]:
     """Run the backward pass of every micro-batch.
 
     Rows are weighted by the totals of the whole mini-batch over all ranks, so how it is split changes nothing.
-    Data-parallel wrappers average gradients over ranks; the factor world size turns that into the sum.
+    Data-parallel wrappers average gradients over ranks; the factor world size turns that into the sum. Sums stay on the
+    device until the last micro-batch is done, since reading them earlier would let a GPU wait for the next one.
 
     Args:
-        models: those that are trained.
+        agent: an ``Agent``, whose losses are called.
         rollout: the rows of the mini-batch on this rank.
-        losses: of its tokens.
-        reader: how rows are cut and packed, and the temperature of log-probs.
-        ranks: of the run.
-        clock: counts packed tokens and finished rows.
-        backward: runs the backward pass of one loss.
-        gradients_are_finite: a scalar, asked for after each micro-batch.
+        first: no step was taken since the rollout was scored.
 
     Returns:
-        Means of losses and metrics over the trained tokens of the mini-batch on all ranks; the first loss or gradient
-        on this rank that is not finite, named with its turn or with its micro-batch, empty if there is none; and the
-        number of those tokens.
+        Means of losses and metrics over the trained tokens of the mini-batch on all ranks; the first loss on this rank
+        that is not finite, with its turns, empty if there is none; and the number of those tokens.
     """
+    reader, ranks, trains_policy = agent.reader, agent.ranks, agent.phase == "train"
+    if trains_policy:
+        rollout = _ready_for_loss(agent, rollout, first)
     trained = rollout.trained_mask
     policy_weights_B = row_weights(
-        trained, losses.aggregation, norm_tokens=losses.norm_tokens, groups_B=rollout.groups, gather=ranks.gather
+        trained, agent.aggregation, norm_tokens=agent.norm_tokens, groups_B=rollout.groups, gather=ranks.gather
     )
     tokens = int(ranks.sum(trained.sum()))
     value_weights_B = torch.full_like(policy_weights_B, 1 / max(tokens, 1))
     rows = action_rows(rollout)
-    found = Found(ranks.device)
-    for number, index in enumerate(reader.micro_batches(rows)):
-        micro = rollout.select(index).to(ranks.device)
-        packed = reader.pack([rows[i] for i in index])
-        held = sum(len(rows[i].input_ids) for i in index)
-        padding = 0 if index and packed.padding is None else packed.tokens - held
-        clock.count_packed(held, packed.tokens, padding)
-        for parts, metrics in micro_batch_losses(models, micro, packed, losses, reader.temperature):
-            means = [
-                aggregate(x, micro.trained_mask, weights_B[index], float(ranks.count))
-                for x, weights_B in zip(parts, (policy_weights_B, value_weights_B), strict=True)
-                if x is not None
-            ]
-            loss = torch.stack(means).sum()
-            if losses.policy is not None or loss.requires_grad:  # a critic that is fitted has no gradient
-                backward(loss)
-            found.losses(metrics, micro)
-        found.gradient(gradients_are_finite(), number, micro)
-        clock.advance(len(index))
-    totals, largest_gap, fault = found.read()
-    numbers = {name: total / tokens for name, total in ranks.sum_by_name(totals).items()} if tokens else {}
-    if GAP in numbers:
-        numbers["mismatch/logp_gap_max"] = max_over_ranks(largest_gap)
-    return numbers, fault, tokens
+    sums: dict[str, Tensor] = {}  # of metrics over trained tokens, float64
+    gaps: list[Tensor] = []  # the largest of each micro-batch, float64
+    losses: list[tuple[str, Tensor, Rollout]] = []  # per token, with their micro-batch
+    # What is random in a step, such as dropout, is seeded with its number: random states are not saved.
+    seed = derive_seed(agent.datamodule.seed, agent.policy_version, agent.trainer.global_rank)
+    # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
+    with without_sync(agent.trainer.strategy.model), reader.precision(), random_from(seed, ranks.device):
+        for index in reader.micro_batches(rows):
+            micro = rollout.select(index).to(ranks.device)
+            packed = reader.pack([rows[i] for i in index])
+            held = sum(len(rows[i].input_ids) for i in index)
+            padding = 0 if index and packed.padding is None else packed.tokens - held
+            agent.clock.count_packed(held, packed.tokens, padding)
+            for policy_loss, value_loss, metrics in micro_batch_losses(agent, micro, packed):
+                means = [
+                    aggregate(x, micro.trained_mask, weights_B[index], float(ranks.count))
+                    for x, weights_B in ((policy_loss, policy_weights_B), (value_loss, value_weights_B))
+                    if x is not None
+                ]
+                loss = torch.stack(means).sum()
+                if trains_policy or loss.requires_grad:  # a critic that is fitted has no gradient
+                    agent.manual_backward(loss)
+                for name, x in metrics.items():
+                    sums[name] = sums.get(name, 0.0) + masked_sum(x.detach().double(), micro.trained_mask)
+                if GAP in metrics and index:
+                    gaps.append(torch.where(micro.trained_mask, metrics[GAP].detach(), 0.0).max().double())
+                losses += [(name, metrics[name].detach(), micro) for name in LOSSES if name in metrics]
+            agent.clock.advance(len(index))
+    numbers = torch.stack([*sums.values(), *gaps]).tolist() if sums else []
+    totals = dict(zip(sums, numbers, strict=False))
+    watch = agent.gradient_watch
+    fault = "the gradient is not finite" if watch is not None and not watch.finite() else ""
+    if not all(math.isfinite(totals[name]) for name in LOSSES if name in totals):
+        fault = first_fault(losses)
+    averages = {name: total / tokens for name, total in ranks.sum_by_name(totals).items()} if tokens else {}
+    if GAP in averages:
+        averages["mismatch/logp_gap_max"] = max_over_ranks(max([0.0, *numbers[len(sums) :]]))
+    return averages, fault, tokens
 
 
-class Found:
-    """What micro-batches had, on the device until all are through: reading it would let a GPU wait for the next one.
-
-    Args:
-        device: of the models.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._sums: dict[str, Tensor] = {}  # of metrics over trained tokens, float64
-        self._gaps: list[Tensor] = []  # the largest of each micro-batch
-        self._faults: list[tuple[Tensor, Callable[[], str]]] = []  # whether there is one, and its name
-
-    def losses(self, metrics: dict[str, Tensor], micro: Rollout) -> None:
-        """Add up metrics [B, A] of a micro-batch, and keep where its losses are not finite."""
-        mask = micro.trained_mask
-        for name, x in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + masked_sum(x.detach().double(), mask)
-        if GAP in metrics and len(micro):
-            self._gaps.append(torch.where(mask, metrics[GAP].detach(), 0.0).max())
-        fault = LossFault({name: metrics[name] for name in LOSSES if name in metrics}, micro)
-        self._faults.append((fault.there, fault.__str__))
-
-    def gradient(self, finite: Tensor, number: int, micro: Rollout) -> None:
-        """Keep whether the gradient was finite after the micro-batch of this number."""
-        sentence = f"the gradient of micro-batch {number} is not finite"
-        self._faults.append((~finite, lambda: f"{sentence} ({named(micro.turns)})"))
-
-    def read(self) -> tuple[dict[str, float], float, str]:
-        """Return sums by name, the largest gap, and the first fault, empty if there is none."""
-        scalars = [*self._sums.values(), *self._gaps, *(there for there, _ in self._faults)]
-        numbers = torch.stack([x.to(self._device, torch.float64) for x in scalars]).tolist() if scalars else []
-        behind_sums, behind_gaps = len(self._sums), len(self._sums) + len(self._gaps)
-        largest = 0.0
-        for gap in numbers[behind_sums:behind_gaps]:
-            largest = max(largest, gap)  # leaves out what is not a number
-        faults = zip(self._faults, numbers[behind_gaps:], strict=True)
-        fault = next((name() for (_, name), there in faults if there), "")
-        return dict(zip(self._sums, numbers[:behind_sums], strict=True)), largest, fault
+def _ready_for_loss(agent: Any, rollout: Rollout, first: bool) -> Rollout:
+    """Return the mini-batch with picked tokens; a bypass takes the engine's log-probs as the old ones."""
+    current = rollout.scores.old_logps if first else None
+    if agent.correction is not None and agent.correction.bypass:
+        rollout = rollout.union(scores=Scores(old_logps=rollout.rollout_logps))
+    if not agent.needs.mini_batch_logps:
+        return rollout
+    if current is None:
+        with agent.evaluation_mode():
+            scores, _ = score_policy(agent.actor, rollout, replace(agent.reader, advance=lambda count: None))
+        torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
+        current = scores.old_logps
+    return replace(rollout, picked=agent.pick_tokens(rollout, current))
 
 
 def micro_batch_losses(
-    models: Models, micro: Rollout, packed: Packed, losses: Losses, temperature: float
-) -> Iterator[tuple[tuple[Tensor | None, Tensor | None], dict[str, Tensor]]]:
-    """Yield losses of policy and values, and metrics, per action token [B, A].
+    agent: Any, micro: Rollout, packed: Packed
+) -> Iterator[tuple[Tensor | None, Tensor | None, dict[str, Tensor]]]:
+    """Yield the loss of the policy, that of the values, and metrics, each per action token [B, A].
 
     Those of the actor with a shared critic come first, then those of a separate critic. The graph of the first is
     freed before the second is built.
     """
-    mask, critic, shared = micro.action_mask, models.critic, models.shared_critic
-    if losses.policy is not None:
+    models, mask = agent.models, micro.action_mask
+    critic, shared = models.critic, models.shared_critic
+    if agent.phase == "train":
         metrics: dict[str, Tensor] = {}
         hidden = models.actor.hidden(packed)
-        token = models.actor.token_scores(hidden, packed.targets, temperature)
+        token = models.actor.token_scores(hidden, packed.targets, agent.reader.temperature)
         scores = CurrentScores(to_columns(token.logps, mask), to_columns(token.entropy, mask))
         if micro.scores.old_logps is None:
             micro = micro.union(scores=Scores(scores.logps.detach(), entropy=scores.entropy.detach()))
             metrics = {GAP: (scores.logps - micro.rollout_logps).abs()}
-        loss = losses.policy(micro, scores)
-        metrics = {**metrics, "policy/loss": loss, **losses.metrics(micro, scores)}
+        loss = agent.policy_loss(micro, scores)
+        metrics |= {"policy/loss": loss, **agent.update_metrics(micro, scores)}
         value_loss = None
         if shared is not None:
-            value_loss = losses.values(micro, _shared_values(shared, packed, hidden, micro))
-            metrics = {**metrics, "critic/loss": value_loss}
-        yield (loss, value_loss), metrics
+            value_loss = metrics["critic/loss"] = _value_loss(agent, micro, packed, hidden)
+        yield loss, value_loss, metrics
     elif shared is not None:
         with torch.no_grad():
             hidden = models.actor.hidden(packed)
-        value_loss = losses.values(micro, _shared_values(shared, packed, hidden, micro))
-        yield (None, value_loss), {"critic/loss": value_loss}
+        value_loss = _value_loss(agent, micro, packed, hidden)
+        yield None, value_loss, {"critic/loss": value_loss}
     if critic is not None and shared is None:
-        value_loss = losses.values(micro, to_columns(values_of(critic, packed, None), mask))
-        yield (None, value_loss), {"critic/loss": value_loss}
+        value_loss = _value_loss(agent, micro, packed, None)
+        yield None, value_loss, {"critic/loss": value_loss}
 
 
-def _shared_values(critic: Critic, packed: Packed, hidden_RH: Tensor, micro: Rollout) -> Tensor:
-    """Return the values [B, A] of a critic that reads the actor's states, and let one that is fitted take them in."""
-    mask = micro.action_mask
-    if critic.fitted:
+def _value_loss(agent: Any, micro: Rollout, packed: Packed, hidden_RH: Tensor | None) -> Tensor:
+    """Return the agent's value loss [B, A], in the units that the critic learns in.
+
+    Args:
+        agent: an ``Agent`` with a critic.
+        micro: rows of a micro-batch.
+        packed: the same as the models read them.
+        hidden_RH: states of the actor, if the critic shares its trunk; a critic that is fitted collects them.
+    """
+    mask, critic = micro.action_mask, agent.models.critic
+    if hidden_RH is not None and critic.fitted:
         assert micro.returns is not None
         begins = first_tokens(mask, micro.turn_ids) & micro.trained_mask
         critic.take_in(hidden_RH.detach()[begins[mask]], micro.returns[begins])
-    return of_turns(critic, to_columns(values_of(critic, packed, hidden_RH), mask), micro)
+    values = to_columns(values_of(critic, packed, hidden_RH), mask)
+    if hidden_RH is not None:
+        values = of_turns(critic, values, micro)
+    head = popart_head(critic)
+    if head is not None and micro.scores.values is not None and micro.returns is not None:
+        scores = replace(micro.scores, values=head.normalize(micro.scores.values))
+        micro = replace(micro, scores=scores, returns=head.normalize(micro.returns))
+        values = head.normalize(values)
+    return agent.value_loss(micro, values)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.recent_episodes import WINDOW
+from lightning_agentrl.agents.metrics_of_run import WINDOW
 from lightning_agentrl.metrics.stages import StageClock
 
 SHOWN = {

@@ -162,7 +162,7 @@ class RunRecord(SaveConfigCallback):
         self._write(folder, facts(trainer, cast(Agent, pl_module)))
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("run_id", cast(Agent, pl_module).run.id, trainer.global_step)
+                logger.experiment.add_text("run_id", cast(Agent, pl_module).run_id, trainer.global_step)
 
     @rank_zero_only
     def _write(self, folder: Path, content: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
     data = agent.datamodule
     modules = {"actor": agent.actor, "critic": agent.critic}
     return {
-        "run_id": agent.run.id,
+        "run_id": agent.run_id,
         "started": _now(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),

@@ -61,7 +61,7 @@ class RunSummary(L.Callback):
             folder / NAME,
             copy,
             {
-                "run_id": cast(Agent, pl_module).run.id,
+                "run_id": cast(Agent, pl_module).run_id,
                 "version": os.path.relpath(folder, copy.parent),
                 "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
                 "before": self.before,

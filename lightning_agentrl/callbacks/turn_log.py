@@ -287,7 +287,7 @@ class TurnLog(RolloutCallback):
         if folder not in self._files:
             self._files[folder] = TurnFiles(folder, trainer.global_rank)
             if trainer.ckpt_path:
-                self._files[folder].cut(cut, trainer.world_size, agent.run.id)
+                self._files[folder].cut(cut, trainer.world_size, agent.run_id)
             else:
                 self._files[folder].drop_gone(trainer.world_size)
         with naming_file(folder):
@@ -296,4 +296,4 @@ class TurnLog(RolloutCallback):
 
 def _head(trainer: L.Trainer, agent: Any, iteration: int, phase: str) -> dict[str, Any]:
     """Return what each line begins with."""
-    return {"iteration": iteration, "run_id": agent.run.id, "phase": phase, "rank": trainer.global_rank}
+    return {"iteration": iteration, "run_id": agent.run_id, "phase": phase, "rank": trainer.global_rank}

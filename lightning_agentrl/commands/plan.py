@@ -162,7 +162,7 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
 
 def _rates(trainer: L.Trainer, agent: Agent) -> Rows:
     full, name = agent.optim.rates, "learning rate of the"
-    if not agent.run.steps.follows_schedule:
+    if not agent.steps.follows_schedule:
         return [("learning rates", "by what configure_optimizers returns")]
     trained = agent.critic is not None and not agent.critic.fitted
     groups = [group for group in full if group == "actor" or trained]

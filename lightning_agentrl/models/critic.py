@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Self
 
 import torch
@@ -102,6 +103,20 @@ def popart_head(critic: nn.Module | None) -> PopArtHead | None:
     """Return the head of a critic that follows the scale of the returns, if it has one."""
     parts = () if critic is None else critic.modules()
     return next((part for part in parts if isinstance(part, PopArtHead)), None)
+
+
+def follow_returns(critic: nn.Module | None, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Let a critic that learns in units of the returns follow those of a rollout; return its units, for the log.
+
+    Args:
+        critic: any; others have no units.
+        metrics: of the rollout over all ranks.
+    """
+    head, std = popart_head(critic), metrics.get("critic/return_std", math.nan)
+    if head is None or not math.isfinite(std):
+        return {}
+    head.follow(metrics["critic/return_mean"], std)
+    return {"critic/popart_mean": float(head.mean), "critic/popart_std": float(head.std)}
 
 
 class RunningRegression(nn.Module):

@@ -90,7 +90,7 @@ def test_numbers_that_are_of_all_ranks_get_no_advice_to_average_them(
 def test_success_in_a_second_run_is_not_that_of_the_first(tmp_path: Path, exact_folder: Path) -> None:
     """As in a curriculum: all episodes of the first game succeed, none of the second one ends."""
     agent, windows = make_agent(exact_folder), []
-    agent.run.recent_episodes.enough = 1
+    agent.recent_episodes.enough = 1
     for length in (2, 99):
         trainer = make_trainer(tmp_path, 1)
         trainer.fit(agent, make_data(env=EnvConfig("tests.episodes.small_envs:Walk-v0", {"length": length})))

@@ -9,8 +9,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.agents import KL, PPOAgent, scoring
-from lightning_agentrl.agents import agent as agent_module
+from lightning_agentrl.agents import KL, PPOAgent, scoring, update
 from lightning_agentrl.agents.selection import token_noise
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import (
@@ -163,7 +162,7 @@ def counted_passes(monkeypatch):
     """Counts the passes of the policy without gradients."""
     made = []
     real = scoring.score_policy
-    for module in (scoring, agent_module):
+    for module in (scoring, update):
         monkeypatch.setattr(module, "score_policy", lambda *a: made.append(len(a[1])) or real(*a))
     return made
 

@@ -8,13 +8,9 @@ import pytest
 import torch
 
 from lightning_agentrl.agents import Optim, PPOAgent
-from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.ppo import KL
-from lightning_agentrl.losses import clipped_value_loss
-from lightning_agentrl.models.critic import SharedCritic
-from lightning_agentrl.types import Rollout, Scores
+from lightning_agentrl.models.critic import SharedCritic, follow_returns
 from tests.agents.harness import make_data, make_trainer
-from tests.types.samples import windowed
 
 
 class OtherUnits(PPOAgent):
@@ -70,17 +66,3 @@ def test_units_follow_the_returns_where_there_are_any():
         assert follow_returns(critic, nothing) == {}
     assert (float(critic.head.mean), float(critic.head.std)) == pytest.approx((3.0, 2.0))
     assert follow_returns(built(None), told) == follow_returns(None, told) == {}
-
-
-def test_the_value_loss_is_that_of_values_old_values_and_returns_in_the_units_that_are_learned():
-    def value_loss(batch: Rollout, values: torch.Tensor) -> torch.Tensor:
-        return clipped_value_loss(values, batch.scores.values, batch.returns, 0.5)
-
-    critic, rollout = built(0.1), Rollout.from_samples(windowed())
-    old, returns, values = (torch.randn(4, 4, dtype=torch.float64) * 10 + 5 for _ in range(3))
-    batch = rollout.union(scores=Scores(values=old), returns=returns)
-    follow_returns(critic, {"critic/return_mean": 5.0, "critic/return_std": 10.0})
-    expected = clipped_value_loss(*((x - 5.0) / 10.0 for x in (values, old, returns)), 0.5)
-    torch.testing.assert_close(in_units_of(critic, value_loss)(batch, values), expected)
-    for other in (built(None), None):
-        assert in_units_of(other, value_loss) is value_loss

@@ -165,8 +165,8 @@ def test_a_run_keeps_its_id_where_it_goes_on_and_another_fit_is_another_run(tmp_
         trainer = make_trainer(tmp_path, epochs, [RunCheckpoints()], enable_checkpointing=True)
         trainer.fit(agent, make_data(), ckpt_path=ckpt_path)
         saved = torch.load(path.with_name("last.ckpt"), weights_only=True)
-        assert saved["run_id"] == agent.run.id
-        return agent.run.id
+        assert saved["run_id"] == agent.run_id
+        return agent.run_id
 
     first, second = fit(1), fit(1)
     assert fit(2, path) == second

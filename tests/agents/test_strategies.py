@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 
 from lightning_agentrl.agents.scoring import Reader, action_rows
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.agents.update import Losses, micro_batch_losses
+from lightning_agentrl.agents.update import micro_batch_losses
 from lightning_agentrl.losses import aggregate
 from lightning_agentrl.models.critic import SeparateCritic
 from tests.agents.harness import make_agent, make_data, make_trainer
@@ -78,9 +78,8 @@ def test_an_empty_micro_batch_runs_every_layer_and_adds_no_gradient(tmp_path, ti
         def training_step(self, batch, batch_idx):
             empty, packed = batch.rollout.select([]), self.reader.pack([])
             assert action_rows(empty) == []
-            own = Losses(self.policy_loss, self.value_loss, self.update_metrics)
-            for losses, metrics in micro_batch_losses(self.models, empty, packed, own, self.temperature):
-                for loss in losses:
+            for policy_loss, value_loss, metrics in micro_batch_losses(self, empty, packed):
+                for loss in (policy_loss, value_loss):
                     if loss is not None:
                         aggregate(loss, empty.action_mask, torch.ones(0)).backward(retain_graph=True)
                 assert all(x.numel() == 0 for x in metrics.values())

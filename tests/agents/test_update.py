@@ -9,14 +9,14 @@ import torch
 from lightning_agentrl.agents import Needs, PPOAgent, scoring
 from lightning_agentrl.agents import agent as agent_module
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
-from lightning_agentrl.agents.update import GAP, Found, accumulate_gradients
+from lightning_agentrl.agents.update import accumulate_gradients
 from lightning_agentrl.models import language_model
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.rollout import EnvConfig, FullMemory
 from tests.agents.harness import grouped, make_agent, make_data, make_trainer
-from tests.host_reads import HostReads, waits
+from tests.host_reads import waits
 
 
 class Spy(L.Callback):
@@ -274,34 +274,15 @@ def test_one_step_per_rollout_needs_no_pass_for_old_log_probs(tmp_path, exact_fo
     assert len(scored) == 2 + 2 + 2 * 2  # with the reference's
 
 
-def test_what_micro_batches_had_is_read_once(tmp_path, exact_folder):
-    """A GPU that is asked between them has nothing to do while the next one is packed."""
-    spy = Spy()
-    make_trainer(tmp_path, 1, [spy]).fit(make_agent(exact_folder, SharedCritic()), make_data())
-    rollout, found = spy.rollouts[0], Found(torch.device("cpu"))
-    rows = [rollout.select([number]) for number in range(len(rollout))]
-    metrics = {name: torch.rand(rollout.action_mask.shape) for name in ("policy/loss", "critic/loss", GAP)}
-    with HostReads() as reads:
-        for number, row in enumerate(rows):
-            width = row.action_mask.shape[1]
-            found.losses({name: x[[number], :width] for name, x in metrics.items()}, row)
-            found.gradient(torch.tensor(True), number, row)
-        assert not reads.counts
-        sums, largest, fault = found.read()
-    mask = rollout.trained_mask
-    assert sums == pytest.approx({name: float(x.double()[mask].sum()) for name, x in metrics.items()}, rel=1e-12)
-    assert (largest, fault) == (float(metrics[GAP][mask].max()), "")
-
-
 @pytest.mark.gpu
 def test_a_micro_batch_does_not_wait_for_the_one_before(monkeypatch, tmp_path, served_folder):
     """Torch's own count of the waits in a step, in one micro-batch and in many."""
     seen: dict[str, list[tuple[int, int]]] = {}
 
-    def counted(models, rollout, losses, reader, *rest):
+    def counted(agent, rollout, first):
         results = []
-        noticed = waits(lambda: results.append(accumulate_gradients(models, rollout, losses, reader, *rest)), "cuda")
-        seen[cut].append((len(reader.micro_batches(action_rows(rollout))), noticed))
+        noticed = waits(lambda: results.append(accumulate_gradients(agent, rollout, first)), "cuda")
+        seen[cut].append((len(agent.reader.micro_batches(action_rows(rollout))), noticed))
         return results[0]
 
     monkeypatch.setattr(agent_module, "accumulate_gradients", counted)

@@ -25,7 +25,7 @@ def test_a_second_run_saves_in_its_own_folder_and_leaves_the_checkpoints_of_the_
             tmp_path, 1, [saving], enable_checkpointing=True, logger=CSVLogger(tmp_path, name="logs")
         )
         trainer.fit(agent, make_data(seed=seed))
-        ids.append(agent.run.id)
+        ids.append(agent.run_id)
         best.append((saving.best_model_score, trainer.callback_metrics["rollout/reward_per_turn"]))
         folder = tmp_path / "logs" / f"version_{place}" / "checkpoints"
         assert saving.saved == [saving.best_model_path] == [str(folder / "iteration-00001.ckpt")]

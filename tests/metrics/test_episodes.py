@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_agentrl.agents.recent_episodes import RecentEpisodes
+from lightning_agentrl.agents.metrics_of_run import RecentEpisodes
 from lightning_agentrl.metrics.episodes import (
     EpisodeMetrics,
     EpisodeResult,

@@ -137,7 +137,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Fit:
             kl_loss=0.01,
             correction=TruncatedWeights(rejections=[RatioRejection("mean", 0.5, 2.0)]),
         )
-        agent.run.recent_episodes.enough = 1  # few end in three iterations
+        agent.recent_episodes.enough = 1  # few end in three iterations
         trainer.fit(agent, make_data(interaction=TurnInteraction(max_reply_tokens=4, parser=Thinker())))
     (file,) = folder.rglob("metrics.csv")
     logged: list[dict[str, float]] = [{}, {}, {}]

@@ -8,7 +8,7 @@ from math import e, exp
 import pytest
 import torch
 
-from lightning_agentrl.agents.describe import describe
+from lightning_agentrl.agents.metrics_of_run import describe
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import mismatch_numbers, staleness, staleness_numbers
 from lightning_agentrl.types import Rollout, Scores

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_agentrl.advantages import dual_discount_gae, value_statistics
-from lightning_agentrl.agents.describe import describe
+from lightning_agentrl.agents.metrics_of_run import describe
 from tests.metrics.rollouts import by_hand
 
 # Sums over the 20 tokens, turn by turn A to H

@@ -12,8 +12,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from lightning_agentrl.agents.describe import describe
-from lightning_agentrl.agents.recent_episodes import RecentEpisodes
+from lightning_agentrl.agents.metrics_of_run import RecentEpisodes, describe
 from lightning_agentrl.distributed import sum_over_ranks
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
 from lightning_agentrl.metrics.numbers import over_ranks

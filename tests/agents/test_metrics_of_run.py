@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lightning_agentrl.agents.describe import describe_collected, describe_gradient, describe_step
+from lightning_agentrl.agents.metrics_of_run import describe_collected, describe_gradient, describe_step
 from lightning_agentrl.rollout import EnvConfig
 from lightning_agentrl.types import Rollout, Scores
 from tests.agents.harness import make_data
