@@ -18,10 +18,9 @@ from agentrl_envs.text_env import TextEnv
 from agentrl_envs.textarena.env import _random_reply
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.tasks import ExactMatch, PatternMatch
-from lightning_agentrl.episodes.unread import said, spellings
 from lightning_agentrl.metrics.invalid_replies import Invalid, judge
 from lightning_agentrl.prompts.notebook import kept_notes
-from lightning_agentrl.prompts.parser import RawParser, TolerantParser
+from lightning_agentrl.prompts.parser import RawParser, TolerantParser, named, spellings
 from lightning_agentrl.tools.check_env.replies import HOSTILE
 from tests.envs.hostile import REPLIES
 
@@ -91,12 +90,17 @@ def in_an_environment(name: str, **kwargs: object) -> tuple[Read, Sequence[str]]
 def by_inspect() -> tuple[Read, Sequence[str]]:
     """With an alias that `agentrl inspect` suggests, it is read as that action, by itself or where it was said."""
     room = Contract(actions=dict.fromkeys(("turn left", "turn right", "go forward"), ""), aliases={"go": "go forward"})
-    actions, aliases, parser, known = list(room.actions), room.aliases, TolerantParser(), spellings(room)
+    actions, aliases, parser, known = (
+        list(room.actions),
+        room.aliases,
+        TolerantParser(),
+        spellings(room.actions, room.aliases),
+    )
 
     def read(reply: str) -> None:
         if parser.parse(reply, actions, aliases).action is not None:
             return
-        kind, alias, meant = judge(said(reply), False, known)
+        kind, alias, meant = judge(named(reply), False, known)
         assert kind in Invalid
         assert bool(alias) == bool(meant)
         if alias:

@@ -7,19 +7,21 @@ import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated
+from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated, whiten
 from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checkpoints import load_agent, save_agent
 from lightning_agentrl.agents.checks import check_rounded, check_run, correction_for, shared_context_length
@@ -34,7 +36,7 @@ from lightning_agentrl.agents.metrics_of_run import (
     describe_prepared,
     describe_step,
 )
-from lightning_agentrl.agents.models import Compute, Models, models_for
+from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
 from lightning_agentrl.agents.optim import (
     GROUPS,
@@ -49,19 +51,28 @@ from lightning_agentrl.agents.optim import (
 )
 from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.resume import made_of
-from lightning_agentrl.agents.scoring import Needs, Reader, naming_missing, reader_for, rows_to_score, score_rollout
+from lightning_agentrl.agents.scoring import (
+    Needs,
+    Reader,
+    cached_precision,
+    naming_missing,
+    random_from,
+    rows_to_score,
+    score_rollout,
+)
 from lightning_agentrl.agents.selection import (
     corrected,
+    kept_rows,
     lost_rows,
     report_left_out,
-    select,
     without_not_finite,
     without_rows,
 )
+from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.trainer_keys import check_callbacks
 from lightning_agentrl.agents.update import CurrentScores, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
-from lightning_agentrl.distributed import Ranks, all_gather, raise_once
+from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
@@ -69,9 +80,11 @@ from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic, follow_returns
+from lightning_agentrl.models.kernels import automatic_kernels
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_tokenizer, model_name, read_context_length, read_images
 from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import Rollout
@@ -239,7 +252,7 @@ class Agent(L.LightningModule, ABC):
         rollout, faulty_B, faults = without_not_finite(rollout)
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
         rollout = self._estimate(rollout, lost_B)
-        rollout, chosen = select(self, rollout, faulty_B, lost_B)
+        rollout, chosen = self._select(rollout, faulty_B, lost_B)
         with self.clock.stage("log"):
             metrics = describe_prepared(self, rollout, faulty_B, lost_B, chosen)
             metrics |= report_left_out(rollout, faulty_B, faults, partial(stop_run, self.trainer))
@@ -269,6 +282,25 @@ class Agent(L.LightningModule, ABC):
         """Add advantages and returns; rows (bool) in which an environment failed take no part."""
         advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
         return rollout.union(advantages=advantages, returns=returns)
+
+    def _select(self, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tuple[Rollout, Rollout]:
+        """Choose the rows to train on, and whiten the advantages over their tokens; return all rows, and those.
+
+        Args:
+            rollout: with advantages and returns.
+            faulty_B: rows (bool) with numbers that are not finite.
+            lost_B: rows (bool) from which nothing can be learned, since an environment failed.
+        """
+        # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
+        drop_B = faulty_B | lost_B if self.phase == "train" or not self.advantage.needs_values else faulty_B
+        chosen_B = ~drop_B
+        if self.filters_groups:
+            kept_B = kept_rows(rollout.select(chosen_B), cast(GroupFilter, self.group_filter), self.ranks.gather)
+            chosen_B[chosen_B.clone()] = kept_B
+        if self.advantage.whiten:
+            trained = without_rows(rollout, lost_B | ~chosen_B).trained_mask
+            rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
+        return rollout, rollout if chosen_B.all() else rollout.select(chosen_B)
 
     def _show(self, rollout: Rollout) -> dict[str, float]:
         """Show a collected rollout to the callbacks; return the numbers of how it was collected."""
@@ -402,13 +434,33 @@ class Agent(L.LightningModule, ABC):
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
+        precision = None if self._trainer is None else cast(str, self._trainer.precision)
         if hasattr(self, "models"):
-            check_rounded(self)
+            fitting = precision is not None and self.trainer.state.fn == TrainerFn.FITTING
+            check_rounded(self.models.rounded and (fitting or self.lora is not None), precision)
             return
-        self.models = models_for(self)
+        mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
+        reference = self.reference if self.needs.ref_logps else None
+        # Environments may seed torch as well, so first weights, such as those of adapters, take the run's seed.
+        seeded: AbstractContextManager[None] = nullcontext()
+        if self._trainer is not None:
+            seeded = random_from(self.datamodule.seed, self.trainer.strategy.root_device)
+        with seeded:
+            self.models = build_models(
+                self.model, self.critic, reference, self.lora, self._compute(), precision, mesh, self.train_tower
+            )
         self.actor = self.models.actor
         if self.critic is not None:
             self._modules["critic"] = self._modules.pop("critic")  # behind the actor
+
+    def _compute(self) -> Compute:
+        """Return the settings with the kernels of this device, if they are left to it."""
+        if self.compute.kernels != "auto":
+            return self.compute
+        on_gpu = self._trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
+        sharded = on_gpu and in_lockstep(self.trainer.strategy)
+        kernels = automatic_kernels(on_gpu, sharded, samples=not on_gpu or not self.datamodule.engine.holds_copy)
+        return replace(self.compute, kernels=kernels)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW and the scheduler of its groups; a subclass may return others, also without a scheduler."""
@@ -507,13 +559,13 @@ class Agent(L.LightningModule, ABC):
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         """Return what an engine needs of the policy."""
-        return PolicyHandle(self.actor, stop_token_ids, self.reader.precision)
+        return PolicyHandle(self.actor, stop_token_ids, self.reader.precision, lambda: gathered(self.actor))
 
     def engine_proof(self) -> EngineProof:
         """Return what compares engine and policy."""
         return proof_of(self.datamodule, self.tokenizer, self.reader, self.evaluation_mode)
 
-    def advance_or_leave(self, rows: int) -> None:
+    def _advance_or_leave(self, rows: int) -> None:
         self.clock.advance(rows)
         self.datamodule.stopping.look()
 
@@ -532,7 +584,18 @@ class Agent(L.LightningModule, ABC):
         if (reference := self.models.reference) is not None:
             kept = self.lora is not None or self.models.rounded  # a base is shared already
             reference.to(self.device, dtype=None if kept else self.actor.lm.dtype)
-        self.reader = reader_for(self)
+        lockstep = in_lockstep(self.trainer.strategy)  # then no rank may leave by itself
+        self.reader = Reader(
+            self.temperature,
+            self.compute.max_tokens_per_micro_batch,
+            self.device,
+            self.models.share_prefixes,
+            self.clock.advance if lockstep else self._advance_or_leave,
+            agree=max_over_ranks if lockstep else None,
+            images=self.actor.image_reader,
+            trains_tower=self.train_tower,
+            precision=partial(cached_precision, self.trainer.precision_plugin),
+        )
         self.datamodule.connect(
             self.policy_handle(()),
             self.tokenizer,

@@ -9,7 +9,6 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
@@ -160,18 +159,20 @@ def check_critic(critic: Critic | None, strategy: Strategy) -> None:
         )
 
 
-def check_rounded(agent: Any) -> None:
-    """Refuse to read frozen weights without autocast that an earlier run of the agent rounded for it.
+def check_rounded(rounded: bool, precision: str | None) -> None:
+    """Refuse weights that were rounded for autocast where a run would read them without it.
+
+    Args:
+        rounded: whether frozen weights that the run reads were rounded, in an earlier run of the agent.
+        precision: of the trainer; None outside of one.
 
     Raises:
         ValueError: one sentence with the key.
     """
-    trainer = agent._trainer
-    reads_rounded = agent.lora is not None or (trainer is not None and trainer.state.fn == TrainerFn.FITTING)
-    if agent.models.rounded and reads_rounded and trainer is not None and trainer.precision != "bf16-mixed":
+    if rounded and precision not in (None, "bf16-mixed"):
         raise ValueError(
             "the frozen weights of this agent were rounded for an earlier run with trainer.precision bf16-mixed, so a "
-            f"run with {trainer.precision} needs a new agent"
+            f"run with {precision} needs a new agent"
         )
 
 

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.families import why_unshared
-from lightning_agentrl.models.kernels import (
-    Kernels,
-    automatic_kernels,
-    checkpoint_activations,
-    round_linear_layers,
-    use_kernels,
-)
+from lightning_agentrl.models.kernels import Kernels, checkpoint_activations, round_linear_layers, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import KEY, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
@@ -83,42 +72,6 @@ class Models:
         for model in (self.actor, self.critic, self.reference):
             if model is not None:
                 release(model)
-
-
-def models_for(agent: Any) -> Models:
-    """Load or create the weights of an agent, for the device, precision and strategy of its trainer if it has one."""
-    trainer, compute, mesh = agent._trainer, agent.compute, agent.device_mesh
-    on_gpu = trainer is not None and isinstance(trainer.accelerator, CUDAAccelerator)
-    if compute.kernels == "auto":
-        sharded = on_gpu and in_lockstep(trainer.strategy)
-        samples = not on_gpu or not agent.datamodule.engine.holds_copy
-        compute = replace(compute, kernels=automatic_kernels(on_gpu, sharded, samples))
-    # Environments may seed torch as well, so first weights, such as those of adapters, take the run's seed.
-    seeded: AbstractContextManager[None] = nullcontext()
-    if trainer is not None:
-        seeded = random_from(agent.datamodule.seed, trainer.strategy.root_device)
-    with seeded:
-        return build_models(
-            agent.model,
-            agent.critic,
-            agent.reference if agent.needs.ref_logps else None,
-            agent.lora,
-            compute,
-            None if trainer is None else trainer.precision,
-            None if mesh is None else mesh["data_parallel"],
-            agent.train_tower,
-        )
-
-
-@contextmanager
-def random_from(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what is random in passes on a device, such as dropout, and restore the random states afterwards."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for devices of all kinds
-        for one in devices:
-            torch.cuda.default_generators[one.index or 0].manual_seed(seed)
-        yield
 
 
 def build_models(

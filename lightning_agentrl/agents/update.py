@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.agents.finite import first_fault
-from lightning_agentrl.agents.models import random_from
 from lightning_agentrl.agents.optim import without_sync
-from lightning_agentrl.agents.scoring import action_rows, of_turns, score_policy, to_columns
+from lightning_agentrl.agents.scoring import action_rows, of_turns, random_from, score_policy, to_columns
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import aggregate, first_tokens, masked_sum, row_weights

@@ -13,8 +13,8 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.callbacks.turn_log import turn_records
 from lightning_agentrl.commands.looking import LookCLI
 from lightning_agentrl.episodes.seeds import held_out_seeds
-from lightning_agentrl.episodes.unread import said, spellings
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.prompts.parser import named, spellings
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.validation import WholeEpisode
@@ -91,7 +91,7 @@ def inspect_episodes(
 
 def _seen(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> list[SeenEpisode]:
     """Return what was seen in an episode; of a game of several sides in that of each side."""
-    names, sides = spellings(episode.contract), dict[int, list[SeenTurn]]()
+    names, sides = spellings(episode.contract.actions, episode.contract.aliases), dict[int, list[SeenTurn]]()
     for one in _turns(episode, names, tokenizer):
         sides.setdefault(one.turn.episode, []).append(one)
     return [SeenEpisode(tuple(turns), names, bool(episode.lost)) for turns in sides.values() or [[]]]
@@ -102,7 +102,7 @@ def _turns(episode: WholeEpisode, names: Collection[str], tokenizer: PreTrainedT
         before: list[Segment] = []
         for turn, read, action, start, _ in sample.placed_turns():
             before += read
-            yield SeenTurn(turn, shown(tokenizer, input_of(before)), said(turn.reply, names), start, len(action))
+            yield SeenTurn(turn, shown(tokenizer, input_of(before)), named(turn.reply, names), start, len(action))
             before.append(action)
 
 

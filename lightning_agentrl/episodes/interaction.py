@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest
-from lightning_agentrl.episodes.contract import Contract, contract_error, plain
+from lightning_agentrl.episodes.contract import Contract, contract_error
 from lightning_agentrl.episodes.environment import Answer
-from lightning_agentrl.episodes.judge import JudgedTurn
+from lightning_agentrl.episodes.episode import Prompt
+from lightning_agentrl.episodes.judge import JudgedTurn, verdict_on
 from lightning_agentrl.episodes.recorder import Recorder
-from lightning_agentrl.episodes.session import Prompt, Session
-from lightning_agentrl.episodes.unread import invents
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.metrics.invalid_replies import Invalid, judge
 from lightning_agentrl.prompts.memory import PastTurn
-from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser
+from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser, named, spellings
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
 
 WHOLE_EPISODE_TURNS = 1000  # after which an episode that is played whole is truncated where nothing else is said
@@ -92,8 +91,8 @@ class TurnInteraction(Interaction):
     async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
         await session.start()
         while not recorder.full:
-            prompt, action, turn = await self.take_turn(session, engine, recorder, temperature, seed)
-            recorder.record(prompt, action, turn)
+            prompt, reply, turn = await self.take_turn(session, engine, recorder, temperature, seed)
+            recorder.record(prompt, reply, turn)
             if turn.done and recorder.goes_on:
                 await session.reset()
 
@@ -105,39 +104,39 @@ class TurnInteraction(Interaction):
         Returns:
             Its prompt, its sampled reply, and the turn.
         """
-        session.turn_prompt = None
         prompt = session.turn_prompt = session.prompt()
-        started = time.perf_counter()
-        request_seed = session.reply_seed(seed)
-        number = session.place, session.turns_taken
+        turns_taken = session.episode.turns_taken
         max_tokens = self.max_reply_tokens
         if self.reply_budget is not None:
-            left = self.reply_budget - session.reply_tokens  # none where a resumed run has a smaller budget
+            left = self.reply_budget - session.episode.reply_tokens  # none if a resumed run has a smaller budget
             max_tokens = min(max_tokens, max(left, 1))
-        reply = await engine.generate(SamplingRequest(prompt.input, max_tokens, temperature, request_seed, number))
+        reply_seed = derive_seed(seed, session.index, turns_taken, session.first_episode)
+        number = session.place, turns_taken
+        started = time.perf_counter()
+        reply = await engine.generate(SamplingRequest(prompt.input, max_tokens, temperature, reply_seed, number))
         engine_seconds = time.perf_counter() - started
         segment = Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
-        turn = await self._play(session, prompt, reply, segment, engine_seconds, recorder)
-        return prompt, segment, turn
+        return prompt, segment, await self._play(session, prompt, segment, reply, engine_seconds, recorder)
 
     async def _play(
         self,
         session: Session,
         prompt: Prompt,
-        reply: Reply,
         segment: Segment,
+        reply: Reply,
         engine_seconds: float,
         recorder: Recorder,
     ) -> Turn:
-        assert session.worker.answer is not None
-        observation, images, role, messages = session.observation, session.images, session.role, session.messages
-        all_observed = session.worker.answer.text
-        index = len(session.past) + session.all_unread
-        contract, renderer = session.contract, session.renderer
+        """Let the environment do what a reply says."""
+        episode, observed, contract = session.episode, session.worker.answer, session.contract
+        assert observed is not None
+        index, shown, renderer = episode.turn, prompt.observation, session.renderer
         text = renderer.decode(reply.ids)
-        parsed = self._parsed(text, contract)
-        image = await session.image()
-        ask_again = parsed.action is None and session.unread < self.ask_again
+        parsed = self._parse(text, contract)
+        image = await session.picture()
+        ask_again = parsed.action is None and episode.unread < self.ask_again
+        metrics: dict[str, float] = {}
+        judged = 0.0
         if ask_again:
             result, executed, valid, env_seconds = NOTHING, "", False, 0.0
             session.ask_again(prompt, segment)
@@ -148,29 +147,33 @@ class TurnInteraction(Interaction):
             env_seconds = time.perf_counter() - started
             executed = result.info.get("executed_action", taken)
             valid = parsed.action is not None and not result.info.get("invalid_action", False)
-            past = PastTurn(observation, parsed.thought, executed, text, images, role, messages)
-            session.remember(past, prompt, segment)
-        session.reply_tokens += len(reply.ids)
-        judged = 0.0
-        if session.judge is not None and not ask_again:
-            seen = JudgedTurn(
-                contract.system_prompt, all_observed, images, text, parsed.thought, executed, valid, result.reward
+            past = PastTurn(
+                shown.text,
+                parsed.thought,
+                executed,
+                text,
+                tuple(shown.images),
+                shown.role,
+                shown.messages,
+                follows=len(episode.past) - 1,
             )
-            judged = await session.verdict_on(seen)
+            session.remember(past, prompt, segment)
+            if session.judge is not None:
+                task = contract.system_prompt
+                seen = JudgedTurn(task, observed.text, past.images, text, past.thought, executed, valid, result.reward)
+                judged = metrics["judge"] = await verdict_on(seen, session.judge, session.worker)
 
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE
         cut = truncated or (stop is None and recorder.at_last_turn)
-        bootstrap = session.last_state() if cut else None
         # Where an episode ends at a reply that is not executed, the answer before it is how it ended.
-        last_answer = session.worker.answer if ask_again and stop is not None else result
-        assert last_answer is not None
-        own = {} if session.judge is None or ask_again else {"judge": judged}
+        last = observed if ask_again and stop is not None else result
+        success = last.info.get("success")
         return Turn(
             env=session.index,
-            episode=session.episode,
+            episode=episode.number,
             index=index,
-            observation=all_observed,
+            observation=observed.text,
             reply=text,
             thought=parsed.thought,
             action=executed,
@@ -179,28 +182,28 @@ class TurnInteraction(Interaction):
             valid=valid,
             env_reward=result.reward,
             reward=self._reward(result.reward, valid) + judged,
-            episode_return=session.episode_return,
+            episode_return=episode.env_return,
             terminated=result.terminated,
             truncated=truncated,
             stop=stop,
-            success=_success(last_answer),
+            success=None if success is None else bool(success),
             hit_token_cap=not reply.closed,
             history_cuts=prompt.history_cuts,
             policy_version=reply.policy_version,
             env_seconds=env_seconds,
             engine_seconds=engine_seconds,
-            metrics={**last_answer.metrics, **own},
+            metrics={**last.metrics, **metrics},
             env_errors=session.worker.take_errors() + ((LATE,) if reply.late else ()),
             lost=session.take_lost(),
             asked_again=ask_again,
             invented=parsed.action is None and invents(text, not reply.closed, contract),
             image=image,
-            seen=tuple(chunk.digest for one in images for chunk in one.images),
-            bootstrap=bootstrap,
+            seen=tuple(chunk.digest for one in shown.images for chunk in one.images),
+            bootstrap=session.last_state() if cut else None,
         )
 
-    def _parsed(self, text: str, contract: Contract) -> ParsedReply:
-        """Return what the text of a reply says, in Python's own types.
+    def _parse(self, text: str, contract: Contract) -> ParsedReply:
+        """Return what the text of a reply says.
 
         Raises:
             EnvError: there are no actions that it could name.
@@ -208,10 +211,7 @@ class TurnInteraction(Interaction):
         parser = RawParser() if contract.free_text else self.parser
         if not contract.actions and isinstance(parser, TolerantParser):
             raise contract_error("the environment names no actions (attribute `actions`) any more")
-        parsed = parser.parse(text, list(contract.actions), contract.aliases)
-        if isinstance(parsed.action, np.generic) or isinstance(parsed.thought, np.generic):
-            parsed = replace(parsed, thought=plain(parsed.thought), action=plain(parsed.action))
-        return parsed
+        return parser.parse(text, list(contract.actions), contract.aliases)
 
     def _reward(self, env_reward: float, valid: bool) -> float:
         if valid:
@@ -225,13 +225,14 @@ class TurnInteraction(Interaction):
             return StopReason.ENV_TRUNCATED
         if self.invalid_mode == "truncate" and not accepted:
             return StopReason.INVALID_ACTION
-        if self.max_turns is not None and len(session.past) >= self.max_turns:
+        if self.max_turns is not None and len(session.episode.past) >= self.max_turns:
             return StopReason.MAX_TURNS
-        if self.reply_budget is not None and session.reply_tokens >= self.reply_budget:
+        if self.reply_budget is not None and session.episode.reply_tokens >= self.reply_budget:
             return StopReason.REPLY_BUDGET
         return None if session.fits else StopReason.CONTEXT_LENGTH
 
 
-def _success(answer: Answer) -> bool | None:
-    success = answer.info.get("success")
-    return None if success is None else bool(success)
+def invents(reply: str, cut: bool, contract: Contract) -> bool:
+    """Return whether a reply that names no action names something else, as if it were one."""
+    names = spellings(contract.actions, contract.aliases)
+    return bool(contract.actions) and judge(named(reply, names), cut, names)[0] is Invalid.INVENTED

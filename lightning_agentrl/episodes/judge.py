@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import time
 import traceback
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, SupportsFloat
+from typing import Any
 
 import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.contract import as_float, check_reward
+from lightning_agentrl.episodes.env_worker import EnvWorker, NotingWhere, warn_each
 from lightning_agentrl.errors import ConfigError, EnvError, first_line
 from lightning_agentrl.errors.secrets import masked
 from lightning_agentrl.models.language_model import LanguageModel
@@ -24,7 +26,6 @@ from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types import ModelInput
-from lightning_agentrl.types.rollout import in_words
 
 # 7-8 is a range, with no number below 0
 _NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][+-]?\d+)?")
@@ -49,6 +50,7 @@ class Judge(ABC):
 
     key = "judge"  # of the config, once it belongs to a source
     date: RunDate | None = None  # of the run
+    timeout: float | None = None  # most seconds for a verdict; a source sets it
 
     @abstractmethod
     async def judge(self, turn: JudgedTurn) -> float:
@@ -65,15 +67,45 @@ class Judge(ABC):
         """Give back what :meth:`start` has loaded; called when a run has ended. Another one may start it again."""
 
 
-async def verdict_on(turn: JudgedTurn, judge: Judge, timeout: float | None = None) -> float:
-    """Ask a judge about a turn for at most ``timeout`` seconds, and refuse what no reward can take.
+async def verdict_on(turn: JudgedTurn, judge: Judge, worker: EnvWorker) -> float:
+    """Ask a judge about a turn, again after each failure as often as its environment may fail (``retries``).
+
+    Args:
+        turn: that was played in ``worker``.
+        judge: what is asked.
+        worker: its running call is the judge meanwhile, and failures that were overcome count as its own.
 
     Raises:
-        TypeError: it is no number.
-        EnvError: it is not finite, came too late, or the judge raised something, such as what a server that is busy
-            makes of it.
+        EnvError: the judge failed once more.
     """
-    limit = asyncio.timeout(timeout)
+    assert worker.start is not None
+    errors: list[str] = []
+    worker.call, worker.moved_at = "judge", time.monotonic()
+    try:
+        with NotingWhere(worker.start, worker.actions):
+            while True:
+                try:
+                    verdict = await one_verdict(turn, judge)
+                except EnvError as error:
+                    if len(errors) == worker.retries:
+                        raise
+                    errors.append(error.kind)
+                    place = f"environment {worker.start.env}, episode {worker.start.episode}"
+                    warn_each(f"{error} ({place}); trying again")
+                else:
+                    worker.errors += errors
+                    return verdict
+    finally:
+        worker.call, worker.moved_at = "", time.monotonic()
+
+
+async def one_verdict(turn: JudgedTurn, judge: Judge) -> float:
+    """Ask a judge about a turn once, within its timeout.
+
+    Raises:
+        EnvError: its answer is not finite, came too late, or it raised something, as a client of a busy server does.
+    """
+    limit = asyncio.timeout(judge.timeout)
     try:
         async with limit:
             given = await judge.judge(turn)
@@ -83,17 +115,13 @@ async def verdict_on(turn: JudgedTurn, judge: Judge, timeout: float | None = Non
         if limit.expired():
             raise EnvError(
                 "timeout",
-                f"the judge took longer than {timeout:g} s, the most that {judge.key}_timeout_seconds allows",
+                f"the judge took longer than {judge.timeout:g} s, the most that {judge.key}_timeout_seconds allows",
             ) from None
         own = error.__traceback__ and error.__traceback__.tb_next
         trace = "".join(traceback.format_exception(type(error), error, own))
         sentence = f"the judge raised {type(error).__name__}: {first_line(error)} (key {judge.key})"
         raise EnvError(type(error).__name__, masked(sentence), masked(trace)) from None
-    verdict = one_number(given)
-    if verdict is None:
-        raise TypeError(
-            f"judge of {type(judge).__name__} must return a number, got {in_words(given)} (key {judge.key})"
-        )
+    verdict = as_float(given)
     check_reward("the judge", verdict)
     return verdict
 
@@ -106,14 +134,6 @@ def check_timeout(seconds: float | None, key: str) -> None:
     """
     if seconds is not None and not seconds > 0:
         raise ValueError(f"{key} must be above 0 or null, got {seconds}")
-
-
-def one_number(given: Any) -> float | None:
-    """Return what a judge or a scorer gave as a float, None if it is no number."""
-    try:
-        return as_float(given) if isinstance(given, SupportsFloat) else None  # such as a tensor of one number
-    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several
-        return None
 
 
 def compiled(owner: str, pattern: str) -> re.Pattern[str]:

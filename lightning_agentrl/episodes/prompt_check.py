@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from lightning_agentrl.episodes.episode import make_prompt, rules_of
 from lightning_agentrl.episodes.interaction import Interaction
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.prompts.memory import PastTurn
-from lightning_agentrl.prompts.messages import Observation
 from lightning_agentrl.prompts.parser import RawParser
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import Message
@@ -53,7 +55,8 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
                 "take it out of the text (key data.init_args.prompt.system), or give the environment the attribute"
             )
     first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
-    one = PastTurn(session.observation, "", contract.default_action, images=session.images, messages=session.messages)
+    seen = session.observation
+    one = PastTurn(seen.text, "", contract.default_action, images=tuple(seen.images), messages=seen.messages)
     if (memory.longest or 0) > form.max_prompt_tokens and not contract.one_turn:  # a turn has a token at least
         raise ValueError(
             f"{type(memory).__name__} looks back up to {memory.longest} turns, and a prompt has at most "
@@ -61,9 +64,10 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
         )
     fullest = [] if contract.one_turn else memory.fullest(one)
     if fullest:
-        session.past, shown = fullest, len(memory.recall(fullest).turns)
-        cuts = session.prompt().history_cuts
+        longest = replace(session.episode, past=fullest)
+        cuts = make_prompt(longest, seen, contract, session.renderer, memory).history_cuts
         if cuts:
+            shown = len(memory.recall(fullest).turns)
             images = "" if form.max_images is None else f" and {form.max_images} images"
             raise ValueError(
                 f"{type(memory).__name__} shows up to {shown} turns, of which only {shown - cuts} fit into "
@@ -80,12 +84,12 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
     They add up to the prompt. A part is what the prompt shrinks by without it, since a template may refuse a
     conversation that lacks more.
     """
-    now = Observation(session.observation, session.short_term, session.images, messages=session.messages)
-    parts = renderer.writer.parts(session.rules, now, session.memory.recall(session.past))
+    rules = rules_of(session.contract)
+    parts = renderer.writer.parts(rules, session.observation, session.memory.recall(session.episode.past))
 
     def tokens(system: list[Message], without: str = "") -> int:
         others = [m for name in ("examples", "history", "current") if name != without for m in parts[name]]
-        return renderer.count_tokens(system + others, reply_follows=True, tools=session.rules.tools)
+        return renderer.count_tokens(system + others, reply_follows=True, tools=rules.tools)
 
     whole = tokens(parts["system"])
     counts = {"system": whole - tokens([renderer.template.message("system", "")] if parts["system"] else [])}

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from operator import attrgetter
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from lightning_agentrl.episodes.contract import LARGEST_REWARD, check_reward, plain
-from lightning_agentrl.episodes.session import Prompt
+from lightning_agentrl.episodes.contract import LARGEST_REWARD, check_reward
+from lightning_agentrl.episodes.episode import Prompt
 from lightning_agentrl.types import Sample, Segment, StopReason, Turn
-
-_FIELDS = [field.name for field in fields(Turn)]
-_VALUES = attrgetter(*_FIELDS)
-_PLAIN = {bool, int, float, str, bytes, tuple, dict, StopReason, type(None)}  # what nearly all values are
 
 
 class Recorder:
@@ -29,8 +22,9 @@ class Recorder:
 
     def __init__(self, turns: int | None, grows: bool, on_turn: Callable[[], None] = lambda: None) -> None:
         self.turns_left = turns
+        self.goes_on = turns is not None  # the session plays another episode when one ends
         self.grows = grows
-        self.longest: int | None = None  # turns of a whole episode after which no more are taken
+        self.longest: int | None = None  # most turns of a whole episode
         self._on_turn = on_turn
         self._samples: list[tuple[list[Segment], list[Turn]]] = []
 
@@ -51,11 +45,6 @@ class Recorder:
         return sum(len(turns) for _, turns in self._samples)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the session plays another episode when this one ends."""
-        return self.turns_left is not None
-
-    @property
     def at_last_turn(self) -> bool:
         """Whether the next recorded turn is the last one wanted, so that the recursion is cut after it."""
         return self.turns_left == 1
@@ -67,22 +56,17 @@ class Recorder:
             EnvError: a reward in it is not finite.
             ValueError: all turns that are wanted are here, or its episode has ended.
         """
-        if self.turns_left == 0 or (self.turns_left is None and self.ended):
-            wanted = "the end of its episode" if self.turns_left is None else f"the {self.recorded} that were wanted"
+        _check_rewards(turn)
+        before = self.last_of(turn.episode)
+        enough = self.turns_left == 0 or (self.turns_left is None and self.ended)
+        if enough or (before is not None and before.done):
             raise ValueError(
-                f"an interaction records a turn beyond {wanted}; it must look whether the recorder is full before each "
-                "(key data.init_args.interaction)"
+                f"an interaction records turn {turn.index} of episode {turn.episode}, and "
+                f"{'the recorder is full' if enough else 'that episode has ended'}; it must look whether the recorder "
+                "is full before each turn, and begin another episode after one has ended (key "
+                "data.init_args.interaction)"
             )
-        turn = _plain(turn)
-        _check(turn)
-        last = self._samples[-1][1][-1] if self._samples else None
-        before = last if last is not None and last.episode == turn.episode else self.last_of(turn.episode)
-        if before is not None and before.done:
-            raise ValueError(
-                f"an interaction records turn {turn.index} of episode {turn.episode}, which has ended with turn "
-                f"{before.index}; it must begin another one (key data.init_args.interaction)"
-            )
-        if self.grows and last is not None and last is before:
+        if self.grows and before is not None and before is self._samples[-1][1][-1]:
             segments, turns = self._samples[-1]
             segments += [*prompt.new, action]
             turns.append(turn)
@@ -109,8 +93,8 @@ class Recorder:
         """
         for _, turns in reversed(self._samples):
             if turns[-1].episode == episode:
-                changed = _plain(replace(turns[-1], **changes))
-                _check(changed)
+                changed = replace(turns[-1], **changes)
+                _check_rewards(changed)
                 turns[-1] = changed
                 return
         raise ValueError(f"no turn of episode {episode} is in this recorder, so none can be amended")
@@ -141,21 +125,10 @@ class Recorder:
         return [Sample(tuple(segments), tuple(turns)) for segments, turns in self._samples]
 
 
-def _plain(turn: Turn) -> Turn:
-    """Return a turn in Python's own types: with numpy's, neither a checkpoint nor a turn log could be read."""
-    kinds = {*map(type, _VALUES(turn)), *map(type, turn.metrics.values())}
-    if kinds <= _PLAIN or not any(issubclass(kind, np.generic) for kind in kinds):  # nearly always
-        return turn
-    changed = {name: plain(value) for name, value in zip(_FIELDS, _VALUES(turn), strict=True)}
-    return replace(turn, **changed | {"metrics": {name: plain(value) for name, value in turn.metrics.items()}})
-
-
-def _check(turn: Turn) -> None:
-    """Refuse a turn with a reward that is not finite, whoever gave it."""
+def _check_rewards(turn: Turn) -> None:
     for reward in (turn.reward, turn.env_reward, turn.episode_return):
-        if abs(reward) <= LARGEST_REWARD:  # nearly always
-            continue
-        check_reward(f"turn {turn.index} of episode {turn.episode} in environment {turn.env}", reward)
+        if not abs(reward) <= LARGEST_REWARD:
+            check_reward(f"turn {turn.index} of episode {turn.episode} in environment {turn.env}", reward)
 
 
 class EpisodeRecorder(Recorder):

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from itertools import permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
 HELD_OUT_FROM = 2**30
 
@@ -21,30 +19,6 @@ def derive_seed(*parts: int) -> int:
     # The last step of `generate_state(1)[0]`, around which numpy changes its error state: half the time, at each reply.
     word = (int(np.random.SeedSequence(words).pool[0]) ^ 0x8B51F9DD) * 0x464A0A99 & 0xFFFFFFFF
     return (word ^ word >> 16) % HELD_OUT_FROM
-
-
-def derive_seeds(*parts: int | np.ndarray) -> list[int]:
-    """Return :func:`derive_seed` many times at once: of parts that are arrays [N], at least one, and single numbers.
-
-    It is numpy's hash, written for arrays: 64 seeds take as long as twelve calls.
-    At most four parts; numpy mixes more in another way.
-    """
-    words = [np.asarray(part & 0xFFFFFFFF, dtype=np.uint32) for part in (*parts, *[0] * (4 - len(parts)))]
-    factor = 0x43B0D7E5
-
-    def hashed(word: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        nonlocal factor
-        word = word ^ np.uint32(factor)
-        factor = factor * 0x931E8875 & 0xFFFFFFFF
-        word = word * np.uint32(factor)
-        return word ^ word >> np.uint32(16)
-
-    pool: list[NDArray[np.uint32]] = [hashed(word) for word in np.broadcast_arrays(*words)]
-    for source, target in permutations(range(4), 2):
-        mixed = pool[target] * np.uint32(0xCA01F9DD) - hashed(pool[source]) * np.uint32(0x4973F715)
-        pool[target] = mixed ^ mixed >> np.uint32(16)
-    first = (pool[0] ^ np.uint32(0x8B51F9DD)) * np.uint32(0x464A0A99)
-    return ((first ^ first >> np.uint32(16)) % np.uint32(HELD_OUT_FROM)).tolist()
 
 
 @cache

@@ -42,7 +42,7 @@ class SidesInteraction(TurnInteraction):
         had = Counter(turn.episode for sample in recorder.samples() for turn in sample.turns)
         while not recorder.full:
             side, played = _whose_turn(_info(session))
-            episode = len(played) * session.episode + side
+            episode = len(played) * session.episode.number + side
             if played[side] != had[episode]:  # their order could not be told
                 raise contract_error(
                     f"info['side_turns'] says that side {side} has had {in_short(played[side])} turns, where it has "

@@ -118,6 +118,7 @@ class EnvConfig:
         """Prepare the judge, if there is one."""
         if self.judge is not None:
             self.judge.key, self.judge.date = f"{self.key}.judge", self.date
+            self.judge.timeout = self.judge_timeout_seconds
             self.judge.start(device)
 
     def release(self) -> None:

@@ -14,14 +14,13 @@ from typing import Any, ClassVar
 import gymnasium
 import torch
 
-from lightning_agentrl.episodes.contract import check_reward, contract_error, well_formed
+from lightning_agentrl.episodes.contract import as_float, check_reward, well_formed
 from lightning_agentrl.episodes.daemon_threads import DaemonThreads
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
-from lightning_agentrl.episodes.judge import Judge, check_timeout, compiled, one_number
+from lightning_agentrl.episodes.judge import Judge, check_timeout, compiled
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.prompts.template import RunDate
-from lightning_agentrl.types.rollout import in_words
 
 _THREADS = DaemonThreads()  # of scorers
 
@@ -204,12 +203,7 @@ class OneTurn(gymnasium.Env[str, str]):
                 f"the scorer {whose} took longer than {self.timeout:g} s, the most that "
                 f"{self.scorer.key}_timeout_seconds allows",
             )
-        given = scoring.result()
-        score = one_number(given)
-        if score is None:
-            raise contract_error(
-                f"score of {whose} must return a number, got {in_words(given)} (key {self.scorer.key})"
-            )
+        score = as_float(scoring.result())
         check_reward(f"the scorer {whose}", score)
         return "", score, True, False, {}
 

@@ -7,10 +7,12 @@ it needs a checkpoint.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lightning_agentrl.types.model_input import ModelInput
+from lightning_agentrl.types.plain import PixelTable, SavedPixels, builtin, inputs_from_plain, inputs_to_plain
 
 OwnMessages = tuple[tuple[str, tuple[str | None, ...]], ...]
 """An environment's own messages: of each its role and, in order, its texts; None stands for the next image."""
@@ -27,6 +29,18 @@ class PastTurn:
     images: tuple[ModelInput, ...] = ()  # of the observation, as a model reads them
     role: str = "user"  # of the message with the observation
     messages: OwnMessages = ()  # of the environment's own, which show the observation in place of that message
+    follows: int = -1  # number of the past turn that it follows; -1: none, it begins a conversation
+
+
+def past_to_plain(turn: PastTurn, images: PixelTable) -> dict[str, Any]:
+    """Return a past turn as plain types, with the pixels of its images added to the table."""
+    plain = {name: builtin(value) for name, value in vars(turn).items()}
+    return plain | {"images": inputs_to_plain(turn.images, images)}
+
+
+def past_from_plain(plain: Mapping[str, Any], images: SavedPixels) -> PastTurn:
+    """Undo :func:`past_to_plain`."""
+    return PastTurn(**{**plain, "images": inputs_from_plain(plain["images"], images)})
 
 
 @dataclass(frozen=True)

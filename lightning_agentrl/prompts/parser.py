@@ -131,6 +131,24 @@ def normalise(text: str, names: Collection[str] = ()) -> str:
     return text.strip(" .,;:!?…|/")
 
 
+def named(reply: str, names: Collection[str] = ()) -> str:
+    """Return the text that a reply gives in place of an action, as it is compared with the names of actions.
+
+    Args:
+        reply: the text.
+        names: of the actions, see :func:`spellings`.
+    """
+    lines = (normalise(line, names) for line in split_reply(reply)[1].splitlines())
+    return next(filter(None, lines), "")
+
+
+def spellings(actions: Collection[str], aliases: Mapping[str, str]) -> dict[str, str]:
+    """Return the actions by their names and aliases, as replies are compared with them."""
+    known = {normalise(alias): action for alias, action in aliases.items() if action in actions}
+    known |= {normalise(name): name for name in actions}
+    return {spelling: action for spelling, action in known.items() if spelling}
+
+
 @lru_cache(maxsize=256)
 def _names(
     actions: tuple[str, ...], aliases: tuple[tuple[str, str], ...]

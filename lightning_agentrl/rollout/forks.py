@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lightning_agentrl.episodes.env_worker import ReplayDiffersError
-from lightning_agentrl.episodes.moment import Moment
+from lightning_agentrl.episodes.episode import Moment
 from lightning_agentrl.episodes.recorder import EpisodeRecorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
@@ -90,7 +90,7 @@ class Forks:
         self.moments.clear()
         rollout = await self.episodes.collect(player)
         for session in self.sessions:
-            if session.running and session.past:  # cut by the end of the rollout
+            if session.episode.running and session.episode.past:  # cut by the end of the rollout
                 moment = session.moment()
                 self.moments[moment.key] = moment
         with self.clock.part("forks"):
@@ -123,7 +123,7 @@ class Forks:
         """Play a branch to its end, or until it joins that of a later moment."""
         moment = branch.moment
         session = self.make.session(
-            branch.kind, moment.index, lambda _: moment.seed, first_episode=moment.first_episode, place=place
+            branch.kind, moment.index, lambda _: moment.episode.seed, first_episode=moment.first_episode, place=place
         )
         try:
             with player.watchdog.watching(session) if player.watchdog else nullcontext():
@@ -144,12 +144,12 @@ class Forks:
 
     async def _play_on(self, session: Session, branch: ForkBranch, chosen: Mapping[Key, Any], player: Player) -> None:
         moment, k = branch.moment, branch.number
-        await session.enter(moment, derive_seed(player.seed, NOISE, moment.index, moment.episode, k))
+        await session.enter(moment, derive_seed(player.seed, NOISE, moment.index, moment.episode.number, k))
         player = replace(player, seed=derive_seed(player.seed, REPLIES, k), advance=lambda: None)
         recorder = EpisodeRecorder(0, player.grows)
         following: Moment | None = moment
         while not branch.lost and not recorder.ended and branch.joins is None:
-            following = following and self.moments.get((*following.key[:2], following.turn + 1))
+            following = following and self.moments.get((*following.key[:2], following.episode.turn + 1))
             recorder.go_on(None if following is None else 1)
             branch.lost = bool(await player.play(session, recorder))
             if following is not None and not (branch.lost or recorder.ended):
@@ -179,11 +179,12 @@ async def _reached(session: Session, moment: Moment, budget: bool) -> bool:
         moment: of the recorded episode.
         budget: how many tokens its replies have had counts, too.
     """
+    branch, recorded = session.episode, moment.episode
     same = (
-        session.worker.actions == moment.actions[: moment.steps]
-        and session.turns_taken == moment.turns_taken
-        and session.unread == moment.unread[0]
-        and (not budget or session.reply_tokens == moment.reply_tokens)
+        branch.actions == recorded.actions
+        and branch.turns_taken == recorded.turns_taken
+        and branch.unread == recorded.unread
+        and (not budget or branch.reply_tokens == recorded.reply_tokens)
         and session.prompt().input == moment.prompt
     )
     return same and not await session.worker.drew()

@@ -49,7 +49,7 @@ class Member:
         """Give up a try, and its turns if there is another one."""
         assert self.session is not None
         self.lost.append(kind)
-        self.turns_taken, self.session = self.session.turns_taken, None
+        self.turns_taken, self.session = self.session.episode.turns_taken, None
         if len(self.lost) < TRIES:
             self.recorder = EpisodeRecorder(self.recorder.group, self.recorder.grows)
 
@@ -175,7 +175,7 @@ class WholeGroups:
         while not member.over():
             if member.session is None:
                 member.session = self._new_session(group, number)
-                member.session.turns_taken = member.turns_taken
+                member.session.episode.turns_taken = member.turns_taken
             session = member.session
             member.recorder.go_on(turns)
             lost = await player.play(session, member.recorder)

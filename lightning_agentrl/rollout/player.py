@@ -89,7 +89,7 @@ class Player:
             EnvError: the environment has lost too many in a row.
         """
         lost = session.worker.lost_seeds
-        lost.add(session.episode_seed(session.episode))
+        lost.add(session.episode.seed)
         notes = getattr(fault, "__notes__", ())
         if len(lost) > self.in_a_row:
             episodes = "an episode" if len(lost) == 1 else f"{len(lost)} episodes in a row without a turn between them"

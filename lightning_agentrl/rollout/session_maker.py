@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lightning_agentrl.episodes.env_pool import EnvPool
-from lightning_agentrl.episodes.moment import Moment
+from lightning_agentrl.episodes.episode import Moment
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.prompts.renderer import ChatRenderer
@@ -54,7 +54,6 @@ class SessionMaker:
             pictures=pictures,
             first_episode=first_episode,
             judge=source.judge,
-            judge_timeout=source.judge_timeout_seconds,
             moments=self.moments,
             place=place,
             context_length=self.context_length,

@@ -54,12 +54,12 @@ class Watchdog:
     def _state(self) -> tuple[float, str]:
         with self._lock:
             sessions, moved_at = list(self._sessions), self._changed_at
-        return max([moved_at, *(session.moved_at for session in sessions)]), self._awaited(sessions)
+        return max([moved_at, *(session.worker.moved_at for session in sessions)]), self._awaited(sessions)
 
     def _awaited(self, sessions: list[Session]) -> str:
         calls: dict[str, list[int]] = {}
         for session in sessions:
-            calls.setdefault(session.call, []).append(session.index)
+            calls.setdefault(session.worker.call, []).append(session.index)
         engine = calls.pop("", [])
         held = [f"{call} of {_environments(numbers)}" for call, numbers in sorted(calls.items())]
         if engine:

@@ -54,7 +54,7 @@ class Person(Engine):
         grown = len(before) if before and prompt.keys[: len(before)] == before.keys else 0
         print(f"\n--- {self._heading(len(prompt), grown)} ---")
         print(shown(self.tokenizer, prompt.behind(grown)))
-        if self.session.images:
+        if self.session.observation.images:
             print(f"--- what is to be seen now: {self._picture()}")
         text = _line(f"--- your reply, of up to {request.max_tokens} tokens (Ctrl-D ends) > ")
         while text.endswith("\\"):  # a reply of several lines
@@ -70,16 +70,18 @@ class Person(Engine):
     def _picture(self) -> Path:
         """Write the images of the observation to a file."""
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="agentrl-play-"))
-        path = self._folder / f"episode{self.session.index}-turn{len(self.session.past)}.png"
-        path.write_bytes(png([c.pixels for one in self.session.images for c in one.images if c.pixels is not None]))
+        path = self._folder / f"episode{self.session.index}-turn{len(self.session.episode.past)}.png"
+        images = self.session.observation.images
+        path.write_bytes(png([c.pixels for one in images for c in one.images if c.pixels is not None]))
         return path
 
     def _heading(self, tokens: int, grown: int) -> str:
+        number = len(self.session.episode.past)
         if grown:
-            return f"turn {len(self.session.past)}: {tokens - grown} tokens behind the {grown} that were read before"
+            return f"turn {number}: {tokens - grown} tokens behind the {grown} that were read before"
         parts = prompt_parts(self.session, self.session.renderer).items()
         counts = ", ".join(f"{name} {count}" for name, count in parts if count)
-        return f"turn {len(self.session.past)}: a prompt of {tokens} tokens ({counts})"
+        return f"turn {number}: a prompt of {tokens} tokens ({counts})"
 
     def start(self, handle: PolicyHandle) -> None:
         """Do nothing: a person has no weights."""

@@ -117,10 +117,16 @@ def _input_from_plain(plain: Sequence[PlainItem], images: SavedPixels) -> ModelI
     return ModelInput(tuple(chunks))
 
 
+def builtin(value: Any) -> Any:
+    """Return a number or a text of numpy's in Python's own type: checkpoints that hold numpy's could not be read."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _turn_to_plain(turn: Turn, images: PixelTable) -> dict[str, Any]:
-    plain = {f.name: getattr(turn, f.name) for f in fields(Turn)}
-    plain |= {"metrics": dict(turn.metrics), "env_errors": list(turn.env_errors), "lost": list(turn.lost)}
-    plain |= {"seen": list(turn.seen), "branch_returns": list(turn.branch_returns)}
+    plain = {f.name: builtin(getattr(turn, f.name)) for f in fields(Turn)}
+    metrics = {builtin(name): builtin(value) for name, value in turn.metrics.items()}
+    plain |= {"metrics": metrics, "env_errors": list(turn.env_errors), "lost": list(turn.lost)}
+    plain |= {"seen": list(turn.seen), "branch_returns": list(map(builtin, turn.branch_returns))}
     plain["image"] = None  # for display only
     plain["stop"] = None if turn.stop is None else turn.stop.value
     plain["bootstrap"] = None if turn.bootstrap is None else segments_to_plain(turn.bootstrap, images)

@@ -19,8 +19,8 @@ WRITTEN = {
     "": "RolloutDataModule agent attempts date kl_coefficient not_finite_in_a_row recent_episodes run_id "
     "skipped_steps warmup_steps",
     "RolloutDataModule": "ahead collected iteration lost origin sessions",
-    "RolloutDataModule.sessions.0": "closed context env_actions env_errors episode episode_return images lost "
-    "observation past reply_tokens running turns_taken unread",
+    "RolloutDataModule.sessions.0": "actions asked_again context env_errors env_return fingerprint images lost number "
+    "past reply_closed reply_tokens running seed turns_taken unread",
     "agent": "format lora model settings undescribed versions weights",
     "callbacks.CriticWarmup": "buffer done_epochs prepared",
     "callbacks.RunSummary": "before minutes",

@@ -11,8 +11,8 @@ import pytest
 
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Environment
+from lightning_agentrl.episodes.episode import Prompt
 from lightning_agentrl.episodes.recorder import Recorder
-from lightning_agentrl.episodes.session import Prompt
 from lightning_agentrl.episodes.tasks import OneTurn, Scorer, Task
 from lightning_agentrl.errors import EnvError
 from tests.types.samples import action, prompt, turn

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, derive_seed, derive_seeds, held_out_seeds
+from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, derive_seed, held_out_seeds
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=7))
@@ -12,17 +12,6 @@ def test_a_seed_is_the_first_word_of_numpys_sequence(parts):
     words = np.array([part % 2**32 for part in parts], dtype=np.uint32)
     first = int(np.random.SeedSequence(words).generate_state(1)[0])
     assert derive_seed(*parts) == first % HELD_OUT_FROM
-
-
-@given(
-    st.lists(st.integers(-(2**40), 2**40), max_size=3),
-    st.lists(st.integers(0, 2**40), min_size=1, max_size=9),
-    st.data(),
-)
-def test_seeds_at_once_are_those_one_by_one(parts, many, data):
-    place = data.draw(st.integers(0, len(parts)))
-    at_once = derive_seeds(*parts[:place], np.array(many), *parts[place:])
-    assert at_once == [derive_seed(*parts[:place], one, *parts[place:]) for one in many]
 
 
 def test_held_out_seeds():

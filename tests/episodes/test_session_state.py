@@ -210,7 +210,7 @@ def test_a_turn_holds_and_a_judge_is_told_what_the_history_does_not_show(tiny_fo
     with workplace(tiny_folder, [Bruised()]) as place:
         place.sessions[0].judge = Listening()
         turns = place.collect(3).turns
-        past = place.sessions[0].past
+        past = place.sessions[0].episode.past
     assert [turn.observation for turn in turns] == seen
     assert [text.splitlines()[0] for text in seen] == ["health 9", "health 8", "health 7"]
     assert [turn.state for turn in turns] == [(text,) for text in seen]
@@ -225,7 +225,8 @@ def test_replay_gives_actions_and_seed_of_the_running_episode_only(tiny_folder):
         session.load_state_dict(place.sessions[0].state_dict())
         assert env.steps == [turn.action or "" for turn in rollout.turns[4:]]
         assert env.seeds == [place.sessions[0].episode_seed(1)]
-        assert (session.episode, session.turns_taken, session.episode_return) == (1, 6, 3.0)
+        episode = session.episode
+        assert (episode.number, episode.turns_taken, episode.env_return) == (1, 6, 3.0)
 
 
 @pytest.mark.parametrize("config", [EnvConfig("agentrl_envs:NoSuch-v0"), EnvConfig("no_such_module:X-v0")])
@@ -265,5 +266,5 @@ def test_an_episode_whose_parser_gives_texts_of_numpys_can_be_saved(tiny_folder,
         turns = place.collect(2).turns
         torch.save(place.sessions[0].state_dict(), tmp_path / "saved")
     state = torch.load(tmp_path / "saved", weights_only=True)
-    assert state["env_actions"] == [turn.action for turn in turns] == ["right", "right"]
+    assert state["actions"] == [turn.action for turn in turns] == ["right", "right"]
     assert [turn["thought"] for turn in state["past"]] == ["left", "left"]

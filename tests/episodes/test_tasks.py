@@ -337,7 +337,7 @@ def test_process_ends_beside_a_judge_or_scorer_that_never_answers(tmp_path: Path
 import asyncio, time, warnings
 from concurrent.futures import ThreadPoolExecutor
 from lightning_agentrl.episodes.env_worker import Start
-from lightning_agentrl.episodes.judge import verdict_on
+from lightning_agentrl.episodes.judge import one_verdict
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout import Judge, TaskSet
 from tests.episodes.test_tasks import Silent
@@ -348,7 +348,9 @@ class SilentJudge(Judge):
 
 loop = LoopThread()
 if {silent == "judge"}:
-    asked = verdict_on(None, SilentJudge(), 0.2)
+    judge = SilentJudge()
+    judge.timeout = 0.2
+    asked = one_verdict(None, judge)
 else:
     worker = TaskSet({str(_file(tmp_path))!r}, Silent(1), retries=0, scorer_timeout_seconds=0.2).make_worker()
     worker.reset_now(Start(0, 0, 3))
@@ -368,15 +370,11 @@ loop.stop()
 @pytest.mark.parametrize(
     ("score", "sentence"),
     [
-        ("0.5", r"score of Busy must return a number, got str \(key data.init_args.envs\[1\].scorer\)"),
-        (None, "must return a number, got NoneType"),
-        ([0.5], r"must return a number, got \(float\)"),
-        (torch.zeros(2), r"must return a number, got a tensor \[2\]"),
         (float("nan"), "the scorer Busy gave the reward nan"),
         pytest.param(10**400, "the scorer Busy gave the reward inf", id="that no float holds"),
     ],
 )
-def test_a_score_that_is_none_is_told_with_its_scorer(tmp_path: Path, score: Any, sentence: str) -> None:
+def test_a_score_that_is_not_finite_is_told_with_its_scorer(tmp_path: Path, score: float, sentence: str) -> None:
     tasks = TaskSet(str(_file(tmp_path)), Busy(0, score), retries=0)
     tasks.key = "data.init_args.envs[1]"
     tasks.start(torch.device("cpu"))

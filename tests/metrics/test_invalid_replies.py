@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_agentrl.episodes.contract import Contract
-from lightning_agentrl.episodes.unread import invents, said, spellings
+from lightning_agentrl.episodes.interaction import invents
 from lightning_agentrl.metrics.invalid_replies import Invalid, invalid_replies, judge
-from lightning_agentrl.prompts.parser import TolerantParser
+from lightning_agentrl.prompts.parser import TolerantParser, named, spellings
 
 ROOM = Contract(actions={"turn left": "", "turn right": "", "go forward": ""}, aliases={"forward": "go forward"})
-KNOWN = spellings(ROOM)
+KNOWN = spellings(ROOM.actions, ROOM.aliases)
 
 WORDS = ("go", "forward", "turn", "left", "right", "lift", "not", "or", "please", "**", ".", "\n", "ACTION:", "<think>")
 JUDGED = [
@@ -35,7 +35,7 @@ JUDGED = [
 @pytest.mark.parametrize(("reply", "cut", "kind", "alias"), JUDGED)
 def test_a_reply_is_judged_by_what_it_says(reply: str, cut: bool, kind: Invalid, alias: str) -> None:
     assert TolerantParser().parse(reply, list(ROOM.actions), ROOM.aliases).action is None  # or it would not be judged
-    found, suggested, action = judge(said(reply), cut, KNOWN)
+    found, suggested, action = judge(named(reply), cut, KNOWN)
     assert (found, suggested) == (kind, alias)
     if alias:
         parsed = TolerantParser().parse(reply, list(ROOM.actions), {**ROOM.aliases, suggested: action})
@@ -44,8 +44,8 @@ def test_a_reply_is_judged_by_what_it_says(reply: str, cut: bool, kind: Invalid,
 
 @given(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join), st.booleans())
 def test_whatever_is_suggested_is_understood_from_then_on(reply: str, cut: bool) -> None:
-    _, alias, action = judge(said(reply), cut, KNOWN)
-    if alias and said(reply) not in KNOWN:
+    _, alias, action = judge(named(reply), cut, KNOWN)
+    if alias and named(reply) not in KNOWN:
         assert TolerantParser().parse(alias, list(ROOM.actions), {**ROOM.aliases, alias: action}).action == action
 
 

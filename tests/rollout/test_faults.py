@@ -798,4 +798,4 @@ def test_an_observation_that_is_shown_once_more_is_still_the_first(tiny_folder):
     with workplace(tiny_folder, [env], interaction=loop, memory=WindowMemory(2)) as place:
         (turn,) = place.collect(1).turns
         assert turn.asked_again
-        assert place.sessions[0].role == "user"
+        assert place.sessions[0].prompt().observation.role == "user"

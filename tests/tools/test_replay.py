@@ -67,7 +67,7 @@ class Generous(TurnInteraction):
 
     async def _play(self, session: Any, *args: Any) -> Turn:
         turn = await super()._play(session, *args)
-        if session.index != self.env or session.turns_taken - 1 != self.turn:
+        if session.index != self.env or session.episode.turns_taken - 1 != self.turn:
             return turn
         return replace(turn, reward=turn.reward + 1e-3)
 

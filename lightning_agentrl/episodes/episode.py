@@ -1,0 +1,120 @@
+"""Episodes as values: what continues one, and the pure function from an episode and an observation to a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from lightning_agentrl.episodes.contract import Contract
+from lightning_agentrl.prompts.memory import Memory, PastTurn, past_from_plain, past_to_plain
+from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
+from lightning_agentrl.types.plain import PixelTable, SavedPixels, builtin, segments_from_plain, segments_to_plain
+
+UNREAD = "Your last reply named no action."  # what the next prompt says after such a reply
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The next prompt of an episode: ``context`` was read before (growing samples only), ``new`` is added to it."""
+
+    context: tuple[Segment, ...]
+    new: tuple[Segment, ...]
+    history_cuts: int
+    observation: Observation = field(default_factory=Observation)  # as it is shown
+
+    @cached_property
+    def input(self) -> ModelInput:
+        return input_of((*self.context, *self.new))
+
+    def as_segment(self) -> Segment:
+        """Return everything as one prompt segment."""
+        return Segment(SegmentKind.PROMPT, self.input)
+
+
+@dataclass
+class Episode:
+    """An episode so far. With an environment in which its actions are replayed, it can be continued from here."""
+
+    number: int  # among the episodes of its session
+    seed: int
+    turns_taken: int = 0  # by the session, also in earlier episodes: seeds of replies follow from it
+    running: bool = True
+    actions: list[str] = field(default_factory=list)  # that the environment took
+    past: list[PastTurn] = field(default_factory=list)
+    context: tuple[Segment, ...] = ()  # all that was read and sampled, if the episode is one growing sample
+    reply_closed: bool = True  # the last sampled reply ended with the turn-close token
+    env_return: float = 0.0
+    reply_tokens: int = 0
+    unread: int = 0  # replies to the current observation that named no action
+    asked_again: int = 0  # replies of the whole episode that named no action and were asked for again
+
+    @property
+    def turn(self) -> int:
+        """The number of the next turn."""
+        return len(self.past) + self.asked_again
+
+    def copy(self) -> Episode:
+        """Return a copy that does not grow with the episode."""
+        return replace(self, actions=list(self.actions), past=list(self.past))
+
+    def state_dict(self, images: PixelTable) -> dict[str, Any]:
+        """Return the episode as plain types, with the pixels of its images added to the table."""
+        return vars(self) | {
+            "actions": [builtin(action) for action in self.actions],
+            "past": [past_to_plain(turn, images) for turn in self.past],
+            "context": segments_to_plain(self.context, images),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], images: SavedPixels) -> Episode:
+        """Undo :meth:`state_dict`."""
+        past = [past_from_plain(turn, images) for turn in state["past"]]
+        context = segments_from_plain(state["context"], images)
+        return cls(**{**state, "actions": list(state["actions"]), "past": past, "context": context})
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The state of a session before one of its turns, from which the episode can be played on."""
+
+    index: int  # of the session
+    first_episode: int
+    episode: Episode  # a copy
+    fingerprint: str  # of the observation
+    prompt: ModelInput
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.index, self.episode.number, self.episode.turn
+
+
+def rules_of(contract: Contract) -> Rules:
+    """Return the part of a contract that every prompt shows."""
+    return Rules(contract.system_prompt, contract.examples, contract.actions, contract.tool_schemas, contract.places)
+
+
+def make_prompt(
+    episode: Episode, observation: Observation, contract: Contract, renderer: ChatRenderer, memory: Memory
+) -> Prompt:
+    """Return the prompt for an observation that follows an episode.
+
+    Raises:
+        PromptTooLongError: even without history it is over its limit.
+        RefusedMessagesError: the chat template does not show the environment's own messages.
+    """
+    short_term = observation.short_term
+    if episode.unread:
+        short_term = f"{UNREAD}\n{short_term}".strip()
+    follows = episode.past or (episode.asked_again and memory.grows)  # other memories show no unread reply
+    role = contract.observation_role if follows else "user"
+    shown = replace(observation, short_term=short_term, role=role)
+    if episode.context:
+        new = renderer.continuation(rules_of(contract), shown, episode.reply_closed)
+        return Prompt(episode.context, new, 0, shown)
+    recollection = memory.recall(list(episode.past))  # a copy, which a memory may change
+    rendered = renderer.render(rules_of(contract), shown, recollection)
+    return Prompt((), rendered.segments, rendered.history_cuts, shown)
