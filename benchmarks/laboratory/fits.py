@@ -50,7 +50,7 @@ def quiet_trainer(folder: Path, epochs: int, callbacks: Sequence[L.Callback]) ->
 def data_of(
     env: EnvConfig, prompt: PromptFormat, interaction: TurnInteraction, seed: int, **settings: Any
 ) -> RolloutDataModule:
-    """Return what plays a game: by default without past turns, held-out episodes and a proof of the engine.
+    """Return what plays a game: by default without past turns and held-out episodes.
 
     Args:
         env: the game.
@@ -59,5 +59,5 @@ def data_of(
         seed: of levels and noise.
         settings: of the data module, such as what makes an iteration.
     """
-    usual: dict[str, Any] = {"memory": WindowMemory(0), "validation": ValidationConfig(episodes=0), "prove": "off"}
+    usual: dict[str, Any] = {"memory": WindowMemory(0), "validation": ValidationConfig(episodes=0)}
     return RolloutDataModule(env=env, prompt=prompt, interaction=interaction, seed=seed, **(usual | settings))

@@ -112,7 +112,6 @@ class GivenData(L.LightningDataModule):
     interaction = None
     renderer = SimpleNamespace(template=SimpleNamespace(writes_date=False))  # there are no prompts
     phase = "train"
-    prove = "off"  # there is no engine
     samples_ahead = False
     seed = 0
 

@@ -25,7 +25,7 @@ from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, es
 from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checkpoints import load_agent, save_agent
 from lightning_agentrl.agents.checks import check_rounded, check_run, correction_for, shared_context_length
-from lightning_agentrl.agents.engine_watch import EngineWatch, proof_of
+from lightning_agentrl.agents.engine_check import EngineCheck
 from lightning_agentrl.agents.hooks import Attempt, watching
 from lightning_agentrl.agents.logged_numbers import leave_out_hints, leave_out_moves
 from lightning_agentrl.agents.master_weights import MasterWeights
@@ -49,7 +49,6 @@ from lightning_agentrl.agents.optim import (
     stop_run,
     sync_gradients,
 )
-from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.resume import made_of
 from lightning_agentrl.agents.scoring import (
     Needs,
@@ -120,7 +119,6 @@ class Agent(L.LightningModule, ABC):
     models: Models  # set in configure_model
     actor: LanguageModel  # registered first, then the critic: the order of the optimizer's groups
     reader: Reader  # settings of all forward passes; set when a run starts
-    _engine_watch: EngineWatch  # set in on_fit_start
     aggregation: AggregationMode = "token-mean"  # how the policy loss is averaged over a mini-batch
     norm_tokens: int | None = None  # constant length by which ``seq-mean-token-sum-norm`` divides
 
@@ -176,12 +174,6 @@ class Agent(L.LightningModule, ABC):
         self._rollout_metrics: dict[str, float] = {}  # of the rollout that is trained on
         self.gradient_watch: GradientWatch | None = None  # under ZeRO
         self.saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has, also one made inside a run: not the trainer, nor what else belongs to that run."""
-        state = super().__getstate__()
-        state.pop("_engine_watch", None)
-        return state
 
     # What a researcher overrides
 
@@ -259,7 +251,6 @@ class Agent(L.LightningModule, ABC):
             if collected_now:
                 metrics |= self._show(rollout)
         metrics |= follow_returns(self.critic, metrics)
-        self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
         return Prepared(chosen, metrics)
 
     def score(self, rollout: Rollout) -> Rollout:
@@ -336,7 +327,6 @@ class Agent(L.LightningModule, ABC):
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
             metrics, fault, tokens = accumulate_gradients(self, rollout, first=batch_idx == 0)
-            self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
             held = () if training else ("actor",)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward, held)
             # DDP and masked tokens leave gradients of 0, on which Adam would still move.
@@ -395,13 +385,15 @@ class Agent(L.LightningModule, ABC):
     # Building: Lightning's hooks in the order in which they are called
 
     def configure_callbacks(self) -> Sequence[L.Callback] | L.Callback:
-        """Set the rank before loggers open files, and refuse callbacks whose own setup would fail."""
+        """Set the rank before loggers open files, refuse callbacks whose own setup would fail, and add EngineCheck."""
         # Lightning reads the rank from environment variables, which may be stale, and corrects it for strategies of
         # several processes only.
         cast(Any, rank_zero_only).rank = self.trainer.global_rank
         if self.trainer.state.fn == TrainerFn.FITTING:
             check_callbacks(self.trainer)
-        return super().configure_callbacks()
+            if not any(isinstance(callback, EngineCheck) for callback in cast(Any, self.trainer).callbacks):
+                return [EngineCheck()]
+        return []
 
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""
@@ -478,9 +470,6 @@ class Agent(L.LightningModule, ABC):
 
     def on_fit_start(self) -> None:
         self.steps.check_optimizer(self.trainer)
-        self._engine_watch = EngineWatch(
-            self.engine_proof, self.datamodule.prove, self.datamodule.samples_ahead, self._bypasses
-        )
         self._connect()
 
     def on_validation_start(self) -> None:
@@ -561,10 +550,6 @@ class Agent(L.LightningModule, ABC):
         """Return what an engine needs of the policy."""
         return PolicyHandle(self.actor, stop_token_ids, self.reader.precision, lambda: gathered(self.actor))
 
-    def engine_proof(self) -> EngineProof:
-        """Return what compares engine and policy."""
-        return proof_of(self.datamodule, self.tokenizer, self.reader, self.evaluation_mode)
-
     def _advance_or_leave(self, rows: int) -> None:
         self.clock.advance(rows)
         self.datamodule.stopping.look()
@@ -606,12 +591,11 @@ class Agent(L.LightningModule, ABC):
             self.clock,
             self.image_reader,
             self.temperature,
-            self._check_engine,
+            self._after_sync,
             self.needs.greedy_baseline,
             self.needs.forks,
         )
 
-    def _check_engine(self) -> None:
-        """Compare engine and policy when the engine has taken over the weights for a rollout."""
-        self._engine_watch.at_start(self.policy_version)
-        self._engine_watch.after_update()
+    def _after_sync(self) -> None:
+        for callback in watching(self.trainer):
+            callback.on_engine_sync(self.trainer, self)

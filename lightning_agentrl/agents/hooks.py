@@ -24,6 +24,9 @@ class RolloutCallback(L.Callback, ABC):
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         """Look at the rows of this rank. Called on every rank; the time it takes counts as stage ``log``."""
 
+    def on_engine_sync(self, trainer: L.Trainer, agent: Any) -> None:
+        """Use the engine once it has taken over new weights and before it samples a rollout. Called on every rank."""
+
     def on_held_out(self, trainer: L.Trainer, agent: Any, episodes: Sequence[WholeEpisode]) -> None:
         """Look at held-out episodes of this rank, in the order of their seeds, once they have been played.
 

@@ -1,5 +1,6 @@
 """What a run does besides learning: warm-up, progress, logs and summaries."""
 
+from lightning_agentrl.agents.engine_check import EngineCheck
 from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.critic_warmup import CriticWarmup
 from lightning_agentrl.callbacks.guards import (
@@ -22,6 +23,7 @@ from lightning_agentrl.callbacks.turn_log import TurnLog
 __all__ = [
     "Chain",
     "CriticWarmup",
+    "EngineCheck",
     "EntropyBounds",
     "GradientSpikes",
     "Guard",

@@ -1,53 +1,55 @@
 """The command `agentrl verify-engine`: check samples and log-probs of the engine against the trained weights.
 
-The proof of `agents/proof.py` with more rounds, in float32, with every round shown.
+The comparison of the callback ``EngineCheck`` with more rounds, in float32, and with the likely cause of a mismatch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, cast
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.engine_check import comparison_of
 from lightning_agentrl.commands.looking import LookOnce, validate_until_looked
 from lightning_agentrl.commands.places import options
 from lightning_agentrl.commands.run_config import RunConfigCLI
-from lightning_agentrl.metrics.gap import EXACT, ROUGH, Bounds
+from lightning_agentrl.metrics.mismatch import EXACT, ROUGH, Bounds
+from lightning_agentrl.tools.engine_causes import likely_cause
 
 ROUNDS = 3  # the last with the policy's own weights, all others with moved ones
 
 
 def verified(agent: Agent, largest: float | None, mean: float | None) -> bool:
-    """Measure the gap of a connected agent, show every round, and return whether all are within the bounds.
+    """Compare the engine of a connected agent with its policy, show every round, and return whether all fit.
 
     Args:
         agent: connected.
-        largest: largest gap that is accepted; None: what rounding explains.
-        mean: largest mean gap of a round that is accepted; None: what rounding explains.
+        largest: largest accepted mismatch; None: what rounding explains.
+        mean: largest accepted mean mismatch of a round; None: what rounding explains.
     """
-    trainer, engine, proof = cast(Any, agent.trainer), agent.datamodule.engine, agent.engine_proof()
-    usual = proof.bounds
-    if not (mean is None and largest is None):
-        proof.rounding = None
-    proof.bounds = Bounds(usual.mean if mean is None else mean, usual.largest if largest is None else largest)
+    trainer, comparison = cast(Any, agent.trainer), comparison_of(agent)
+    usual = comparison.bounds
+    comparison.widens = mean is None and largest is None
+    comparison.bounds = Bounds(usual.mean if mean is None else mean, usual.largest if largest is None else largest)
     show = rank_zero_only(print)
     weights = f"{agent.model}, {trainer.ckpt_path}" if trainer.ckpt_path else agent.model
-    show(f"{type(engine).__name__} with {weights}, trainer in {trainer.precision}", flush=True)
+    show(f"{type(comparison.engine).__name__} with {weights}, trainer in {trainer.precision}", flush=True)
     rounds = []
-    for found in proof.rounds(ROUNDS, agent.policy_version):
+    for found in comparison.rounds(ROUNDS, agent.policy_version):
         rounds.append(found)
         show(f"round {found.number + 1}: {found.seen}", flush=True)
-    wrong = proof.first_wrong(rounds)
+    wrong = next((found for found in rounds if not found.seen.fits), None)
     if wrong is not None:
-        rounded = f"rounding, which explains {usual}"
-        cause = rounded if wrong.seen.fits(usual) else proof.cause(wrong, sent_before=True)
-        bounds = proof.allowed(wrong.seen)
-        show(f"round {wrong.number + 1} is above the bounds ({bounds}), or sampled otherwise; likely {cause}")
-    widest, widest_mean = (max(getattr(found.seen, name) for found in rounds) for name in ("largest", "mean"))
-    show(f"gap_max={widest:.3g} gap_mean={widest_mean:.3g} {'ok' if wrong is None else 'FAILED'}", flush=True)
+        only_rounded = replace(wrong.seen, bounds=usual).fits
+        cause = f"rounding, which explains {usual}" if only_rounded else likely_cause(comparison, rounds, wrong)
+        bounds = wrong.seen.allowed
+        show(f"round {wrong.number + 1} is above the bounds ({bounds}), or sampled otherwise; likely cause: {cause}")
+    largest, mean = (max(getattr(found.seen, name) for found in rounds) for name in ("largest", "mean"))
+    show(f"gap_max={largest:.3g} gap_mean={mean:.3g} {'ok' if wrong is None else 'FAILED'}", flush=True)
     return wrong is None
 
 

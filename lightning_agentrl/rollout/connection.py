@@ -64,7 +64,7 @@ class Connection:
             self.engine.sync(self.policy_version())
 
     def send_before_rollout(self) -> None:
-        """Send the weights, and let the agent compare the engine with the policy."""
+        """Send the weights, and let callbacks use the engine."""
         self.send_weights()
         with self._taking_weights():
             self.after_sync()

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -51,7 +51,6 @@ from lightning_agentrl.types.plain_config import by_key, check_kind, to_plain
 
 MOST_PROMPTS = 16  # that are looked at before a run
 T = TypeVar("T")
-Prove = Literal["stop", "warn", "off"]
 LARGEST_SEED = 2**32 - 1  # as of Lightning's seed_everything
 KEYS = "data.init_args"  # where a config has the arguments of a data module
 
@@ -80,9 +79,6 @@ class RolloutDataModule(L.LightningDataModule):
         faults: when faults of environments stop the run; the defaults of FaultLimits when not given.
         max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
             collect, then train. From 1 on: collect the next rollout while this one trains.
-        prove: what to do if the engine is found to sample from something else than the policy. It is sent weights and
-            compared with the trainer on some hundred tokens before the first rollout, and on fewer, or on those of the
-            rollout, at each later update. ``stop``; ``warn``: go on; ``off``: do not compare.
         stall_seconds: seconds without progress after which a warning names what is waited for, such as environments,
             the engine, a checkpoint or other ranks; repeated at this interval. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
@@ -104,7 +100,6 @@ class RolloutDataModule(L.LightningDataModule):
         validation: ValidationConfig | None = None,
         faults: FaultLimits | None = None,
         max_staleness: int = 0,
-        prove: Prove = "stop",
         stall_seconds: float = 300.0,
         seed: int | None = None,
     ) -> None:
@@ -117,11 +112,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
         self.memory = check_kind(memory, Memory, f"{KEYS}.memory") or WindowMemory()
         self.sizes.check_memory(self.memory)
-        if prove not in get_args(Prove):
-            raise ValueError(f"data.init_args.prove must be one of {', '.join(get_args(Prove))}, got '{prove}'")
         self.groups = groups
         self.max_staleness = max_staleness
-        self.prove = prove
         self.prompt = check_kind(prompt, PromptFormat, f"{KEYS}.prompt") or PromptFormat()
         self.interaction = check_kind(interaction, Interaction, f"{KEYS}.interaction") or TurnInteraction()
         self.engine = check_kind(engine, Engine, f"{KEYS}.engine") or TransformersEngine()

@@ -12,6 +12,7 @@ import torch
 
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.agents import KL, Compute, Optim, PPOAgent, RolloutCallback
+from lightning_agentrl.callbacks import EngineCheck
 from lightning_agentrl.models.critic import Critic, SharedCritic
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import (
@@ -78,10 +79,7 @@ def grouped(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_data(**kwargs: Any) -> RolloutDataModule:
-    """GuessNumber: several turns, episodes that end inside rollouts; whole episodes with ``groups``.
-
-    The engine is not proven, which changes nothing and takes half of such a short run.
-    """
+    """GuessNumber: several turns, episodes that end inside rollouts; whole episodes with ``groups``."""
     sizes = {} if kwargs.get("groups") else {"turns_per_env": 4, "mini_batch_turns": 8}
     defaults: dict[str, Any] = {
         "env": EnvConfig("agentrl_envs:GuessNumber-v0"),
@@ -91,14 +89,19 @@ def make_data(**kwargs: Any) -> RolloutDataModule:
         "prompt": PromptFormat(think=False, max_prompt_tokens=512),
         "interaction": TurnInteraction(max_reply_tokens=4),
         "validation": ValidationConfig(episodes=8, num_envs=4),
-        "prove": "off",
         "seed": 3,
     }
     return RolloutDataModule(**{**defaults, **kwargs})
 
 
 def make_trainer(path: Path, epochs: int, callbacks: list[L.Callback] | None = None, **kwargs: Any) -> L.Trainer:
-    """Float64 on the CPU, quiet."""
+    """Float64 on the CPU, quiet.
+
+    The engine is not compared by default, which changes nothing and takes half of such a short run.
+    """
+    callbacks = list(callbacks or [])
+    if not any(isinstance(callback, EngineCheck) for callback in callbacks):
+        callbacks.append(EngineCheck("off"))
     defaults: dict[str, Any] = {
         "accelerator": "cpu",
         "devices": 1,

@@ -22,6 +22,7 @@ import torch
 
 from lightning_agentrl.advantages import GRPO
 from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.callbacks import EngineCheck
 from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, TurnInteraction, ValidationConfig
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import make_agent, make_data, make_trainer
@@ -78,12 +79,11 @@ def run(kind: str, folder: Path) -> dict[str, str]:
         prompt=FREE_TEXT,
         interaction=TurnInteraction(12, RawParser()),
         validation=ValidationConfig(episodes=5, num_envs=3),
-        prove="stop",
         **of_data,
     )
     everything = Everything()
     with tempfile.TemporaryDirectory() as path:
-        trainer = make_trainer(Path(path), 3, [everything], precision=precision, limit_val_batches=1)
+        trainer = make_trainer(Path(path), 3, [everything, EngineCheck()], precision=precision, limit_val_batches=1)
         trainer.fit(agent, data)
         optimizer = agent.optimizers(use_pl_optimizer=False)
     tensors = {"weights": agent.state_dict(), "optimizer": optimizer.state_dict()["state"]}

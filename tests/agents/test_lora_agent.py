@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_agentrl.advantages import ReinforcePlusPlus
 from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.scoring import score_policy
-from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.callbacks import CriticWarmup, EngineCheck
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
@@ -204,8 +204,8 @@ def test_dropout_in_the_only_step_is_not_taken_for_a_gap_to_the_engine(tmp_path,
     """Log-probs from before the step are those without dropout. The adapters add nothing until the second iteration."""
     lora = LoRA(rank=4, dropout=0.5)
     agent = PPOAgent(str(tiny_folder), advantage=ReinforcePlusPlus(), kl=KL(reward=0.0), lora=lora, optim=Optim(1e-2))
-    trainer = make_trainer(tmp_path, 2, precision="32-true")
-    trainer.fit(agent, make_data(mini_batch_turns=16, prove="stop"))
+    trainer = make_trainer(tmp_path, 2, [EngineCheck()], precision="32-true")
+    trainer.fit(agent, make_data(mini_batch_turns=16))
     assert trainer.callback_metrics["mismatch/logp_gap_mean"] < 1e-4
     assert trainer.callback_metrics["policy/approx_kl"].abs() > 1e-4
 

@@ -68,8 +68,7 @@ def train(tmp_path, folder, agent_class=PPOAgent, data=None, precision="64-true"
     spy = Spy()
     agent = make_agent(folder, **{"max_grad_norm_actor": 1e9, **kwargs})
     agent.__class__ = agent_class
-    data = make_data(prove="off", **(data or {}))  # some misread what the engine says
-    make_trainer(tmp_path, 1, [spy], precision=precision).fit(agent, data)
+    make_trainer(tmp_path, 1, [spy], precision=precision).fit(agent, make_data(**(data or {})))
     return spy
 
 

@@ -75,7 +75,7 @@ def changed(model: Path, agent: dict[str, Any] | None = None, warm_up: bool = Fa
         ),
         ({"agent": {"lr_actor": 1e-9, "max_tokens_per_micro_batch": 9}}, []),
         ({"validation": ValidationConfig(episodes=4, num_envs=2), "stall_seconds": 1.0}, []),
-        ({"prove": "stop", "faults": FaultLimits(in_a_row=1, share=1.0)}, []),
+        ({"faults": FaultLimits(in_a_row=1, share=1.0)}, []),
         (
             {
                 "env": EnvConfig(

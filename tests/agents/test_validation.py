@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.callbacks import StageProgress
+from lightning_agentrl.callbacks import EngineCheck, StageProgress
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.metrics.episodes import wilson_interval
 from lightning_agentrl.rollout import ValidationConfig
@@ -69,8 +69,8 @@ class Copies(L.Callback):
 @pytest.mark.slow
 def test_a_copy_of_an_agent_plays_by_itself(tmp_path, tiny_folder):
     agent, copies = make_agent(tiny_folder), Copies()
-    trainer = make_trainer(tmp_path, 2, [copies, StageProgress()], enable_progress_bar=True)
-    trainer.fit(agent, make_data(prove="stop"))
+    trainer = make_trainer(tmp_path, 2, [copies, StageProgress(), EngineCheck()], enable_progress_bar=True)
+    trainer.fit(agent, make_data())
     again = copy.deepcopy(agent)
     for other in (*copies.copies, again):
         assert other._trainer is None

@@ -141,7 +141,6 @@ def fit(path: Path, model: str, devices: int) -> Report:
     agent.critic.head.linear.weight.data.normal_()
     data = make_data(
         groups=GroupRollout(size=3, per_rollout=4, mini_batches=1),
-        prove="off",  # the agent misreads what the engine says
         update_epochs=len(STEPS),
         interaction=TurnInteraction(4, ByLength(), invalid_penalty=0.0),
     )

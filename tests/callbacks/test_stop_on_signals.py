@@ -16,7 +16,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.callbacks import StopOnSignals
+from lightning_agentrl.callbacks import EngineCheck, StopOnSignals
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.errors import EngineGoneError
 from lightning_agentrl.rollout.stopping import Stopped
@@ -169,10 +169,10 @@ class NeverAnswers(TransformersEngine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prove", [pytest.param("stop", id="in its proof"), pytest.param("off", id="in a rollout")])
-def test_an_engine_that_never_answers_is_left(tmp_path: Path, exact_folder: Path, prove: Any) -> None:
-    trainer = make_trainer(tmp_path, 2, [StopOnSignals()], enable_checkpointing=True)
-    data, started = make_data(engine=NeverAnswers(), prove=prove), time.monotonic()
+@pytest.mark.parametrize("check", [pytest.param("stop", id="in its check"), pytest.param("off", id="in a rollout")])
+def test_an_engine_that_never_answers_is_left(tmp_path: Path, exact_folder: Path, check: Any) -> None:
+    trainer = make_trainer(tmp_path, 2, [StopOnSignals(), EngineCheck(check)], enable_checkpointing=True)
+    data, started = make_data(engine=NeverAnswers()), time.monotonic()
     with pytest.raises(Stopped):
         trainer.fit(make_agent(exact_folder), data)
     assert time.monotonic() - started < 60

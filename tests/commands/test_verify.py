@@ -11,7 +11,7 @@ import pytest
 
 from lightning_agentrl.commands.verify_engine import ROUNDS
 from lightning_agentrl.engines import TransformersEngine
-from lightning_agentrl.metrics.gap import EXACT, ROUGH
+from lightning_agentrl.metrics.mismatch import EXACT, ROUGH
 from tests.cli import Command, Config, Verify, changed, judged
 
 
@@ -23,7 +23,7 @@ def test_the_engine_of_the_trainer_itself_is_right(verify: Verify, config: Confi
     assert 0 < mean < largest < 1e-4  # two ways of computing, in float32
     rounds = [line for line in lines if line.startswith("round ")]
     assert len(rounds) == ROUNDS
-    tokens = [re.search(r"(\d+) tokens, gap largest \S+, mean \S+", line) for line in rounds]
+    tokens = [re.search(r"(\d+) tokens, log-prob mismatch largest \S+, mean \S+", line) for line in rounds]
     assert all(found and int(found[1]) >= 500 for found in tokens)
 
 

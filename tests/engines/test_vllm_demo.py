@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lightning_agentrl.commands import verify_engine
-from lightning_agentrl.metrics.gap import EXACT
+from lightning_agentrl.metrics.mismatch import EXACT
 from tests.cli import Config, Verify, judged
 from tests.engines.servers import ROOT, ServerProcess
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_agentrl.commands import verify_engine
 from lightning_agentrl.engines.weights import named_weights
-from lightning_agentrl.metrics.gap import EXACT
+from lightning_agentrl.metrics.mismatch import EXACT
 from tests.cli import Config, Verify, judged
 
 KINDS = {
@@ -76,7 +76,7 @@ def check_each_kind(
         code, lines = run(config)
         for names, parts in zip(withholding.left_out, withholding.plan, strict=False):
             assert len(names) == len(parts)
-        whole, *lacking = (float(gap) for gap in re.findall(r"gap largest (\S+),", "\n".join(lines)))
+        whole, *lacking = (float(gap) for gap in re.findall(r"mismatch largest (\S+),", "\n".join(lines)))
         assert whole < 3e-4
         found |= {kind: not gap <= EXACT.largest for kind, gap in zip(left, lacking, strict=False)}
         refused = len(withholding.left_out) - 2  # the kind that the last update lacked, if the command was refused

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import e, exp
+from math import e, exp, inf, log, nan
 
 import pytest
 import torch
 
 from lightning_agentrl.agents.metrics_of_run import describe
+from lightning_agentrl.metrics.mismatch import (
+    EXACT,
+    MOST_LARGEST,
+    MOST_MEAN,
+    ROUGH,
+    Bounds,
+    Comparison,
+    bounds_for,
+)
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import mismatch_numbers, staleness, staleness_numbers
 from lightning_agentrl.types import Rollout, Scores
@@ -106,3 +115,54 @@ def test_turns_age_only_in_steps_that_move_the_policy(version, ages):
     assert staleness(turns, version, steps_per_iteration=4, held_steps=range(10)) == ages
     later = [replace(each, policy_version=each.policy_version + 6) for each in (*turns, turn(policy_version=-2))]
     assert staleness(later, version + 6, steps_per_iteration=4, held_steps=range(6, 16)) == [*ages, ages[0] + 0.5]
+
+
+def compared(mismatch: list[float], bounds: Bounds = ROUGH, rounding: list[float] | None = None) -> Comparison:
+    """A comparison of certain tokens, whose entropy is 0."""
+    trainer = torch.zeros(len(mismatch), dtype=torch.float64)
+    off = None if rounding is None else torch.tensor(rounding)
+    return Comparison(torch.tensor(mismatch), trainer, trainer, bounds, off)
+
+
+@pytest.mark.parametrize("bounds", [EXACT, ROUGH])
+def test_the_rounding_of_a_policy_widens_bounds_and_never_narrows_them(bounds: Bounds) -> None:
+    assert compared([0.0], bounds).allowed == compared([0.0], bounds, [0.0]).allowed == bounds
+    wide = compared([0.0], bounds, [1.5, 0.0]).allowed
+    assert (wide.mean, wide.largest) == (min(2 * 0.75, MOST_MEAN), 4.5)
+
+
+@pytest.mark.parametrize("bounds", [EXACT, ROUGH])
+def test_what_is_too_large_for_rounding_or_not_a_number_is_not_taken_for_it(bounds: Bounds) -> None:
+    assert compared([0.0], bounds, [50.0]).allowed == Bounds(MOST_MEAN, MOST_LARGEST)
+    assert compared([0.0], bounds, [inf]).allowed == compared([0.0], bounds, [nan, 0.1]).allowed == bounds
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "fits"),
+    [([0.1, 0.1], True), ([0.11, 0.11], False), ([0.8, *[0.0] * 9], True), ([0.81, *[0.0] * 9], False), ([nan], False)],
+)
+def test_both_the_mean_and_the_largest_mismatch_lie_within_bounds(mismatch: list[float], fits: bool) -> None:
+    assert compared(mismatch, Bounds(0.1001, 0.8001)).fits == fits
+
+
+@pytest.mark.parametrize("likeliest", [None, 1.5, 10.0, 20.0], ids=["uniform", "random", "nearly certain", "certain"])
+def test_tokens_of_any_distribution_fit_if_they_are_drawn_from_it(likeliest: float | None) -> None:
+    """Some are alike for all tokens, so the scale of what was drawn is rounding, or ignores what is rarely drawn."""
+    logits = torch.zeros(600, 384)
+    if likeliest is not None:
+        logits[:, 7] = likeliest + log(384)
+    log_pi = logits.double().log_softmax(-1)
+    tokens = torch.multinomial(log_pi.exp(), 1, generator=torch.Generator().manual_seed(0))
+    logps = log_pi.gather(-1, tokens)[:, 0]
+    assert Comparison(logps, logps.float(), -(log_pi.exp() * log_pi).sum(-1), EXACT).fits
+    most = log_pi.max(-1).values
+    if likeliest == 1.5:  # the engine always takes the likeliest token, and reports its log-prob
+        greedy = Comparison(most, most, -(log_pi.exp() * log_pi).sum(-1), EXACT)
+        assert greedy.logps_fit
+        assert not greedy.fits
+
+
+def test_bounds_follow_the_lower_precision() -> None:
+    assert bounds_for("auto", "torch.float32") == bounds_for("float32", "torch.float64") == EXACT
+    assert bounds_for("bfloat16", "torch.float32") == bounds_for("auto", "torch.bfloat16") == ROUGH
+    assert bounds_for("float16", "torch.float32") == ROUGH

@@ -142,7 +142,7 @@ def fit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     agent.__class__ = PPOAgent if correction is None else Misread
     spy = Spy()
     folder = tmp_path_factory.mktemp("fit")
-    make_trainer(folder, 2, [spy], limit_val_batches=1.0).fit(agent, make_data(memory=memory(), prove="off"))
+    make_trainer(folder, 2, [spy], limit_val_batches=1.0).fit(agent, make_data(memory=memory()))
     return Fit(agent, spy)
 
 

@@ -225,7 +225,7 @@ def held_out(tiny_folder: Path) -> Iterator[RolloutDataModule]:
     sizes = {"num_envs": 1, "turns_per_env": 1, "mini_batch_turns": 1}
     validation = ValidationConfig(episodes=2, num_envs=2)
     data = RolloutDataModule(
-        env, interaction=free, prompt=FREE_TEXT, validation=validation, stall_seconds=LIMIT, prove="off", **sizes
+        env, interaction=free, prompt=FREE_TEXT, validation=validation, stall_seconds=LIMIT, **sizes
     )
     NeverCloses.over.clear()
     data.setup("fit")

@@ -94,7 +94,6 @@ def fit(tiny_folder: Path, path: Path, what: str = "", env: int = 0, turn: int =
         turns_per_env=TURNS,
         engine=Altered(what, env, turn),
         interaction=Generous(env, turn) if what == "reward" else plain,
-        prove="off",  # it would find the altered token
     )
     torch.manual_seed(0)
     make_trainer(path, ITERATIONS, [*callbacks, Chain()]).fit(make_agent(tiny_folder), data)

@@ -26,13 +26,16 @@ A, B = "a1a1a1a1a1a1", "b2b2b2b2b2b2"  # ids of two runs
 
 def in_one_folder(config: Config, iterations: int, *callbacks: str, seed: int = 0) -> Config:
     """Return the config of a run whose files all lie in the working folder, with a validation at its end."""
-    config = changed(changed(config, "seed_everything", seed), "data.init_args.prove", "off")
+    config = changed(config, "seed_everything", seed)
     logger = {"save_dir": ".", "name": "", "version": ""}
     config["trainer"] |= {
         "max_epochs": iterations,
         "check_val_every_n_epoch": iterations,
         "logger": {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger},
-        "callbacks": [{"class_path": name} for name in ("TurnLog", "RunCheckpoints", *callbacks)],
+        "callbacks": [
+            {"class_path": "EngineCheck", "init_args": {"action": "off"}},
+            *({"class_path": name} for name in ("TurnLog", "RunCheckpoints", *callbacks)),
+        ],
     }
     return config
 

@@ -1,4 +1,4 @@
-"""How a proof ends on each of two processes, if something happens on one. A module of its own: processes import it."""
+"""How a comparison ends on each of two processes, if something happens on one; imported by these processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lightning_agentrl.engines import Reply, SamplingRequest
 from lightning_agentrl.errors import EngineGoneError
 from lightning_agentrl.rollout.stopping import Stopping
-from tests.agents.test_proof import family, proving
+from tests.agents.test_engine_comparison import comparing, family
 from tests.engines.plain import PlainEngine
 
 CASES = ["all is well", "the engine is gone", "the engine fails", "a signal comes"]
@@ -40,10 +40,10 @@ def ending(case: str, rank: int) -> str:
     stopping = Stopping()
     stopping.begin(lambda: None)
     try:
-        with proving(Happening(case if rank else "", stopping), family("qwen3")) as proof:
-            proof.questions.stopping = stopping
+        with comparing(Happening(case if rank else "", stopping), family("qwen3")) as comparison:
+            comparison.stopping = stopping
             with stopping.together():
-                return f"proven: {not proof.at_start(0)}"
+                return f"fits: {all(found.seen.fits for found in comparison.rounds(2, 0))}"
     except (SystemExit, ValueError) as end:
         return f"{type(end).__name__}: {end} {stopping.reason}".strip()
 

@@ -1,4 +1,4 @@
-"""The proof of an engine: wrong ones are found before a step, with their cause, and right ones go on."""
+"""Comparing an engine with the policy: wrong engines are found and their cause is named, right ones fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from lightning_agentrl.agents.proof import EngineProof, _other_products, parts_of
+from lightning_agentrl.agents.engine_comparison import EngineComparison, other_float32_products
 from lightning_agentrl.agents.scoring import Reader
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.models.attention.tree import TREE
@@ -21,6 +21,7 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, read_images, skip_unread
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.rollout.stopping import Stopping
+from lightning_agentrl.tools.engine_causes import NO_UPDATE, OLD_PREFIXES, OTHER, likely_cause
 from lightning_agentrl.types import ImageChunk, ModelInput
 from tests.engines.plain import PlainEngine, as_is, colder, presence_penalty, top_k, top_p
 from tests.inputs import text
@@ -74,7 +75,7 @@ def bf16_mixed() -> AbstractContextManager:
 
 
 @contextmanager
-def proving(
+def comparing(
     engine: Engine,
     lm: PreTrainedModel,
     temperature: float = 1.0,
@@ -82,15 +83,15 @@ def proving(
     prompts: Sequence[ModelInput] = (text(*range(5, 60)),),
     precision: Precision = torch.no_grad,
     **of_handle: Any,
-) -> Iterator[EngineProof]:
-    """The proof of an engine that is started; afterwards each weight is as it was, bit for bit."""
+) -> Iterator[EngineComparison]:
+    """The comparison of an engine that is started; afterwards each weight is as it was, bit for bit."""
     policy = LanguageModel(lm)
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     handle = PolicyHandle(policy, (2,), precision, max_model_len=window, **of_handle)
     engine.start(handle)
     reader = Reader(temperature, 4096, torch.device("cpu"), policy.shares_prefixes, images=policy.image_reader)
     try:
-        yield EngineProof(
+        yield EngineComparison(
             engine,
             handle,
             prompts,
@@ -166,23 +167,23 @@ WRONG: dict[str, tuple[str, Make, str]] = {  # family, engine, what the cause sa
     "norm withheld": ("llama", withheld("layers.1.input_layernorm"), "input_layernorm"),
     "last norm withheld": ("llama", withheld("model.norm"), "model.norm"),
     "head withheld": ("llama untied", withheld("lm_head"), "lm_head"),
-    "packed head of tied weights": ("llama", old_head, "other weights"),
+    "packed head of tied weights": ("llama", old_head, OTHER),
     "router withheld": ("qwen3_moe", withheld("layers.0.mlp.gate."), "mlp.gate"),
     "experts withheld": ("qwen3_moe", withheld("layers.1.mlp.experts"), "experts"),
-    "swapped experts": ("qwen3_moe", lambda lm: PlainEngine(swap_experts=True), "experts in another order"),
-    "adapters withheld": ("lora", withheld("lora_B"), "no update of the weights reaches"),  # what they were is nothing
+    "swapped experts": ("qwen3_moe", lambda lm: PlainEngine(swap_experts=True), OTHER),
+    "adapters withheld": ("lora", withheld("lora_B"), NO_UPDATE),  # what they were is nothing
     "one update behind": ("llama", lambda lm: PlainEngine(aged=True), "one version behind"),
-    "no update taken": ("llama", withheld(""), "no update of the weights reaches"),
-    "another model of the same shape": ("llama", another_model, "no update of the weights reaches"),
-    "kept prefix cache": ("llama ahead", forgetful, "prefix cache"),
-    "lower precision": ("llama", secretly_rounding, "precisions"),
+    "no update taken": ("llama", withheld(""), NO_UPDATE),
+    "another model of the same shape": ("llama", another_model, NO_UPDATE),
+    "kept prefix cache": ("llama ahead", forgetful, OLD_PREFIXES),
+    "lower precision": ("llama", secretly_rounding, OTHER),
     "temperature": ("llama", sampling(colder(0.8)), "temperature 0.8,"),
     "temperature, told as at 1": ("llama", sampling(colder(0.7), as_is), "temperature 0."),
     "top-p": ("llama", sampling(top_p(0.9)), "top-p of about 0.9"),
     "top-p, told as whole": ("llama", sampling(top_p(0.8), as_is), "top-p of about 0."),
     "top-k": ("llama", sampling(top_k(40)), "top-k of about 40"),
-    "top-k, told as whole": ("llama", sampling(top_k(10), as_is), "look like top-k of about "),
-    "penalty": ("llama", sampling(presence_penalty(1.0)), "penalty"),
+    "top-k, told as whole": ("llama", sampling(top_k(10), as_is), "drawn with top-k of about "),
+    "penalty": ("llama", sampling(presence_penalty(1.0)), OTHER),
 }
 
 
@@ -208,14 +209,14 @@ def cases(names: Iterable[str]) -> list[Any]:
 def test_a_wrong_engine_is_found_with_its_cause(wrong: str) -> None:
     kind, make, cause = WRONG[wrong]
     lm = model(kind)
-    with proving(make(lm), lm, trained_meanwhile=kind.endswith("ahead")) as proof:
-        proof.engine.sync(0)  # as a run does before
-        objection = proof.at_start(0)
-    assert "does not sample from the policy" in objection
-    assert cause in objection.partition("likely ")[2]
+    with comparing(make(lm), lm, trained_meanwhile=kind.endswith("ahead")) as comparison:
+        comparison.engine.sync(0)  # as a run does before
+        rounds = list(comparison.rounds(2, 0))  # as many as a run has
+        first = next(found for found in rounds if not found.seen.fits)
+        assert cause in likely_cause(comparison, rounds, first)
 
 
-RIGHT: dict[str, tuple[str, Callable[[], Engine], dict[str, Any]]] = {  # model, engine, settings of the proof
+RIGHT: dict[str, tuple[str, Callable[[], Engine], dict[str, Any]]] = {  # model, engine, settings
     **{
         f"{kind} in {'one batch' if engine is TransformersEngine else 'a copy'}": (kind, engine, {})
         for kind in ("llama", "llama untied", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "olmo2", "gemma")
@@ -237,47 +238,43 @@ RIGHT: dict[str, tuple[str, Callable[[], Engine], dict[str, Any]]] = {  # model,
 @pytest.mark.parametrize("right", cases(RIGHT))
 def test_a_right_engine_goes_on(right: str) -> None:
     kind, make, settings = RIGHT[right]
-    with proving(make(), model(kind), **settings) as proof:
-        assert proof.at_start(0) == ""
+    with comparing(make(), model(kind), **settings) as comparison:
+        assert all(found.seen.fits for found in comparison.rounds(2, 0))
 
 
-NOT_SAMPLED = (["layers.1.self_attn.q_proj"], "does not sample from the policy")
+QUERIES = ["layers.1.self_attn.q_proj"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("precision", "weights", "parts", "message"),
+    ("precision", "weights", "parts"),
     [
-        pytest.param(bf16_mixed, torch.float32, (), "", id="right, bf16-mixed"),
-        pytest.param(bf16_mixed, torch.float32, *NOT_SAMPLED, id="wrong, bf16-mixed", marks=pytest.mark.long),
-        pytest.param(torch.no_grad, torch.float32, (), "", id="right, float32"),
-        pytest.param(torch.no_grad, torch.float32, *NOT_SAMPLED, id="wrong, float32"),
-        pytest.param(torch.no_grad, torch.bfloat16, (), "", id="right, bf16-true"),
-        pytest.param(torch.no_grad, torch.bfloat16, *NOT_SAMPLED, id="wrong, bf16-true"),
+        pytest.param(bf16_mixed, torch.float32, (), id="right, bf16-mixed"),
+        pytest.param(bf16_mixed, torch.float32, QUERIES, id="wrong, bf16-mixed", marks=pytest.mark.long),
+        pytest.param(torch.no_grad, torch.float32, (), id="right, float32"),
+        pytest.param(torch.no_grad, torch.float32, QUERIES, id="wrong, float32"),
+        pytest.param(torch.no_grad, torch.bfloat16, (), id="right, bf16-true"),
+        pytest.param(torch.no_grad, torch.bfloat16, QUERIES, id="wrong, bf16-true"),
     ],
 )
 def test_a_model_whose_own_rounding_is_large_is_not_taken_for_a_wrong_engine(
-    parts: Sequence[str], message: str, precision: Precision, weights: torch.dtype
+    parts: Sequence[str], precision: Precision, weights: torch.dtype
 ) -> None:
     """With an engine in 16 bits; the log-probs of such a model there differ much from those in float32."""
     layers, spread = (6, 0.5) if weights == torch.float32 else (8, 1.0)  # where both round alike, the gap is smaller
     lm = family("llama", tie_word_embeddings=True, initializer_range=spread, num_hidden_layers=layers).to(weights)
-    with proving(PlainEngine(parts, dtype="bfloat16"), lm, precision=precision) as proof:
-        proof.engine.sync(0)
-        rounds = list(proof.rounds(2, 0))
-        wrong = proof.first_wrong(rounds)
-        found = "" if wrong is None else proof.sentence(wrong.seen, proof.cause(wrong, sent_before=True))
-        gap = rounds[0].seen
-        assert not proof.bounds.hold(gap.mean, gap.largest)
-    assert message in found
-    assert bool(message) == bool(found)
+    with comparing(PlainEngine(parts, dtype="bfloat16"), lm, precision=precision) as comparison:
+        comparison.engine.sync(0)
+        rounds = [found.seen for found in comparison.rounds(2, 0)]
+    assert not replace(rounds[0], rounding=None).fits
+    assert all(seen.fits for seen in rounds) == (not parts)
 
 
 @pytest.mark.parametrize("before", ["highest", "high"])
 def test_float32_is_multiplied_otherwise_for_a_while(before: str) -> None:
     usual = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(before)
-    with _other_products():
+    with other_float32_products():
         assert {before, torch.get_float32_matmul_precision()} == {"highest", "high"}
     assert torch.get_float32_matmul_precision() == before
     torch.set_float32_matmul_precision(usual)
@@ -296,28 +293,11 @@ class Blind(TransformersEngine):
         return await super().generate(replace(request, prompt=ModelInput(chunks)))
 
 
-@pytest.mark.parametrize(("engine", "message"), [(TransformersEngine, ""), (Blind, "does not sample from the policy")])
-def test_what_an_engine_sees_is_proven(tmp_path: Path, engine: type[Engine], message: str) -> None:
+@pytest.mark.parametrize(("engine", "fits"), [(TransformersEngine, True), (Blind, False)])
+def test_images_are_compared(tmp_path: Path, engine: type[Engine], fits: bool) -> None:
     folder = str(tiny_vision_folder(tmp_path, "qwen3_vl"))
     reader = read_images(folder)
     assert reader is not None
     prompts = [text(5, 6) + reader.read(picture(seed)) + text(*range(5, 30)) for seed in range(3)]
-    with proving(engine(), load_causal_lm(folder), prompts=prompts) as proof:
-        found = proof.at_start(0)
-    assert message in found
-    assert bool(message) == bool(found)
-
-
-def test_parts_are_tensors_kinds_and_modules_each_once() -> None:
-    names = ["model.embed.weight", *(f"model.layers.{i}.mlp.{x}.weight" for i in (0, 1) for x in ("up", "down"))]
-    assert {part: len(members) for part, members in parts_of(names).items()} == {
-        "model.embed.weight": 1,
-        "model.layers.*.mlp.up.weight": 2,
-        "model.layers.0.mlp.up.weight": 1,
-        "model.layers.0.mlp": 2,
-        "model.layers.*.mlp.down.weight": 2,
-        "model.layers.0.mlp.down.weight": 1,
-        "model.layers.1.mlp.up.weight": 1,
-        "model.layers.1.mlp": 2,
-        "model.layers.1.mlp.down.weight": 1,
-    }
+    with comparing(engine(), load_causal_lm(folder), prompts=prompts) as comparison:
+        assert all(found.seen.fits for found in comparison.rounds(1, 0)) == fits

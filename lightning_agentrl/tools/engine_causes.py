@@ -1,0 +1,133 @@
+"""Likely causes of a mismatch between engine and trainer, for `agentrl verify-engine`.
+
+Suffixes: V the vocabulary, D the sampled tokens whose whole distributions are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.agents.engine_comparison import EngineComparison, Round, logps_of
+from lightning_agentrl.agents.scoring import row_distributions
+from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.engines.weights import moved
+
+READ_WHOLE = 16  # replies whose distributions are read
+EXPLAINED = 0.1  # share of the mismatch that a cause may leave
+IMPOSSIBLE = -100.0  # log-prob of a token that a rule of sampling cuts off
+MOST_RANKED = 512  # candidates of top-k
+NO_UPDATE = "no update of the weights reaches the engine, which gives the same replies before and after"
+OLD_PREFIXES = "the engine keeps the prefix cache of older weights: replies to prompts without a known beginning fit"
+OTHER = (
+    "none of those that can be computed (temperature, top-p, top-k, older weights): the engine may compute in another "
+    "precision, apply a penalty to repeated tokens, or hold other weights (a copy that no update reaches, experts in "
+    "another order, another model)"
+)
+
+
+def likely_cause(comparison: EngineComparison, rounds: Sequence[Round], wrong: Round) -> str:
+    """Return the likely cause of a round that does not fit, as a clause. All ranks must call it together.
+
+    Each candidate predicts the engine's log-probs; the one that leaves the smallest mismatch is the cause, if it leaves
+    little. If the reported log-probs fit, but the tokens are not drawn from them, the candidate that makes the tokens
+    most likely is the cause.
+    """
+    seen, policy = wrong.seen, comparison.handle.policy
+    if not seen.engine.isfinite().all():
+        return "the engine's log-probs are not finite"
+    if not seen.trainer.isfinite().all():
+        return "the trainer's log-probs are not finite: its weights or its precision are at fault, not the engine"
+    samples = wrong.samples[:READ_WHOLE]
+    rows, engine_D = [each.row for each in samples], logps_of(samples)
+    tokens_D = torch.tensor([token for each in samples for token in each.reply.ids])
+    with moved(policy, wrong.number) if wrong.moves else nullcontext(), comparison.evaluating():
+        log_pi_DV = row_distributions(policy, rows, comparison.reader).double()
+    trainer_D = log_pi_DV.gather(-1, tokens_D[:, None])[:, 0]
+    temperature = comparison.reader.temperature
+    if seen.logps_fit:
+        _, rule = best_rule(log_pi_DV, tokens_D, temperature, lambda predicted_D: -float(predicted_D.mean()))
+        return f"the engine reports the trainer's log-probs, but its tokens look as if drawn with {rule}"
+
+    def left(predicted_D: Tensor) -> float:
+        return float((engine_D - predicted_D).abs().mean())
+
+    causes = {}
+    for names, cause in older_parts([name for name, weight in policy.named_parameters() if weight.requires_grad]):
+        with _older_weights(comparison, wrong, names):
+            causes[cause] = left(comparison.read(rows)[0])
+    mismatch, rule = best_rule(log_pi_DV, tokens_D, temperature, left)
+    causes[f"the engine samples with {rule}"] = mismatch
+    best = min(causes, key=causes.__getitem__)
+    allowed = seen.allowed.mean
+    fresh_D = torch.tensor([each.fresh for each in samples for _ in each.reply.ids])
+    if wrong.number == 0 and any(_unmoved(before, after) for before, after in pairwise(rounds)):
+        best = NO_UPDATE
+    elif causes[best] > max(allowed, EXPLAINED * seen.mean):
+        only_old = float((engine_D - trainer_D)[fresh_D].abs().mean()) <= allowed
+        best = OLD_PREFIXES if only_old else OTHER
+    return all_gather(best)[0]
+
+
+def best_rule(
+    log_pi_DV: Tensor, tokens_D: Tensor, temperature: float, cost: Callable[[Tensor], float]
+) -> tuple[float, str]:
+    """Return the rule of sampling whose log-probs of the sampled tokens [D] have the lowest cost, and this cost."""
+    own_D = log_pi_DV.gather(-1, tokens_D[:, None])[:, 0]
+
+    def at(log_factor: float) -> Tensor:
+        return (log_pi_DV / torch.tensor(log_factor).exp()).log_softmax(-1).gather(-1, tokens_D[:, None])[:, 0]
+
+    centre, width = 0.0, 2.5
+    for _ in range(4):  # each grid is ten times finer than the one before
+        centre = min((centre + width * torch.linspace(-1, 1, 21)).tolist(), key=lambda x: cost(at(x)))
+        width /= 10
+    other = temperature * float(torch.tensor(centre).exp())
+    found = [(cost(at(centre)), f"temperature {other:.3g}, the trainer's is {temperature:g}")]
+    sorted_DV = log_pi_DV.exp().sort(-1, descending=True).values
+    upto_DV = sorted_DV.cumsum(-1)
+    above_D = (sorted_DV * (sorted_DV > own_D.exp()[:, None] * (1 + 1e-9))).sum(-1)  # mass of likelier tokens
+    for percent in range(10, 100):
+        last_D = (upto_DV - sorted_DV < percent / 100).sum(-1) - 1  # the token that reaches the share is kept
+        kept_D = own_D - upto_DV.gather(-1, last_D[:, None])[:, 0].log()
+        predicted_D = kept_D.masked_fill(above_D >= percent / 100, IMPOSSIBLE)
+        found.append((cost(predicted_D), f"top-p of about {percent / 100:g}"))
+    for k in range(1, min(MOST_RANKED, log_pi_DV.shape[-1]) + 1):
+        cut_D = own_D.exp() < sorted_DV[:, k - 1] * (1 - 1e-9)
+        predicted_D = (own_D - upto_DV[:, k - 1].log()).masked_fill(cut_D, IMPOSSIBLE)
+        found.append((cost(predicted_D), f"top-k of about {k}"))
+    return min(found)
+
+
+def older_parts(names: Sequence[str]) -> Iterator[tuple[frozenset[str], str]]:
+    """Yield sets of weights that an update may leave out, and the cause: all, a tensor, or its kind in all layers."""
+    yield frozenset(names), "the engine is one version behind: it samples from the weights before the last update"
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(".".join("*" if part.isdigit() else part for part in name.split(".")), []).append(name)
+    for label, members in (kinds | {name: [name] for name in names}).items():
+        if len(names) > 1:  # else it is all
+            yield frozenset(members), f"{label.removeprefix('lm.')} is not taken over, the other weights are"
+
+
+@contextmanager
+def _older_weights(comparison: EngineComparison, found: Round, names: frozenset[str]) -> Iterator[None]:
+    """Give the policy the weights of a round, and some of them as they were before it."""
+    policy = comparison.handle.policy
+    with ExitStack() as stack:
+        if found.moves:
+            stack.enter_context(moved(policy, found.number, lambda name: name not in names))
+        if found.number:
+            stack.enter_context(moved(policy, found.number - 1, names.__contains__))
+        yield
+
+
+def _unmoved(before: Round, after: Round) -> bool:
+    """Return whether most requests of both rounds had the same reply."""
+    earlier = {each.request: each.reply.ids for each in before.samples}
+    same = [earlier[each.request] == each.reply.ids for each in after.samples if each.request in earlier]
+    return sum(same) > len(same) / 2
