@@ -35,12 +35,12 @@ def figures(folder: Path, log: str, gpu: BusyGPU) -> dict[str, Any]:
     start = end - found["iteration"]
     parts = {"iteration": (start, end), "collect": (start, start + found["collect"])}
     usages = {name: gpu.between(*part) for name, part in (parts | {"update": (end - found["update"], end)}).items()}
-    proof = re.search(r"samples from the policy: (.*)", log)
+    compared = re.search(r"samples from the policy: (.*)", log)
     return {
         "seconds": found | {"sync": scalars.Scalars("time/sync_seconds")[-1].value},
         "iteration over its stages": found["iteration"] / sum(found[name] for name in ("collect", "score", "update")),
         "mean log-prob gap": scalars.Scalars("mismatch/logp_gap_mean")[-1].value,
-        "proof of the engine": proof and proof[1],
+        "comparison of the engine": compared and compared[1],
         "share of time in which the GPU computes": {name: usage and usage.share for name, usage in usages.items()},
         "GiB of the GPU at most": {name: usage and usage.gib for name, usage in usages.items()},
     }

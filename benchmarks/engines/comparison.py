@@ -1,8 +1,8 @@
-"""Which wrong engines the proof at the start of a run finds, in float32 and in bfloat16, and what it takes.
+"""Which wrong engines EngineCheck finds at the start of a run, in float32 and in bfloat16, and what it takes.
 
-    python benchmarks/engines/proof.py   # two minutes on one core; writes docs/results/engine_proof.md
+    python benchmarks/engines/comparison.py   # two minutes on one core; writes docs/results/engine_check.md
 
-The engines and the tiny random models are those of tests/agents/test_proof.py: 27 wrong engines, and all right ones.
+The engines and the tiny random models are those of tests/agents/test_engine_comparison.py: 27 wrong engines, and all right ones.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from transformers import PreTrainedModel
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lightning_agentrl.engines import Engine
-from tests.agents.test_proof import RIGHT, WRONG, model, proving
+from lightning_agentrl.tools.engine_causes import likely_cause
+from tests.agents.test_engine_comparison import RIGHT, WRONG, comparing, model
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PAGE = ROOT / "docs" / "results" / "engine_proof.md"
+PAGE = ROOT / "docs" / "results" / "engine_check.md"
 
 
 def shown(kind: str, make: Callable[[PreTrainedModel], Engine], dtype: torch.dtype) -> tuple[str, str, float]:
-    """The cause, the larger mean gap of both rounds, and their seconds."""
+    """The cause, the larger mean mismatch of both rounds, and their seconds."""
     lm = model(kind).to(dtype)
-    with proving(make(lm), lm, trained_meanwhile=kind.endswith("ahead")) as proof:
+    with comparing(make(lm), lm, trained_meanwhile=kind.endswith("ahead")) as comparison:
         started = time.perf_counter()
-        rounds = list(proof.rounds(2, 0))
+        rounds = list(comparison.rounds(2, 0))
         seconds = time.perf_counter() - started
-        wrong = proof.first_wrong(rounds)
-        cause = "not found" if wrong is None else proof.cause(wrong, sent_before=True)
+        wrong = next((found for found in rounds if not found.seen.fits), None)
+        cause = "not found" if wrong is None else likely_cause(comparison, rounds, wrong)
     return cause, f"{max(found.seen.mean for found in rounds):.2g}", seconds
 
 
@@ -54,9 +55,9 @@ def main() -> None:
         print(lines[-1], flush=True)
     right = []
     for name, (kind, make_right, settings) in RIGHT.items():
-        with proving(make_right(), model(kind), **settings) as proof:
-            rounds = list(proof.rounds(2, 0))
-            fits = proof.first_wrong(rounds) is None
+        with comparing(make_right(), model(kind), **settings) as comparison:
+            rounds = list(comparison.rounds(2, 0))
+            fits = all(found.seen.fits for found in rounds)
             right.append(
                 f"| {name} | {max(r.seen.mean for r in rounds):.2g} | {max(r.seen.largest for r in rounds):.2g} |"
             )
@@ -74,21 +75,21 @@ def main() -> None:
     )
 
 
-PAGE_TEXT = """# What the proof of an engine finds
+PAGE_TEXT = """# What EngineCheck finds
 
-`python benchmarks/engines/proof.py` gives {count} wrong engines to the
-[proof at the start of a run](../reliability.md#the-engines-weights), with tiny random models in float32 and in bfloat16
+`python benchmarks/engines/comparison.py` gives {count} wrong engines to the
+[comparison at the start of a run](../reliability.md#the-engines-weights), with tiny random models in float32 and in bfloat16
 on both sides, and {right_count} right ones. In float32 it finds {exact} of {count}, in bfloat16 {rough}. The right ones
-all go on. The gap is the larger mean of both rounds. Both rounds together took {seconds:.1f} seconds (median) with an
+all go on. The mismatch is the larger mean of both rounds. The causes are those of `agentrl verify-engine`. Both rounds together took {seconds:.1f} seconds (median) with an
 engine that samples one token of one reply at a time.
 
-| wrong engine | float32: mean gap | found, with the cause | bfloat16: mean gap | found, with the cause |
+| wrong engine | float32: mean mismatch | found, with the cause | bfloat16: mean mismatch | found, with the cause |
 |---|---|---|---|---|
 {table}
 
 ## Right engines
 
-| engine | mean gap | largest gap |
+| engine | mean mismatch | largest mismatch |
 |---|---|---|
 {right}
 """
