@@ -2,7 +2,8 @@
 
     python benchmarks/engines/comparison.py   # two minutes on one core; writes docs/results/engine_check.md
 
-The engines and the tiny random models are those of tests/agents/test_engine_comparison.py: 27 wrong engines, and all right ones.
+The engines and the tiny random models are those of tests/agents/test_engine_comparison.py: 27 wrong ones, and all right
+ones.
 """
 
 from __future__ import annotations
@@ -78,10 +79,10 @@ def main() -> None:
 PAGE_TEXT = """# What EngineCheck finds
 
 `python benchmarks/engines/comparison.py` gives {count} wrong engines to the
-[comparison at the start of a run](../reliability.md#the-engines-weights), with tiny random models in float32 and in bfloat16
-on both sides, and {right_count} right ones. In float32 it finds {exact} of {count}, in bfloat16 {rough}. The right ones
-all go on. The mismatch is the larger mean of both rounds. The causes are those of `agentrl verify-engine`. Both rounds together took {seconds:.1f} seconds (median) with an
-engine that samples one token of one reply at a time.
+[comparison at the start of a run](../reliability.md#the-engines-weights), with tiny random models in float32 and in
+bfloat16 on both sides, and {right_count} right ones. In float32 it finds {exact} of {count}, in bfloat16 {rough}. The
+right ones all go on. The mismatch is the larger mean of both rounds. The causes are those of `agentrl verify-engine`.
+Both rounds together took {seconds:.1f} seconds (median) with an engine that samples one token of one reply at a time.
 
 | wrong engine | float32: mean mismatch | found, with the cause | bfloat16: mean mismatch | found, with the cause |
 |---|---|---|---|---|
