@@ -28,7 +28,7 @@ from lightning_agentrl.commands import main as commands
 from lightning_agentrl.episodes.contract import read_contract
 from lightning_agentrl.prompts import ChatRenderer, PromptFormat
 from lightning_agentrl.prompts.messages import Observation, Rules
-from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.renderer import shown
 from tests.engines.servers import ServerProcess
 from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
 

@@ -19,7 +19,7 @@ from agentrl_envs.textarena.env import _random_reply
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.tasks import ExactMatch, PatternMatch
 from lightning_agentrl.metrics.invalid_replies import Invalid, judge
-from lightning_agentrl.prompts.notebook import kept_notes
+from lightning_agentrl.prompts.memory import kept_notes
 from lightning_agentrl.prompts.parser import RawParser, TolerantParser, named, spellings
 from lightning_agentrl.tools.check_env.replies import HOSTILE
 from tests.envs.hostile import REPLIES

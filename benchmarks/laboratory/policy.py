@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from benchmarks.laboratory.exact import Array
 from benchmarks.laboratory.key_door import ACTIONS, MOVES, State
-from lightning_agentrl.prompts.format import PromptFormat
-from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.messages import Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.prompts.renderer import ChatRenderer
 

@@ -34,9 +34,8 @@ from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer
 from lightning_agentrl.models.packing import pack
-from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import WindowMemory
-from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.messages import Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, TurnInteraction, ValidationConfig
 from lightning_agentrl.types import ModelInput, Row

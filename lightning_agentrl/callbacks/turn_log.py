@@ -19,7 +19,7 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.errors import ConfigError, naming_file
-from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.renderer import shown
 from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.run_files import run_in
 from lightning_agentrl.types import ModelInput, Rollout, Scores, Segment, Turn, input_of

@@ -15,7 +15,7 @@ from lightning_agentrl.commands.looking import LookCLI
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.prompts.parser import named, spellings
-from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.renderer import shown
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.tools.inspect import SeenEpisode, SeenTurn, look_at, make_report

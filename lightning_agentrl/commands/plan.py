@@ -20,7 +20,7 @@ from lightning_agentrl.callbacks.run_folder import count_parameters
 from lightning_agentrl.commands.memory import Rows, free_memory, memory_plan, suggested_budget
 from lightning_agentrl.episodes.prompt_check import prompt_parts
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
-from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.renderer import shown
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import ModelInput, Row
 

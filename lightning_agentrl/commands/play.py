@@ -14,7 +14,7 @@ from lightning_agentrl.commands.model_argument import naming_argument
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import load_tokenizer, read_context_length, read_images
-from lightning_agentrl.prompts.format import PromptFormat
+from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, TurnInteraction
 from lightning_agentrl.tools.play import Play
 

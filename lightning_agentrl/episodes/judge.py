@@ -21,8 +21,7 @@ from lightning_agentrl.errors import ConfigError, EnvError, first_line
 from lightning_agentrl.errors.secrets import masked
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
-from lightning_agentrl.prompts.format import PromptFormat
-from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.messages import Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types import ModelInput

@@ -19,8 +19,7 @@ from transformers import (
 
 from lightning_agentrl.episodes.tasks import Scorer
 from lightning_agentrl.errors import first_line
-from lightning_agentrl.prompts.template import RunDate, rendered
-from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
+from lightning_agentrl.prompts.template import RunDate, Untrusted, rendered, role_markers, special_strings
 
 MAX_CHARS = 1 << 20  # of a prompt or a reply; longer than the context of any classifier
 _READING = threading.Lock()  # one pair at a time, from all threads

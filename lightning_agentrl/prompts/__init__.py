@@ -1,8 +1,14 @@
 """What the policy reads and how its replies are read: wording, chat template, memory, parser."""
 
-from lightning_agentrl.prompts.format import PromptFormat
-from lightning_agentrl.prompts.memory import ActionsOnlyMemory, ClearingMemory, FullMemory, Memory, WindowMemory
-from lightning_agentrl.prompts.notebook import NotebookMemory
+from lightning_agentrl.prompts.memory import (
+    ActionsOnlyMemory,
+    ClearingMemory,
+    FullMemory,
+    Memory,
+    NotebookMemory,
+    WindowMemory,
+)
+from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer
 

@@ -1,21 +1,77 @@
-"""What is said in a prompt: rules and observations of an environment, and the words of the config, as messages."""
+"""The messages of a prompt: rules and observations of an environment in the wording of the config."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
 from typing import Any
 
-from lightning_agentrl.prompts.format import PromptFormat, filled
 from lightning_agentrl.prompts.memory import OwnMessages, PastTurn, Recollection
 from lightning_agentrl.prompts.parser import split_reply
-from lightning_agentrl.prompts.template import ChatTemplate, Message, Tool
-from lightning_agentrl.prompts.untrusted import Untrusted
+from lightning_agentrl.prompts.template import ChatTemplate, Message, Tool, Untrusted
 from lightning_agentrl.types import ModelInput
 
-REMEMBERED_RULES, REMEMBERED_RULES_CHARS = 64, 1 << 14  # texts of rules, and what they are made of
-Pairs = tuple[tuple[str, str], ...]  # of a mapping, which can be remembered
+PLACES = ("mission", "actions", "tips")  # what a system text of the config may take from the environment
+INSTRUCTION_PLACES = ("actions",)
+_BRACES = re.compile(r"\{\{|\}\}|\{(\w+)\}|\{[^{}\n]{0,40}\}?|\}")  # the last two are mistakes
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """The wording and the limits of prompts.
+
+    Args:
+        think: ask for a THINK line before the ACTION line; otherwise a reply is the action alone.
+        instruction: text that ends the current user message in place of the built-in one. ``{actions}`` in it stands
+            for the names of the actions, and ``{{`` and ``}}`` for braces; an empty text omits the instruction.
+        examples: show the worked examples of the environment.
+        system: system message in place of the environment's; an empty text omits the message. In it ``{mission}``,
+            ``{actions}`` and ``{tips}`` stand for what the environment says: the mission of the episode, the actions
+            with their descriptions, and its hints; ``{{`` and ``}}`` stand for braces.
+        max_prompt_tokens: the most tokens of a rendered prompt, those of images included; the oldest history is dropped
+            first.
+        max_images: the most images of a prompt; None: no limit. The oldest history is dropped first.
+    """
+
+    think: bool = True
+    instruction: str | None = None
+    examples: bool = True
+    system: str | None = None
+    max_prompt_tokens: int = 1024
+    max_images: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_tokens < 1:
+            raise ValueError(f"max_prompt_tokens must be at least 1, got {self.max_prompt_tokens}")
+        _check_places("system", self.system or "", PLACES)
+        _check_places("instruction", self.instruction or "", INSTRUCTION_PLACES)
+
+    @property
+    def places(self) -> list[str]:
+        """What the system text takes from the environment."""
+        named = {match[1] for match in _BRACES.finditer(self.system or "")}
+        return [name for name in PLACES if name in named]
+
+    def allows(self, prompt: ModelInput) -> bool:
+        """Return whether a prompt is within the limits."""
+        few = self.max_images is None or len(prompt.images) <= self.max_images
+        return few and len(prompt) <= self.max_prompt_tokens
+
+
+def filled(text: str, places: Mapping[str, str]) -> str:
+    """Return a text of the config with its places filled, by name, and ``{{`` and ``}}`` as single braces."""
+    return _BRACES.sub(lambda match: places.get(match[1], "") if match[1] else match[0][0], text)
+
+
+def _check_places(name: str, text: str, known: Sequence[str]) -> None:
+    for match in _BRACES.finditer(text):
+        if match[0] not in ("{{", "}}") and match[1] not in known:
+            raise ValueError(
+                f"the {name} text of the prompt has '{match[0]}', and what stands in braces must be one of "
+                f"{', '.join(f'{{{place}}}' for place in known)}; write {{{{ and }}}} for literal braces (key "
+                f"data.init_args.prompt.{name})"
+            )
 
 
 @dataclass(frozen=True)
@@ -35,18 +91,6 @@ class Rules:
     actions: Mapping[str, str] = field(default_factory=dict)
     tools: Sequence[Tool] = ()
     places: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def as_pairs(self) -> tuple[Pairs, Pairs, Pairs]:
-        """Examples, actions and places in a form that can be remembered."""
-        examples = tuple([(text, reply) for text, reply in self.examples])
-        return examples, tuple(self.actions.items()), tuple(self.places.items())
-
-    @cached_property
-    def chars(self) -> int:
-        """Characters of all but names and tools."""
-        said = [self.system, *self.actions.values(), *self.places.values()]
-        return sum(map(len, [*said, *(text for example in self.examples for text in example)]))
 
 
 @dataclass(frozen=True)
@@ -86,7 +130,6 @@ class MessageWriter:
         self._safe = safe
         self._heading = "" if free_text else "Observation:"
         self._whole_replies = free_text  # a reply is the action
-        self._rules = lru_cache(REMEMBERED_RULES)(self._rules_text)  # the same at every turn, or nearly
 
     def parts(self, rules: Rules, observation: Observation, recollection: Recollection) -> dict[str, list[Message]]:
         """Return the messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
@@ -100,18 +143,14 @@ class MessageWriter:
         }
 
     def system(self, rules: Rules) -> list[Message]:
-        """Return the system message, or nothing where there is no text for one."""
-        chars = len(rules.system) + sum(map(len, rules.actions.values())) + sum(map(len, rules.places.values()))
-        write = self._rules if chars <= REMEMBERED_RULES_CHARS else self._rules_text
-        text = write(rules.system, tuple(rules.actions.items()), tuple(rules.places.items()))
-        return [self.template.message("system", text)] if text else []
-
-    def _rules_text(self, system: str, actions: Pairs, places: Pairs) -> str:
+        """Return the system message, or nothing if there is no text for one."""
         if self.format.system is not None:
-            texts = {**dict(places), "actions": "\n".join(_listed(dict(actions)))}
-            return filled(self.format.system, {name: self._safe(text) for name, text in texts.items()})
-        listed = _listed({name: text for name, text in actions if text and text not in system})
-        return self._safe("\n".join([system, *(["Actions:"] if listed else []), *listed]).strip())
+            texts = {**rules.places, "actions": "\n".join(_listed(rules.actions))}
+            text = filled(self.format.system, {name: self._safe(text) for name, text in texts.items()})
+        else:
+            listed = _listed({name: text for name, text in rules.actions.items() if text and text not in rules.system})
+            text = self._safe("\n".join([rules.system, *(["Actions:"] if listed else []), *listed]).strip())
+        return [self.template.message("system", text)] if text else []
 
     def turns(self, turns: Iterable[PastTurn]) -> list[Message]:
         """Return past turns, each with its reply."""

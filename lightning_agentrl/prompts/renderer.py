@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.errors.problem import ConfigError
-from lightning_agentrl.prompts.format import PromptFormat
-from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.messages import MessageWriter, Observation, Pairs, Rules
-from lightning_agentrl.prompts.template import ChatTemplate, Message, RefusedMessagesError, RunDate, Tool, images_of
-from lightning_agentrl.prompts.untrusted import Untrusted
-from lightning_agentrl.types import ModelInput, Segment, SegmentKind
+from lightning_agentrl.prompts.memory import Recollection
+from lightning_agentrl.prompts.messages import MessageWriter, Observation, PromptFormat, Rules
+from lightning_agentrl.prompts.template import (
+    ChatTemplate,
+    Message,
+    RefusedMessagesError,
+    RunDate,
+    Tool,
+    Untrusted,
+    images_of,
+)
+from lightning_agentrl.types import ImageChunk, ModelInput, Segment, SegmentKind
 from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
-REMEMBERED, REMEMBERED_CHARS = 1024, 1024  # prompts, and their length: some ten megabytes at most, 40 bytes an id
-REMEMBERED_REPLY_TOKENS = 16  # the most in a reply of which the text is remembered
+REMEMBERED, REMEMBERED_TOKENS = 1024, 512  # cached prompts and their tokens: twenty megabytes at most, 40 bytes an id
+REMEMBERED_REPLY_TOKENS = 16  # the most in a reply whose text is cached
 UTF8_BYTES = 4  # of a character at most
-
-
-class _Texts(NamedTuple):
-    """All that a prompt of texts alone is made of, in a form that can be remembered."""
-
-    system: str
-    examples: Pairs
-    actions: Pairs
-    places: Pairs
-    past: tuple[PastTurn, ...]
-    note: str
-    text: str
-    short_term: str
-    role: str
 
 
 @dataclass(frozen=True)
@@ -86,10 +77,8 @@ class ChatRenderer:
         self._most = longest * (self.format.max_prompt_tokens + 1)
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=self._most)
         self.writer = MessageWriter(self.format, self.template, self._safe)
-        # States recur. What the config adds to every prompt counts for its length.
-        self._remembered = lru_cache(REMEMBERED)(self._of_texts)
-        self._most_chars = REMEMBERED_CHARS - len(self.format.system or "") - len(self.format.instruction or "")
-        self._reply = lru_cache(REMEMBERED)(self._decoded)  # an action and little else
+        self._remembered: dict[Hashable, RenderedPrompt] = {}  # states of small games recur
+        self._short_reply = lru_cache(REMEMBERED)(self._decode)  # an action and little else
 
     @cached_property
     def free_text(self) -> ChatRenderer:
@@ -97,7 +86,7 @@ class ChatRenderer:
         other = copy(self)
         other.format = replace(self.format, think=False)
         other.writer = MessageWriter(other.format, self.template, self._safe, free_text=True)
-        other._remembered = lru_cache(REMEMBERED)(other._of_texts)
+        other._remembered = {}
         return other
 
     # What sessions ask for
@@ -132,75 +121,48 @@ class ChatRenderer:
             PromptTooLongError: the prompt is over its limit even without any history.
         """
         recollection = recollection or Recollection()
-        past = recollection.turns
-        self._check_roles(rules, observation, later=bool(past))
-        if (texts := self._as_texts(rules, observation, recollection)) is not None:
-            return self._remembered(texts)
-        parts = self.writer.parts(rules, observation, Recollection(note=recollection.note))
-        whole = rules.system, recollection.note, observation.text, observation.short_term
-        return self._fitted(parts, past, len(observation.images), rules.tools, max(map(len, whole)))
+        self._check_roles(rules, observation, later=bool(recollection.turns))
+        key = _texts(rules, observation, recollection)
+        if key is not None and key in self._remembered:
+            return self._remembered[key]
+        prompt = self._fitted(rules, observation, recollection)
+        if key is not None and len(prompt.segments[0]) <= REMEMBERED_TOKENS:
+            if len(self._remembered) == REMEMBERED:
+                self._remembered.clear()
+            self._remembered[key] = prompt
+        return prompt
 
-    def _as_texts(self, rules: Rules, observation: Observation, recollection: Recollection) -> _Texts | None:
-        """Return what a prompt is made of, if that is texts alone, and few enough of them to be remembered."""
-        past = recollection.turns
-        if observation.images or rules.tools or observation.messages or any(t.images or t.messages for t in past):
-            return None
-        said = [recollection.note, observation.text, observation.short_term]
-        said += [text for turn in past for text in (turn.observation, turn.thought, turn.action)]
-        if rules.chars + sum(map(len, said)) > self._most_chars:
-            return None
-        return _Texts(
-            rules.system,
-            *rules.as_pairs,
-            tuple([PastTurn(turn.observation, turn.thought, turn.action, role=turn.role) for turn in past]),
-            recollection.note,
-            observation.text,
-            observation.short_term,
-            observation.role,
-        )
-
-    def _of_texts(self, texts: _Texts) -> RenderedPrompt:
-        rules = Rules(texts.system, texts.examples, dict(texts.actions), places=dict(texts.places))
-        observation = Observation(texts.text, texts.short_term, role=texts.role)
-        return self._fitted(self.writer.parts(rules, observation, Recollection(note=texts.note)), texts.past)
-
-    def _fitted(
-        self,
-        parts: Mapping[str, list[Message]],
-        past: Sequence[PastTurn],
-        images: int = 0,
-        tools: Sequence[Tool] = (),
-        longest: int = 0,
-    ) -> RenderedPrompt:
-        """Return the prompt of these parts, as in :meth:`MessageWriter.parts`, with as much of the past as fits.
-
-        ``longest`` is the number of characters of their longest text, for the error.
-        """
+    def _fitted(self, rules: Rules, observation: Observation, recollection: Recollection) -> RenderedPrompt:
+        """Return the prompt with as many of the last turns as fit."""
+        past, note = recollection.turns, recollection.note
+        parts = self.writer.parts(rules, observation, Recollection(note=note))
         head, current = parts["system"] + parts["examples"], parts["current"]
         prompts: dict[int, ModelInput] = {}
 
         def fits(cuts: int) -> bool:
-            prompts[cuts] = self._read(head + self.writer.turns(past[cuts:]) + current, generate=True, tools=tools)
+            messages = head + self.writer.turns(past[cuts:]) + current
+            prompts[cuts] = self._read(messages, generate=True, tools=rules.tools)
             return self.format.allows(prompts[cuts])
 
         turns = len(past)
         cuts = 0 if fits(0) else bisect_left(range(turns + 1), True, lo=1, key=fits)
-        if cuts > turns:
-            if len(prompts[turns]) <= self.format.max_prompt_tokens:
-                raise PromptTooLongError(
-                    f"one observation shows {images} images, over the limit of {self.format.max_images}; raise it "
-                    "(key data.init_args.prompt.max_images)"
-                )
-            more, text = "", ""
-            if longest > self._most:  # only the beginning of that text was encoded
-                more, text = "more than ", f", and one text of {longest} characters"
+        if cuts <= turns:
+            return RenderedPrompt((Segment(SegmentKind.PROMPT, prompts[cuts]),), cuts)
+        if len(prompts[turns]) <= self.format.max_prompt_tokens:
             raise PromptTooLongError(
-                f"the prompt without history has {more}{len(prompts[turns])} tokens, over the limit of "
-                f"{self.format.max_prompt_tokens}{text}; its parts (system text, examples, notes, current observation, "
-                "instruction) are never cut: raise max_prompt_tokens or make them shorter (key "
-                "data.init_args.prompt.max_prompt_tokens)"
+                f"one observation shows {len(observation.images)} images, over the limit of {self.format.max_images}; "
+                "raise it (key data.init_args.prompt.max_images)"
             )
-        return RenderedPrompt((Segment(SegmentKind.PROMPT, prompts[cuts]),), cuts)
+        longest = max(map(len, (rules.system, note, observation.text, observation.short_term)))
+        more, text = "", ""
+        if longest > self._most:  # only the beginning of that text was encoded
+            more, text = "more than ", f", and one text of {longest} characters"
+        raise PromptTooLongError(
+            f"the prompt without history has {more}{len(prompts[turns])} tokens, over the limit of "
+            f"{self.format.max_prompt_tokens}{text}; its parts (system text, examples, notes, current observation, "
+            "instruction) are never cut: raise max_prompt_tokens or make them shorter (key "
+            "data.init_args.prompt.max_prompt_tokens)"
+        )
 
     def count_tokens(self, messages: list[Message], reply_follows: bool, tools: Sequence[Tool] = ()) -> int:
         """Return the number of tokens of a conversation, with the header of the next reply if one follows."""
@@ -249,9 +211,9 @@ class ChatRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of sampled ids without special tokens."""
-        return self._reply(tuple(ids)) if len(ids) <= REMEMBERED_REPLY_TOKENS else self._decoded(ids)
+        return self._short_reply(tuple(ids)) if len(ids) <= REMEMBERED_REPLY_TOKENS else self._decode(ids)
 
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
@@ -314,6 +276,35 @@ class ChatRenderer:
         return ModelInput.join([*parts, ModelInput.of_ids(ids[places[-1] + 1 :])])
 
 
+def _texts(rules: Rules, observation: Observation, recollection: Recollection) -> Hashable | None:
+    """Return all that a prompt of texts alone says; None if it has images, tools or messages of an environment."""
+    past = recollection.turns
+    if observation.images or observation.messages or rules.tools or any(turn.images or turn.messages for turn in past):
+        return None
+    return (
+        rules.system,
+        tuple([(text, reply) for text, reply in rules.examples]),
+        tuple(rules.actions.items()),
+        tuple(rules.places.items()),
+        tuple([(turn.observation, turn.thought, turn.action, turn.role) for turn in past]),
+        recollection.note,
+        observation.text,
+        observation.short_term,
+        observation.role,
+    )
+
+
 def _roles(observation: Observation) -> list[str]:
     """Return the roles of the messages that show an observation."""
     return [role for role, _ in observation.messages] or [observation.role]
+
+
+def shown(tokenizer: PreTrainedTokenizerBase, read: ModelInput) -> str:
+    """Return a model input as text, special tokens included; an image as a few words in brackets."""
+    parts = []
+    for chunk in read.chunks:
+        if isinstance(chunk, ImageChunk):
+            parts.append(f"[image of {chunk.tokens} tokens]")
+        else:
+            parts.append(str(tokenizer.decode(list(chunk.ids), clean_up_tokenization_spaces=False)))
+    return "".join(parts)

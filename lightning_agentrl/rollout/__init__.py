@@ -8,9 +8,15 @@ from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.episodes.tasks import ExactMatch, OneTurn, PatternMatch, Scorer, Task, TaskSet
 from lightning_agentrl.episodes.wording import Wording
-from lightning_agentrl.prompts.format import PromptFormat
-from lightning_agentrl.prompts.memory import ActionsOnlyMemory, ClearingMemory, FullMemory, Memory, WindowMemory
-from lightning_agentrl.prompts.notebook import NotebookMemory
+from lightning_agentrl.prompts.memory import (
+    ActionsOnlyMemory,
+    ClearingMemory,
+    FullMemory,
+    Memory,
+    NotebookMemory,
+    WindowMemory,
+)
+from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout.data_module import RolloutDataModule

@@ -26,8 +26,8 @@ from lightning_agentrl.episodes.sources import ENVS, EnvConfig, Source, all_sour
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
+from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.rollout.connection import Connection

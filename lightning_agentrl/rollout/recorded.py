@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import rank, world_size
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.renderer import shown
 from lightning_agentrl.rollout.data_module import RolloutDataModule
 from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
 from lightning_agentrl.run_files import LoggedTurn, environment_of, find_run, json_object, read_turns

@@ -15,8 +15,7 @@ from lightning_agentrl.episodes.environment import png
 from lightning_agentrl.episodes.prompt_check import prompt_parts
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.metrics.episodes import succeeded
-from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.renderer import ChatRenderer, shown
 from lightning_agentrl.rollout import RolloutDataModule, Session
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker

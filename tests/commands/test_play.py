@@ -21,7 +21,7 @@ from PIL import Image
 from agentrl_envs import TextEnv
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.models.loading import load_tokenizer
-from lightning_agentrl.prompts.format import PromptFormat
+from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout import EnvConfig, Session, TurnInteraction, WindowMemory
 from lightning_agentrl.rollout.player import Player

@@ -25,8 +25,8 @@ from lightning_agentrl.episodes.interaction import TurnInteraction
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.models.packing import pack
-from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import FullMemory, Memory, WindowMemory
+from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout import EnvConfig, Session
 from lightning_agentrl.rollout.fixed_turns import FixedTurns

@@ -18,7 +18,7 @@ from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.prompts import memory
-from lightning_agentrl.prompts.format import PLACES
+from lightning_agentrl.prompts.messages import PLACES
 from tests.rollout.scripted import Scripted
 
 START = Start(0, 0, 1)

@@ -14,8 +14,8 @@ from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.models.loading import load_tokenizer, read_images
-from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import WindowMemory
+from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout import EnvConfig, Session
 from tests.rollout.scripted import Scripted

@@ -14,11 +14,9 @@ from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.loading import load_tokenizer, read_images
-from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import FullMemory, OwnMessages, PastTurn, Recollection, WindowMemory
-from lightning_agentrl.prompts.messages import Observation, Rules
-from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.messages import Observation, PromptFormat, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer, shown
 from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.rollout import EnvConfig
 from lightning_agentrl.types import ModelInput, SegmentKind, input_of

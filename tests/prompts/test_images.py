@@ -11,11 +11,9 @@ from transformers import AutoTokenizer
 
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import load_tokenizer, read_images
-from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.messages import Observation, Rules
-from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.messages import Observation, PromptFormat, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer, shown
 from lightning_agentrl.types import ModelInput, input_of
 from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_agentrl.prompts.memory import PastTurn
-from lightning_agentrl.prompts.notebook import NotebookMemory, kept_notes
+from lightning_agentrl.prompts.memory import NotebookMemory, PastTurn, kept_notes
 from lightning_agentrl.prompts.parser import TolerantParser
 
 

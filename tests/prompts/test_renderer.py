@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.messages import Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.parser import ParsedReply, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.types import Segment, SegmentKind, input_of
@@ -141,7 +140,7 @@ def test_an_example_of_free_text_is_a_whole_reply():
     "format_args", [{}, {"think": False}, {"system": "{mission} {actions}"}, {"max_prompt_tokens": 200}]
 )
 @pytest.mark.parametrize("free", [False, True])
-def test_a_remembered_prompt_is_the_one_of_all_that_it_shows(format_args, free, monkeypatch):
+def test_a_remembered_prompt_is_the_one_of_all_that_it_shows(format_args, free):
     turn = PAST[0]
     rules = Rules(SYSTEM, EXAMPLES, ACTIONS, places={"mission": "find it"})
     observation, recollection = Observation("a key", "now"), Recollection((turn,), "a note")
@@ -167,12 +166,13 @@ def test_a_remembered_prompt_is_the_one_of_all_that_it_shows(format_args, free, 
         except PromptTooLongError as error:
             return str(error)
 
-    chat = renderer(**format_args)
-    monkeypatch.setattr("lightning_agentrl.prompts.renderer.REMEMBERED_CHARS", -10000)
-    forgetful = renderer(**format_args)
+    chat, forgetful = renderer(**format_args), renderer(**format_args)
     for _ in range(2):
         for change in ({}, *others):
+            forgetful._remembered.clear()
+            forgetful.free_text._remembered.clear()
             assert shown(chat, **change) == shown(forgetful, **change)
+    assert (chat.free_text if free else chat)._remembered or format_args.get("max_prompt_tokens")
 
 
 def test_one_prompt_segment_encoded_by_the_tokenizer():

@@ -7,9 +7,8 @@ from datetime import datetime
 
 import pytest
 
-from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.messages import Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import ChatTemplate, RunDate, folded
 from lightning_agentrl.types import Segment, input_of

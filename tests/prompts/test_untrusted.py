@@ -8,11 +8,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.messages import Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
+from lightning_agentrl.prompts.template import Untrusted, role_markers, special_strings
 from lightning_agentrl.types import Segment, input_of
 from tests.prompts.templates import TEMPLATES, Marks, make_tokenizer
 
