@@ -22,8 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated, whiten
-from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
-from lightning_agentrl.agents.checkpoints import load_agent, save_agent
+from lightning_agentrl.agents.checkpoint import guard_checkpoints
 from lightning_agentrl.agents.checks import check_rounded, check_run, correction_for, shared_context_length
 from lightning_agentrl.agents.engine_check import EngineCheck
 from lightning_agentrl.agents.hooks import Attempt, watching
@@ -49,7 +48,7 @@ from lightning_agentrl.agents.optim import (
     stop_run,
     sync_gradients,
 )
-from lightning_agentrl.agents.resume import made_of
+from lightning_agentrl.agents.resume import load_agent, made_of, save_agent
 from lightning_agentrl.agents.scoring import (
     Needs,
     Reader,

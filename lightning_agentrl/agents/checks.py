@@ -98,8 +98,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
     check_strategy(trainer, lora)
     if not isinstance(saves := trainer.strategy.checkpoint_io, TorchCheckpointIO):
         raise ValueError(
-            f"{type(saves).__name__} would save in a way that cannot be read back before the checkpoint gets its name; "
-            "remove it from trainer.plugins"
+            f"{type(saves).__name__} does not say when a checkpoint is whole; remove it from trainer.plugins"
         )
     check_keys(trainer)
     if trainer.max_steps > 0 and trainer.max_steps % steps_per_iteration:

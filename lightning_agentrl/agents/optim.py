@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
+from lightning_agentrl.agents.checkpoint import last_good_checkpoint
 from lightning_agentrl.agents.finite import FiniteSteps
 from lightning_agentrl.agents.hooks import Attempt, StepGuard, Verdict, decide
 from lightning_agentrl.agents.master_weights import MasterWeights

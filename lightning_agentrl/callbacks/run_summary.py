@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checkpoint_files import in_order
+from lightning_agentrl.agents.checkpoint import in_order
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means

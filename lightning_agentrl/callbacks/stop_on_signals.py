@@ -18,7 +18,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint, remove
+from lightning_agentrl.agents.checkpoint import last_good_checkpoint, remove
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.callbacks.signal_watch import SignalWatch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 
+from lightning_agentrl.agents.checkpoint import CheckpointedTrainer
 from lightning_agentrl.agents.trainer_keys import refuse_foreign_keys
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
@@ -38,7 +38,7 @@ def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints:
     return sorted([*given, *missing], key=lambda callback: not isinstance(callback, StopOnSignals))
 
 
-class Trainer(L.Trainer):
+class Trainer(CheckpointedTrainer):
     """Lightning's Trainer with what `agentrl fit` adds to it: progress by stages, checkpoints between iterations.
 
     With ``max_epochs`` held-out episodes are played after the last iteration, unless ``check_val_every_n_epoch`` says

@@ -32,11 +32,12 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoint
+from lightning_agentrl.agents.checkpoint import CheckpointedTrainer, exists, last_good_checkpoint
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import check_keys, refuse_foreign_keys
 from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
+from lightning_agentrl.callbacks.run_checkpoints import WORDS, named_checkpoint
 from lightning_agentrl.callbacks.run_folder import RunRecord
 from lightning_agentrl.callbacks.trainer import CALLBACKS, DEFAULTS, with_defaults
 from lightning_agentrl.commands.check_files import check_file
@@ -45,7 +46,6 @@ from lightning_agentrl.commands.empty_keys import empty_keys
 from lightning_agentrl.commands.ending import lost_reader
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.held_out_table import held_out_table
-from lightning_agentrl.commands.named_checkpoint import WORDS, named_checkpoint
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
 from lightning_agentrl.commands.room_to_write import make_folder
@@ -108,6 +108,7 @@ class AgentCLI(LightningCLI):
             parser_class=AgentParser,
             subclass_mode_model=True,
             subclass_mode_data=True,
+            trainer_class=CheckpointedTrainer,
             auto_configure_optimizers=False,
             save_config_callback=RunRecord,
             args=args,
@@ -317,7 +318,7 @@ class AgentCLI(LightningCLI):
 
     def _config_error(self, error: BaseException, playing: bool) -> ConfigError | None:
         """Return the sentence of an error that a user can fix; None for others, and for one that has a sentence."""
-        agent, path = self.model, cast(Any, self.trainer).ckpt_path
+        agent, path = self.model, cast(Any, self.trainer).ckpt_path or self.start.get("ckpt_path")
         if isinstance(error, ConfigError):
             return None
         if isinstance(error, CheckpointError):

@@ -265,11 +265,6 @@ def not_plain(error: BaseException) -> str:
     return found[1] if found else ""
 
 
-def lacks_actor_state(error: BaseException) -> bool:
-    """Return whether a sharded optimizer lacks the state of the actor, which has none inside the critic warm-up."""
-    return isinstance(error, RuntimeError) and str(error).startswith("Missing optimizer state for parameter 'actor.")
-
-
 # Other processes
 
 _LOST = re.compile(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import yaml
 
-from lightning_agentrl.agents.checkpoint_files import main_file
+from lightning_agentrl.agents.checkpoint import main_file
 from lightning_agentrl.callbacks.chain import FOLDER, Link, read_link, read_links
 from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.run_files import FACTS, json_object, one_run, owner_of, version_of

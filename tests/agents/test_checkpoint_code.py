@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+import lightning as L
 import pytest
 import torch
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint import metadata as of_torch
 from torch.distributed.checkpoint.state_dict_loader import load as load_shares
 from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
-from lightning_agentrl.agents import checkpoint_files as files
+from lightning_agentrl.agents import checkpoint as files
+from lightning_agentrl.agents.checkpoint import CheckpointedTrainer, guard_checkpoints, refuse_unsound_folder
 from lightning_agentrl.agents.checkpoint_code import read_metadata
-from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.errors import CheckpointError
 from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence
@@ -103,19 +106,23 @@ def test_loading_a_folder_with_code_is_refused(write: Any, sealed: bool, tmp_pat
     write(tmp_path / "evil.ckpt", Code(marker))
     if sealed:
         seal(tmp_path / "evil.ckpt")
+    """By the plugin, and by the trainer before a strategy reads it past the plugin."""
     trainer = make_trainer(tmp_path, 1)
-    cast(Any, trainer.strategy).load_checkpoint = read_by_libraries
     guard_checkpoints(trainer)
     with pytest.raises(CheckpointError, match=NAMED):
         trainer.strategy.load_checkpoint(str(tmp_path / "evil.ckpt"), weights_only=None)
+    for start in (CheckpointedTrainer.fit, CheckpointedTrainer.validate):
+        with pytest.raises(CheckpointError, match=NAMED):
+            start(CheckpointedTrainer(logger=False), L.LightningModule(), ckpt_path=str(tmp_path / "evil.ckpt"))
     assert not marker.exists()
+    with suppress(Exception, CheckpointException):  # after the code has run
+        read_by_libraries(str(tmp_path / "evil.ckpt"), weights_only=False)
+    assert marker.exists()  # without the checks it is executed
 
 
 def test_loading_a_sound_folder_reads_it(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, 1)
-    cast(Any, trainer.strategy).load_checkpoint = read_by_libraries
-    guard_checkpoints(trainer)
-    assert trainer.strategy.load_checkpoint(str(sound(tmp_path / "a.ckpt")), weights_only=None) == IN_META
+    refuse_unsound_folder(sound(tmp_path / "a.ckpt"))
+    assert read_by_libraries(str(tmp_path / "a.ckpt"), weights_only=True) == IN_META
 
 
 def test_metadata_with_members_of_enums_by_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
-from lightning_agentrl.agents import PPOAgent, checkpoint_files
-from lightning_agentrl.agents.checkpoint_files import MANIFEST, damage, last_good_checkpoint
-from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
+from lightning_agentrl.agents import PPOAgent, checkpoint
+from lightning_agentrl.agents.checkpoint import MANIFEST, damage, guard_checkpoints, last_good_checkpoint
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.callbacks import RunCheckpoints
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError
@@ -113,8 +112,8 @@ def test_the_one_before_a_damaged_one_is_that_of_the_iteration_before(tmp_path: 
         counts = {"ready": iteration, "completed": iteration - 1}
         loops = {"fit_loop": {"epoch_progress": {"current": counts}}}
         saved = {"run_id": "a", "global_step": iteration, "loops": loops, "pytorch-lightning_version": "2.6.0"}
+        saved["state_dict"] = {"weight": torch.ones(1000)}
         torch.save(saved, path := tmp_path / f"iteration-{iteration:05d}.ckpt")
-        checkpoint_files.seal(path)
         os.utime(path, (60 * minute, 60 * minute))
     flip(path)
     (tmp_path / "last.ckpt").symlink_to(path.name)
@@ -190,15 +189,15 @@ def test_a_folder_of_shares_replaces_the_one_before_and_is_refused_once_it_is_da
 def fit_until_killed(path: Path, model: Path) -> None:
     """Be killed in the middle of writing the fourth checkpoint."""
     torch.set_num_threads(1)
-    whole, saves = checkpoint_files.seal, itertools.count(1)
+    put_in_place, saves = checkpoint._put_in_place, itertools.count(1)
 
-    def seal(part: Path, *args: int) -> dict[str, list[int]]:
+    def killed(part: Path, target: Path) -> None:
         if next(saves) == 4:
             os.truncate(part, part.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole(part, *args)
+        put_in_place(part, target)
 
-    checkpoint_files.seal = seal
+    checkpoint._put_in_place = killed
     fit(path, model, 40, RunCheckpoints(dirpath=str(path / "saved"), keep=3))
 
 

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.agents.checkpoints import FORMAT, KEY
+from lightning_agentrl.agents.resume import FORMAT, KEY
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.errors import CheckpointError
 from tests.agents.harness import make_agent, make_data, make_trainer

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightning_agentrl.agents.checkpoint_files import METADATA
+from lightning_agentrl.agents.checkpoint import METADATA
 from lightning_agentrl.commands.export import export_checkpoint
 from tests.agents.processes import POPART, assert_same, config_text, fit, metrics, read
 
@@ -68,20 +68,6 @@ def test_a_checkpoint_is_continued_on_any_number_of_processes(tmp_path, exact_fo
     assert_same(read(one), read(resumed))
     begun = torch.load(stopped / METADATA if stopped.is_dir() else stopped, weights_only=True)
     assert begun["run_id"] == read(resumed)["run_id"] != read(one)["run_id"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_processes_left")
-def test_a_checkpoint_of_one_process_inside_the_warm_up_is_told(tmp_path, exact_folder, capsys):
-    """It has no Adam state of the actor, and a sharded optimizer takes no state that is missing."""
-    stopped = fit(tmp_path / "one", exact_folder, "SharedCritic", 1, "--trainer.max_epochs", "1")
-    sharded = FSDP2.replace("data_parallel_size: 2", "data_parallel_size: 1")
-    with pytest.raises(SystemExit) as ended:
-        fit(tmp_path / "sharded", exact_folder, "SharedCritic", 1, "--ckpt_path", str(stopped), strategy=sharded)
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err.splitlines()[-1]
-    for part in (f"the checkpoint '{stopped}' was written inside", "'auto' or 'ddp'", "(key ckpt_path"):
-        assert part in printed
 
 
 @pytest.mark.long

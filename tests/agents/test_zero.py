@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy, SingleDeviceStrategy
 
-from lightning_agentrl.agents.checkpoint_files import OF_ZERO
+from lightning_agentrl.agents.checkpoint import OF_ZERO
 from lightning_agentrl.agents.checks import check_critic
 from lightning_agentrl.agents.optim import clip_by_group, step_or_discard
 from lightning_agentrl.agents.strategies import check_strategy

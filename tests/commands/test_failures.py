@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +16,10 @@ import torch.distributed.checkpoint as dcp
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
-from lightning_agentrl.agents.checkpoints import check_weights
+from lightning_agentrl.agents.checkpoint import _aside
+from lightning_agentrl.agents.resume import check_weights
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, EnvError
-from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, run_command, sentence
 from tests.disks import mounted
 
@@ -139,11 +138,8 @@ def test_a_full_disk_says_which_checkpoint_was_not_saved_and_what_to_change(
 )
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_full_disk_is_told_by_whatever_writes(write: Callable[..., None], small_disk: Path) -> None:
-    trainer = make_trainer(small_disk, 1)
-    cast(Any, trainer.strategy).save_checkpoint = lambda checkpoint, filepath: write(checkpoint, filepath)
-    guard_checkpoints(trainer)
-    with pytest.raises(CheckpointNotSavedError) as caught:
-        trainer.strategy.save_checkpoint({"a": torch.zeros(100_000)}, str(small_disk / "here.ckpt"))
+    with pytest.raises(CheckpointNotSavedError) as caught, _aside(small_disk / "here.ckpt", "") as part:
+        write({"a": torch.zeros(100_000)}, part)
     assert caught.value.filename == str(small_disk / "here.ckpt")
     assert caught.value.before == ""
     assert list(small_disk.iterdir()) == []  # no half of one

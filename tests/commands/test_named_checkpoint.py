@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_agentrl.callbacks import RunCheckpoints
-from lightning_agentrl.commands.named_checkpoint import named_checkpoint
+from lightning_agentrl.callbacks.run_checkpoints import named_checkpoint
 from lightning_agentrl.errors import ConfigError
 from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence
