@@ -88,8 +88,8 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     if "strategy" in trainer:  # the same strategy, with one process on the CPU
         trainer["strategy"]["init_args"]["data_parallel_size"] = 1
     engine = data.get("engine", {}).get("init_args", {})
-    if "tensor_parallel" in engine:
-        engine |= {"tensor_parallel": 1, "kv_cache_gb": 0.1}
+    if "gpu_memory_utilization" in engine:
+        engine |= {"kv_cache_gb": 0.1}
     for callback in trainer["callbacks"]:
         if callback["class_path"] == "CriticWarmup":
             callback["init_args"] = {"rollouts": 1, "rounds": 1, "fraction": 1.0}
@@ -247,7 +247,6 @@ def test_a_config_fits_its_processes(path: Path, tmp_path: Path) -> None:
     check_trainer(trainer, steps, lora="lora" in config["model"]["init_args"])
     assert isinstance(trainer.strategy, ModelParallelStrategy) == (processes(keys) > 1)
     assert trainer.num_devices * trainer.num_nodes == processes(keys)
-    assert processes(keys) % data.get("engine", {}).get("init_args", {}).get("tensor_parallel", 1) == 0
     shared = groups["per_rollout"] if groups else data["mini_batch_turns"]
     assert data["num_envs"] % processes(keys) == shared % processes(keys) == 0
 

@@ -46,9 +46,6 @@ class AuditCLI(RunConfigCLI):
         trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
         if trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
             trainer.accelerator = "cpu"  # the run may have been on another machine
-        engine = self.settings.get("data.init_args.engine.init_args")
-        if engine is not None and engine.get("tensor_parallel") is not None:
-            engine.tensor_parallel = 1
         trainer.logger, trainer.default_root_dir = False, str(self.run)  # wherever it was moved since
         trainer.max_epochs = LONGER if trainer.max_epochs is None else trainer.max_epochs + LONGER
         trainer.max_steps, trainer.max_time = -1, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_agentrl.distributed import max_over_ranks
-from lightning_agentrl.engines import Engine, VLLMEngine
+from lightning_agentrl.engines import Engine
 from lightning_agentrl.metrics.rollout import staleness
 from lightning_agentrl.rollout.sizes import GroupRollout, check_whole
 from lightning_agentrl.types import Rollout
@@ -24,12 +24,6 @@ def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Eng
             f"{type(engine).__name__} does not say that it samples from weights of its own (Engine.own_weights), so it "
             f"cannot sample while the policy is trained; use VLLMEngine, VLLMServerEngine or TransformersEngine (key "
             f"data.init_args.engine), or {key} 0"
-        )
-    if isinstance(engine, VLLMEngine) and (shared := engine.options.tensor_parallel) > 1:
-        raise ValueError(
-            "processes that share one vLLM collect together and train together; lower "
-            f"data.init_args.engine.init_args.tensor_parallel from {shared} to 1, or {key} from "
-            f"{max_staleness} to 0"
         )
     oldest = 1 if groups is None else 1 + groups.longest_ahead
     if max_staleness < oldest:

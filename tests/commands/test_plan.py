@@ -296,8 +296,6 @@ def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp
     data.engine = started
     own = sum(p.numel() for p in agent.actor.lm.parameters()) * 2
     assert (plan.engine, plan.sampling) == (own + 2**28, 0)
-    halves = VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16", tensor_parallel=2)
-    assert halves.memory(agent.policy_handle(()), data.at_a_time).resident == own // 2 + 2**28
     assert plan.peak - plan.program == without.peak - without.program + plan.engine
     assert without.engine == 0
     assert without.sampling > 0

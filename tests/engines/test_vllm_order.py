@@ -71,7 +71,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
     handling = Handling(lambda: recorder, refuse, refuse, lambda engine: None)
     monkeypatch.setattr(VLLMEngine, "check", lambda self: None)
-    monkeypatch.setattr(VLLMEngine, "_start_thread", lambda self, handle, group: VLLMThread(handling))
+    monkeypatch.setattr(VLLMEngine, "_start_thread", lambda self, handle: VLLMThread(handling))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: recorder.seen.append("empty"))
     return recorder
 

@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 import torch
 
-from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine, VLLMEngine
+from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.errors import EngineGoneError
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -310,10 +310,6 @@ class Foreign(Engine):
     [
         ({"max_staleness": -1}, r"data\.init_args\.max_staleness must be at least 0, got -1"),
         ({"engine": Foreign()}, r"^Foreign does not say .* use VLLMEngine, VLLMServerEngine or TransformersEngine"),
-        (
-            {"engine": VLLMEngine(tensor_parallel=2)},
-            r"share one vLLM .* lower .*engine\.init_args\.tensor_parallel from 2 to 1, or .*max_staleness from 1 to 0",
-        ),
         (
             {"groups": GroupRollout(2, 2, 1, ahead=2), "turns_per_env": 8, "mini_batch_turns": 128},
             r"begun 1 iteration ahead.* up to 2 iterations; raise data\.init_args\.max_staleness from 1 to 2",

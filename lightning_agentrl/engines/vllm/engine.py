@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 
 from lightning_agentrl.distributed import in_group
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.engines.vllm.group import RankGroup, check_split, check_world, exchange
 from lightning_agentrl.engines.vllm.images import engine_input
-from lightning_agentrl.engines.vllm.lockstep import LockstepThread
 from lightning_agentrl.engines.vllm.start import (
     VLLMOptions,
     check_family,
@@ -47,8 +44,6 @@ class VLLMEngine(Engine):
         kv_cache_gb: GiB of keys and values on a CPU.
         sleep: release GPU memory between collections, weights included; of a policy with LoRA the base is kept in main
             memory. Has no effect if rollouts are collected while the policy is trained.
-        tensor_parallel: number of neighbouring processes that share one copy of the weights and compute every token
-            together; the number of processes must be a multiple of it. ``max_batch`` is for all of them.
         cuda_graphs: on a GPU, record steps that only decode as CUDA graphs at the start, with ``compiled`` others, too.
         compiled: on a GPU, compile the model at the start, which takes a minute the first time.
     """
@@ -63,7 +58,6 @@ class VLLMEngine(Engine):
         gpu_memory_utilization: float = 0.3,
         kv_cache_gb: float = 1.0,
         sleep: bool = True,
-        tensor_parallel: int = 1,
         cuda_graphs: bool = False,
         compiled: bool = False,
     ) -> None:
@@ -73,7 +67,6 @@ class VLLMEngine(Engine):
             gpu_memory_utilization=gpu_memory_utilization,
             kv_cache_gb=kv_cache_gb,
             sleep=sleep,
-            tensor_parallel=tensor_parallel,
             cuda_graphs=cuda_graphs,
             compiled=compiled,
         )
@@ -86,16 +79,14 @@ class VLLMEngine(Engine):
         self._adapter: Any = None  # vLLM's LoRARequest of the current adapters
 
     def check(self) -> None:
-        """Check vLLM, and raise a ConfigError if the processes cannot share weights as ``tensor_parallel`` demands."""
         check_installed("VLLMEngine (key data.init_args.engine)")
-        check_world(self.options.tensor_parallel)
 
     def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
         """Return the size of its own weights, keys and values; a GPU's share is fixed, and released while it sleeps."""
         device, options = handle.policy.lm.device, self.options
         if device.type == "cpu":
             weights = sum(p.numel() for p in handle.policy.lm.parameters()) * options.computes_in(handle).itemsize
-            return EngineMemory(resident=weights // options.tensor_parallel + int(options.kv_cache_gb * 2**30))
+            return EngineMemory(resident=weights + int(options.kv_cache_gb * 2**30))
         share = int(options.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
         return EngineMemory(sampling=share) if options.sleeps(handle) else EngineMemory(resident=share)
 
@@ -105,29 +96,23 @@ class VLLMEngine(Engine):
             return
         self.check()
         check_family(handle.policy.lm.config)
-        group, size = None, self.options.tensor_parallel
-        if size > 1:
-            check_split(size, handle.policy.lm.config.get_text_config())
-            group = RankGroup.form(size)
         self._handle, self._sleeps = handle, self.options.sleeps(handle)
-        self._thread = self._start_thread(handle, group)
+        self._thread = self._start_thread(handle)
         try:
             self._thread.wait_until_built()
         except Exception:
             self._thread = self._handle = None
             raise
 
-    def _start_thread(self, handle: PolicyHandle, group: RankGroup | None) -> VLLMThread:
+    def _start_thread(self, handle: PolicyHandle) -> VLLMThread:
         owns_processes = not in_group()
         handling = Handling(
-            build=lambda: start_vllm(self.options, handle, group, owns_processes),
+            build=lambda: start_vllm(self.options, handle, owns_processes),
             add=self._add,
             read=self._read,
             close=lambda engine: close_vllm(engine, owns_processes),
         )
-        if group is None:
-            return VLLMThread(handling)
-        return LockstepThread(handling, group.ranks, dist.get_rank(), exchange)
+        return VLLMThread(handling)
 
     def sync(self, policy_version: int) -> None:
         """Send the weights; one that sleeps gets the memory of its keys and values back only after that.
@@ -175,7 +160,7 @@ class VLLMEngine(Engine):
         """
         thread, handle = self._started()
         device = handle.policy.lm.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), thread.collecting():
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
         if self._sleeps:
             level = 1 if has_adapters(handle.policy.lm) else 2

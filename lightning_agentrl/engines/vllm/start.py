@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from lightning_agentrl.engines.base import PolicyHandle, SamplingRequest
-from lightning_agentrl.engines.vllm.group import RankGroup, group_executor
 from lightning_agentrl.engines.vllm.images import image_arguments
 from lightning_agentrl.engines.vllm.kept_process import kept_process
 from lightning_agentrl.errors import ConfigError
@@ -42,14 +41,12 @@ class VLLMOptions:
     gpu_memory_utilization: float
     kv_cache_gb: float
     sleep: bool
-    tensor_parallel: int
     cuda_graphs: bool
     compiled: bool
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "tensor_parallel"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_batch < 1:
+            raise ValueError(f"max_batch must be at least 1, got {self.max_batch}")
         if not 0 < self.gpu_memory_utilization < 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and below 1, got {self.gpu_memory_utilization}")
 
@@ -117,13 +114,12 @@ def sampling_arguments(request: SamplingRequest, stop_token_ids: Collection[int]
     }
 
 
-def start_vllm(options: VLLMOptions, handle: PolicyHandle, group: RankGroup | None, owns_processes: bool) -> Any:
+def start_vllm(options: VLLMOptions, handle: PolicyHandle, owns_processes: bool) -> Any:
     """Start vLLM's ``LLMEngine`` in this process, without weights; with adapters, the base weights are loaded.
 
     Args:
         options: of the engine.
         handle: the policy, for its architecture, device and limits.
-        group: ranks that share the weights; None for this process alone.
         owns_processes: whether there is no process group but the one that vLLM makes.
 
     Raises:
@@ -144,24 +140,17 @@ def start_vllm(options: VLLMOptions, handle: PolicyHandle, group: RankGroup | No
                 f"the policy is on the device '{device.type}', but the installed vLLM {found}; change "
                 f"trainer.accelerator, or install the other build: {GET}"
             )
-        arguments = engine_arguments(options, handle)
-        if group is not None:
-            arguments["tensor_parallel_size"] = len(group.ranks)
-            arguments["distributed_executor_backend"] = group_executor(group, device)
         try:
-            config = EngineArgs(**arguments).create_engine_config()
+            config = EngineArgs(**engine_arguments(options, handle)).create_engine_config()
             check_own_model(config.model_config, model)
             if device.index is not None:
                 config.device_config.device = device
-            engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+            return LLMEngine.from_vllm_config(config, disable_log_stats=True)
         except Exception as error:
             _leave_groups(owns_processes)
             if isinstance(error, (ValueError, torch.OutOfMemoryError)) or _of_a_neighbour(error):
                 raise ConfigError(_sentence(error, options, model, on_cpu=device.type == "cpu")) from error
             raise
-        if group is not None:
-            group.forget_names()
-        return engine
 
 
 def check_own_model(model: Any, name: str) -> None:
@@ -181,7 +170,7 @@ def check_own_model(model: Any, name: str) -> None:
 
 
 def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine for a policy, but for those of a group.
+    """Return the arguments of vLLM's engine for a policy.
 
     Raises:
         ConfigError: vLLM cannot run the model as it is asked to.

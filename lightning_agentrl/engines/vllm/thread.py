@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -42,10 +41,6 @@ class Call:
     result: Future[Any]
 
 
-class Ended(Exception):
-    """Raised in the thread to end it; waiting callers get the message."""
-
-
 @dataclass(frozen=True)
 class Handling:
     """The functions with which the thread operates the engine."""
@@ -61,11 +56,10 @@ class VLLMThread:
 
     Args:
         handling: functions that operate the engine.
-        prefix: prefix of the names of requests.
     """
 
-    def __init__(self, handling: Handling, prefix: str = "") -> None:
-        self._handling, self._prefix = handling, prefix
+    def __init__(self, handling: Handling) -> None:
+        self._handling = handling
         self._mail: queue.SimpleQueue[Ask | Abort | Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards `_ended`: once it is set, nobody reads the mailbox
         self._ended: Exception | None = None
@@ -85,14 +79,10 @@ class VLLMThread:
         self._post(Call(do, result))
         return result.result()
 
-    def collecting(self) -> AbstractContextManager:
-        """Return a context for all requests between two changes of the weights."""
-        return nullcontext()
-
     async def ask(self, request: SamplingRequest) -> Reply:
         """Sample one reply; if the caller is cancelled, its request is aborted."""
         waiting = Waiting.for_reply(request)
-        name = f"{self._prefix}{next(self._numbers)}"
+        name = str(next(self._numbers))
         self._post(Ask(name, request, waiting.tell))
         try:
             return await waiting.future
@@ -124,19 +114,13 @@ class VLLMThread:
             while self._read_mail(engine):
                 for output in engine.step() if self._in_flight else ():
                     if output.finished and output.request_id in self._in_flight:
-                        reply = self._reply(output)  # while its caller counts as waiting, should this fail
+                        reply = self._handling.read(output)  # while its caller counts as waiting, should this fail
                         self._in_flight.pop(output.request_id).tell(reply)
-        except Ended as ended:
-            reason = RuntimeError(str(ended))
-            reason.__cause__ = ended.__cause__
         except BaseException as error:  # noqa: BLE001 - passed to every caller; unheard, they would wait for ever
             reason = RuntimeError(f"vLLM failed while sampling ({type(error).__name__}: {one_line(str(error))})")
             reason.__cause__ = error
         self._end(reason)
         self._handling.close(engine)
-
-    def _reply(self, output: Any) -> Reply:
-        return self._handling.read(output)
 
     def _read_mail(self, engine: Any) -> bool:
         """Take all messages, and wait for one if there is nothing to sample; False: the thread must end."""
@@ -147,21 +131,20 @@ class VLLMThread:
                 return True
             if item is None:
                 return False
-            self._take(engine, item)
-
-    def _take(self, engine: Any, item: Ask | Abort | Call) -> None:
-        if isinstance(item, Ask):
-            self._begin(engine, item)
-        elif isinstance(item, Abort):
-            if self._in_flight.pop(item.name, None):
+            if isinstance(item, Ask):
+                self._begin(engine, item)
+            elif isinstance(item, Call):
+                self._call(engine, item)
+            elif self._in_flight.pop(item.name, None):
                 engine.abort_request([item.name])
-        else:
-            try:
-                if self._in_flight:
-                    raise RuntimeError(f"{len(self._in_flight)} replies are still being sampled")
-                item.result.set_result(item.do(engine))
-            except BaseException as error:  # noqa: BLE001 - raised where the call was made
-                item.result.set_exception(error)
+
+    def _call(self, engine: Any, item: Call) -> None:
+        try:
+            if self._in_flight:
+                raise RuntimeError(f"{len(self._in_flight)} replies are still being sampled")
+            item.result.set_result(item.do(engine))
+        except BaseException as error:  # noqa: BLE001 - raised where the call was made
+            item.result.set_exception(error)
 
     def _begin(self, engine: Any, ask: Ask) -> None:
         try:
