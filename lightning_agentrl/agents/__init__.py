@@ -1,7 +1,7 @@
 """LightningModules that learn from rollouts."""
 
 from lightning_agentrl.agents.agent import Agent
-from lightning_agentrl.agents.cloning import CloneAgent
+from lightning_agentrl.agents.clone import CloneAgent
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict
 from lightning_agentrl.agents.models import Compute
 from lightning_agentrl.agents.optim import Optim, Schedule, Schedules

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
+from contextlib import contextmanager
 from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated, whiten
+from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated
 from lightning_agentrl.agents.checkpoint import guard_checkpoints
-from lightning_agentrl.agents.checks import check_rounded, check_run, correction_for, shared_context_length
+from lightning_agentrl.agents.checks import check_rounded, check_run, choose_correction
 from lightning_agentrl.agents.engine_check import EngineCheck
 from lightning_agentrl.agents.hooks import Attempt, watching
 from lightning_agentrl.agents.logged_numbers import leave_out_hints, leave_out_moves
@@ -34,60 +29,29 @@ from lightning_agentrl.agents.metrics_of_run import (
     describe_gradient,
     describe_prepared,
     describe_step,
+    describe_times,
 )
-from lightning_agentrl.agents.models import Compute, Models, build_models
+from lightning_agentrl.agents.models import Compute, models_for, readers_for
 from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
-from lightning_agentrl.agents.optim import (
-    GROUPS,
-    Optim,
-    Steps,
-    clip_by_group,
-    make_optimizer,
-    not_stepped_on,
-    step_or_discard,
-    stop_run,
-    sync_gradients,
-)
-from lightning_agentrl.agents.resume import load_agent, made_of, save_agent
-from lightning_agentrl.agents.scoring import (
-    Needs,
-    Reader,
-    cached_precision,
-    naming_missing,
-    random_from,
-    rows_to_score,
-    score_rollout,
-)
-from lightning_agentrl.agents.selection import (
-    corrected,
-    kept_rows,
-    lost_rows,
-    report_left_out,
-    without_not_finite,
-    without_rows,
-)
-from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.optim import Optim, Steps, begin_steps, optimizer_for
+from lightning_agentrl.agents.resume import begin_run, load_agent, save_agent, settings_of
+from lightning_agentrl.agents.scoring import Needs, naming_missing, reader_for, score_for_update
+from lightning_agentrl.agents.selection import corrected, lost_rows, select, without_not_finite, without_rows
 from lightning_agentrl.agents.trainer_keys import check_callbacks
-from lightning_agentrl.agents.update import CurrentScores, accumulate_gradients
-from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
-from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
+from lightning_agentrl.agents.update import CurrentScores, compute_gradient, take_step
+from lightning_agentrl.agents.zero import prepare_zero
+from lightning_agentrl.distributed import Ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
-from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
+from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic, follow_returns
-from lightning_agentrl.models.kernels import automatic_kernels
-from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.loading import load_tokenizer, model_name, read_context_length, read_images
+from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.models.sharding import gathered
-from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
-from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
+from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule
 from lightning_agentrl.types import Rollout
-from lightning_agentrl.types.model_input import ImageReader
-from lightning_agentrl.types.plain_config import by_key, check_kind, keep_plain, to_plain
+from lightning_agentrl.types.plain_config import check_kind, keep_plain
 
 KEYS = "model.init_args"  # where a config has the arguments of an agent
 
@@ -115,9 +79,6 @@ class Agent(L.LightningModule, ABC):
         variance_proxy: log signal and noise of the policy's gradient.
     """
 
-    models: Models  # set in configure_model
-    actor: LanguageModel  # registered first, then the critic: the order of the optimizer's groups
-    reader: Reader  # settings of all forward passes; set when a run starts
     aggregation: AggregationMode = "token-mean"  # how the policy loss is averaged over a mini-batch
     norm_tokens: int | None = None  # constant length by which ``seq-mean-token-sum-norm`` divides
 
@@ -148,7 +109,7 @@ class Agent(L.LightningModule, ABC):
         critic = check_kind(critic, Critic, f"{KEYS}.critic")
         self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)
         self.correction = check_kind(correction, OffPolicyCorrection, f"{KEYS}.correction")
-        self._own_correction: OffPolicyCorrection | None = None  # of a run for which none was given
+        self.default_correction = TruncatedWeights()  # of tokens that older weights sampled
         self.group_filter = check_kind(group_filter, GroupFilter, f"{KEYS}.group_filter")
         self.lora = check_kind(lora, LoRA, f"{KEYS}.lora")
         self.train_tower = train_tower
@@ -156,10 +117,7 @@ class Agent(L.LightningModule, ABC):
         self.compute = check_kind(compute, Compute, f"{KEYS}.compute") or Compute()
         self.temperature = temperature
         self.variance_proxy = variance_proxy
-        self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
-        self.context_length = 0  # tokens that all models can read; set in setup
         self._freed = FreedMemory()
-        self.image_reader: ImageReader | None = None  # set in setup, if the model reads images
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.run_id = ""  # made in a run's first fit, kept by its checkpoints
         self.made_of: dict[str, Any] = {}  # settings, base weights and versions of the run
@@ -171,7 +129,7 @@ class Agent(L.LightningModule, ABC):
         self.further_needs = Needs()  # of callbacks
         self.validation_metrics = EpisodeMetrics()
         self._rollout_metrics: dict[str, float] = {}  # of the rollout that is trained on
-        self.gradient_watch: GradientWatch | None = None  # under ZeRO
+        self.gradient_watch: Any = None  # a GradientWatch under ZeRO
         self.saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
 
     # What a researcher overrides
@@ -243,10 +201,9 @@ class Agent(L.LightningModule, ABC):
         rollout, faulty_B, faults = without_not_finite(rollout)
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
         rollout = self._estimate(rollout, lost_B)
-        rollout, chosen = self._select(rollout, faulty_B, lost_B)
+        rollout, chosen = select(self, rollout, faulty_B, lost_B)
         with self.clock.stage("log"):
-            metrics = describe_prepared(self, rollout, faulty_B, lost_B, chosen)
-            metrics |= report_left_out(rollout, faulty_B, faults, partial(stop_run, self.trainer))
+            metrics = describe_prepared(self, rollout, faulty_B, faults, lost_B, chosen)
             if collected_now:
                 metrics |= self._show(rollout)
         metrics |= follow_returns(self.critic, metrics)
@@ -254,15 +211,7 @@ class Agent(L.LightningModule, ABC):
 
     def score(self, rollout: Rollout) -> Rollout:
         """Add the scores that are needed and not there yet: of actor, reference and critic."""
-        # With several steps per iteration, or dropout in one, the log-probs before the first step are needed too.
-        drops = self.lora is not None and self.lora.dropout > 0
-        several = drops or self.datamodule.steps_per_iteration > 1
-        needs = self.needs | Needs(old_logps=several and not self._bypasses)
-        total = rows_to_score(self.models, rollout, needs)
-        with self.datamodule.stopping.together(), self.clock.stage("score", total), self.evaluation_mode():
-            rollout = score_rollout(self.models, rollout, needs, self.reader)
-        self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        return rollout
+        return score_for_update(self, rollout)
 
     def _shape(self, rollout: Rollout) -> Rollout:
         with naming_missing(rollout.scores):
@@ -272,25 +221,6 @@ class Agent(L.LightningModule, ABC):
         """Add advantages and returns; rows (bool) in which an environment failed take no part."""
         advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
         return rollout.union(advantages=advantages, returns=returns)
-
-    def _select(self, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tuple[Rollout, Rollout]:
-        """Choose the rows to train on, and whiten the advantages over their tokens; return all rows, and those.
-
-        Args:
-            rollout: with advantages and returns.
-            faulty_B: rows (bool) with numbers that are not finite.
-            lost_B: rows (bool) from which nothing can be learned, since an environment failed.
-        """
-        # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
-        drop_B = faulty_B | lost_B if self.phase == "train" or not self.advantage.needs_values else faulty_B
-        chosen_B = ~drop_B
-        if self.filters_groups:
-            kept_B = kept_rows(rollout.select(chosen_B), cast(GroupFilter, self.group_filter), self.ranks.gather)
-            chosen_B[chosen_B.clone()] = kept_B
-        if self.advantage.whiten:
-            trained = without_rows(rollout, lost_B | ~chosen_B).trained_mask
-            rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
-        return rollout, rollout if chosen_B.all() else rollout.select(chosen_B)
 
     def _show(self, rollout: Rollout) -> dict[str, float]:
         """Show a collected rollout to the callbacks; return the numbers of how it was collected."""
@@ -310,38 +240,26 @@ class Agent(L.LightningModule, ABC):
         """Whether tokens are weighted or rejected by how far engine and trainer are apart."""
         return self.correction is not None and self.correction.needs_old_logps
 
-    @property
-    def _bypasses(self) -> bool:
-        """Whether the engine's log-probs are taken as the old ones."""
-        return self.correction is not None and self.correction.bypass
-
     # Iteration, part 2: one optimizer step
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
-        """Compute the gradient over all micro-batches, clip it per group, and step unless a guard objects."""
-        rollout, training = batch.rollout, self.phase == "train"
-        if batch_idx == 0:
+        """Compute the gradient, ask the guards, step, log."""
+        rollout, first = batch.rollout, batch_idx == 0
+        if first:
             self._rollout_metrics = batch.metrics
-        steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
-        with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
-            optimizer = cast(Any, self.optimizers())
-            metrics, fault, tokens = accumulate_gradients(self, rollout, first=batch_idx == 0)
-            held = () if training else ("actor",)
-            sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward, held)
-            # DDP and masked tokens leave gradients of 0, on which Adam would still move.
-            norms = clip_by_group(optimizer, self.optim.limits, held if tokens else GROUPS)
-            attempt = Attempt(self.policy_version, batch_idx, metrics, norms, self._rollout_metrics)
-            taken = self.steps.allow(self.trainer, attempt, fault)
-            norms |= step_or_discard(optimizer, self.trainer.strategy, taken)
-            optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
-            self.steps.count(self, held, taken)
+        total = self.datamodule.steps_per_iteration * len(rollout)
+        with self.clock.stage("update", total, done=batch_idx * len(rollout)):
+            gradient = compute_gradient(self, rollout, first)
+            attempt = Attempt(self.policy_version, batch_idx, gradient.means, gradient.norms, self._rollout_metrics)
+            taken = self.steps.allow(self.trainer, attempt, gradient.fault)
+            norms = take_step(self, gradient, taken)
             not_finite = self.steps.finite.in_a_row > 0
             if self.critic is not None and self.critic.fitted:
-                self.critic.fit(None if not_finite else self.ranks.sum, new_policy=training and batch_idx == 0)
+                self.critic.fit(None if not_finite else self.ranks.sum, first and self.phase == "train")
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        metrics = describe_step(metrics, norms, not_finite, not taken) | batch.metrics
+        metrics = describe_step(gradient.means, norms, not_finite, not taken) | batch.metrics
         if self.variance_proxy and "actor" in norms and not not_finite:
-            metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
+            metrics |= describe_gradient(rollout, norms["actor"], self.ranks.sum)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
 
     def on_train_epoch_start(self) -> None:
@@ -349,7 +267,7 @@ class Agent(L.LightningModule, ABC):
         self.monitors.begin_iteration()
 
     def on_train_epoch_end(self) -> None:
-        times = over_ranks(self.clock.read(self.trainer.world_size), self.device)
+        times = describe_times(self)
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
             self.steps.step_scheduler(self, "epoch", self.trainer.current_epoch + 1)
@@ -358,7 +276,7 @@ class Agent(L.LightningModule, ABC):
 
     # Validation
 
-    def validation_step(self, batch: EpisodeSeeds, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         if self.trainer.sanity_checking:  # a sanity check plays no episodes
             return
         self.validation_metrics.update(self.play_held_out(batch.seeds))
@@ -366,7 +284,7 @@ class Agent(L.LightningModule, ABC):
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
         """Play one whole episode per seed with the current weights, and show some of them to the callbacks."""
         callbacks = watching(self.trainer)
-        seen: list[WholeEpisode] = []
+        seen: list[Any] = []
         most = max((callback.held_out_watched for callback in callbacks), default=0)
         results = self.datamodule.play_held_out(seeds, seen.append, most)
         seen.sort(key=lambda episode: episode.place)
@@ -403,69 +321,27 @@ class Agent(L.LightningModule, ABC):
             guard_checkpoints(self.trainer)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
-            self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
-            own_length = read_context_length(self.model)
-            self.context_length = shared_context_length(self, own_length)
-            self.datamodule.check(self.tokenizer, own_length, self.image_reader)
-            if stage == "fit":
-                given = None if self.correction is self._own_correction else self.correction
-                self.correction = correction_for(given, self.datamodule.max_staleness)
-                self._own_correction = self.correction if given is None else None
-                self.made_of = made_of(self.settings(), self.model)
+            self.tokenizer, self.image_reader, self.context_length = readers_for(self)
+            self.datamodule.check(self.tokenizer, self.context_length, self.image_reader)
         if stage == "fit":
-            self._begin_run()
-
-    def _begin_run(self) -> None:
-        self.run_id = all_gather(uuid.uuid4().hex[:12])[0]
-        if self.trainer.global_step == 0:
-            self.steps.begin_anew()
-            self.recent_episodes.begin_anew()
-        self.monitors.begin_run()
-        let_callbacks_wait(self.trainer, self.monitored)
+            choose_correction(self)
+            begin_run(self)
+            self.monitors.begin_run()
+            let_callbacks_wait(self.trainer, self.monitored)
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
-        precision = None if self._trainer is None else cast(str, self._trainer.precision)
         if hasattr(self, "models"):
-            fitting = precision is not None and self.trainer.state.fn == TrainerFn.FITTING
-            check_rounded(self.models.rounded and (fitting or self.lora is not None), precision)
+            check_rounded(self)
             return
-        mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
-        reference = self.reference if self.needs.ref_logps else None
-        # Environments may seed torch as well, so first weights, such as those of adapters, take the run's seed.
-        seeded: AbstractContextManager[None] = nullcontext()
-        if self._trainer is not None:
-            seeded = random_from(self.datamodule.seed, self.trainer.strategy.root_device)
-        with seeded:
-            self.models = build_models(
-                self.model, self.critic, reference, self.lora, self._compute(), precision, mesh, self.train_tower
-            )
-        self.actor = self.models.actor
+        self.models = models_for(self)
+        self.actor = self.models.actor  # registered before the critic: the order of the optimizer's groups
         if self.critic is not None:
-            self._modules["critic"] = self._modules.pop("critic")  # behind the actor
-
-    def _compute(self) -> Compute:
-        """Return the settings with the kernels of this device, if they are left to it."""
-        if self.compute.kernels != "auto":
-            return self.compute
-        on_gpu = self._trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
-        sharded = on_gpu and in_lockstep(self.trainer.strategy)
-        kernels = automatic_kernels(on_gpu, sharded, samples=not on_gpu or not self.datamodule.engine.holds_copy)
-        return replace(self.compute, kernels=kernels)
+            self._modules["critic"] = self._modules.pop("critic")
 
     def configure_optimizers(self) -> Any:
         """Return AdamW and the scheduler of its groups; a subclass may return others, also without a scheduler."""
-        kept = self.masters.release(self.named_parameters())  # of an earlier run of this agent
-        self.masters = MasterWeights(self.named_parameters(), self.saved_weights or kept)
-        self.saved_weights = {}
-        zero = isinstance(self.trainer.strategy, DeepSpeedStrategy)
-        if self.gradient_watch is not None:
-            self.gradient_watch.release()
-        self.gradient_watch = GradientWatch(p for p in self.parameters() if p.requires_grad) if zero else None
-        sharded = self.device_mesh is not None
-        optimizer = make_optimizer(self.models, self.masters, self.optim, zero, sharded)
-        scheduler = self.steps.make_scheduler(optimizer, self.trainer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return optimizer_for(self)
 
     def on_fit_start(self) -> None:
         self.steps.check_optimizer(self.trainer)
@@ -477,15 +353,7 @@ class Agent(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
-        self.masters.attach(optimizer := self.trainer.optimizers[0])  # which a subclass may have made
-        zero = isinstance(self.trainer.strategy, DeepSpeedStrategy)  # steps on copies of its own
-        if left := [] if zero else not_stepped_on(self.named_parameters(), self.masters, optimizer):
-            rank_zero_warn(
-                f"{len(left)} of the agent's parameters are in no group of the optimizer and stay as they are, such as "
-                f"{left[0]}; add them in configure_optimizers, or call requires_grad_(False)"
-            )
-        for difference in self.steps.begin(self.trainer):
-            rank_zero_info(difference)
+        begin_steps(self)
         if (template := self.datamodule.renderer.template).writes_date:
             rank_zero_info(f"{template.name} writes the date: {self.datamodule.date.now:%Y-%m-%d} in the whole run")
 
@@ -497,11 +365,7 @@ class Agent(L.LightningModule, ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""
-        found = by_key(to_plain(self, strict=False), "model") | self.datamodule.settings()
-        for callback in cast(Any, self.trainer).callbacks:
-            if isinstance(callback, RolloutSource):
-                found |= by_key(to_plain(callback, strict=False), f"trainer.callbacks.{type(callback).__name__}")
-        return found | {"trainer.precision": str(self.trainer.precision)}
+        return settings_of(self)
 
     # What data module, engine and callbacks ask for
 
@@ -547,9 +411,9 @@ class Agent(L.LightningModule, ABC):
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         """Return what an engine needs of the policy."""
-        return PolicyHandle(self.actor, stop_token_ids, self.reader.precision, lambda: gathered(self.actor))
+        return PolicyHandle(self.actor, stop_token_ids, self.reader.precision)
 
-    def _advance_or_leave(self, rows: int) -> None:
+    def advance_or_leave(self, rows: int) -> None:
         self.clock.advance(rows)
         self.datamodule.stopping.look()
 
@@ -568,18 +432,7 @@ class Agent(L.LightningModule, ABC):
         if (reference := self.models.reference) is not None:
             kept = self.lora is not None or self.models.rounded  # a base is shared already
             reference.to(self.device, dtype=None if kept else self.actor.lm.dtype)
-        lockstep = in_lockstep(self.trainer.strategy)  # then no rank may leave by itself
-        self.reader = Reader(
-            self.temperature,
-            self.compute.max_tokens_per_micro_batch,
-            self.device,
-            self.models.share_prefixes,
-            self.clock.advance if lockstep else self._advance_or_leave,
-            agree=max_over_ranks if lockstep else None,
-            images=self.actor.image_reader,
-            trains_tower=self.train_tower,
-            precision=partial(cached_precision, self.trainer.precision_plugin),
-        )
+        self.reader = reader_for(self)
         self.datamodule.connect(
             self.policy_handle(()),
             self.tokenizer,

@@ -9,17 +9,17 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.optim import check_schedules, planned_steps
 from lightning_agentrl.agents.strategies import check_strategy, in_lockstep
 from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys, no_precision
-from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
-from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.losses import AggregationMode, GroupFilter
+from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.kernels import check_kernels, slow_in_bfloat16
-from lightning_agentrl.models.loading import load_tokenizer, read_config
+from lightning_agentrl.models.loading import read_config
 from lightning_agentrl.models.vision import READERS
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
 
@@ -58,28 +58,6 @@ def check_run(agent: Any, stage: str) -> None:
     check_kernels(agent.compute.kernels, on_gpu, in_lockstep(trainer.strategy))
     if isinstance(trainer.accelerator, CPUAccelerator) and (slow := slow_in_bfloat16(trainer.precision)):
         rank_zero_warn(slow)
-
-
-def shared_context_length(agent: Any, own: int) -> int:
-    """Return the tokens that all models of an agent can read; refuse models that would read other text than the policy.
-
-    Args:
-        agent: an ``Agent`` with its tokenizer.
-        own: tokens that the actor can read.
-
-    Raises:
-        ValueError: one sentence with the key to change.
-    """
-    critic = agent.critic.model if isinstance(agent.critic, SeparateCritic) else None
-    lengths = [own]
-    for other, key in (
-        (agent.reference, "model.init_args.kl.reference"),
-        (critic, "model.init_args.critic.init_args.model"),
-    ):
-        if other is not None and other != agent.model:
-            length = check_reads_alike(agent.tokenizer, other, key, agent.datamodule.longest_turn)
-            lengths += [] if length is None else [length]
-    return min(lengths)
 
 
 def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = False) -> None:
@@ -158,52 +136,19 @@ def check_critic(critic: Critic | None, strategy: Strategy) -> None:
         )
 
 
-def check_rounded(rounded: bool, precision: str | None) -> None:
-    """Refuse weights that were rounded for autocast where a run would read them without it.
-
-    Args:
-        rounded: whether frozen weights that the run reads were rounded, in an earlier run of the agent.
-        precision: of the trainer; None outside of one.
+def check_rounded(agent: Any) -> None:
+    """Refuse to read frozen weights without autocast that an earlier run of the agent rounded for it.
 
     Raises:
         ValueError: one sentence with the key.
     """
-    if rounded and precision not in (None, "bf16-mixed"):
+    trainer = agent._trainer
+    reads_rounded = agent.lora is not None or (trainer is not None and trainer.state.fn == TrainerFn.FITTING)
+    if agent.models.rounded and reads_rounded and trainer is not None and trainer.precision != "bf16-mixed":
         raise ValueError(
             "the frozen weights of this agent were rounded for an earlier run with trainer.precision bf16-mixed, so a "
-            f"run with {precision} needs a new agent"
+            f"run with {trainer.precision} needs a new agent"
         )
-
-
-def check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str, longest: int) -> int | None:
-    """Refuse a model that would read other text from the rows of the policy than the policy does, or not all of it.
-
-    Args:
-        tokenizer: of the policy.
-        other: hub id or folder of the model.
-        key: of the config, where the model was given.
-        longest: tokens of a prompt and its reply, at most.
-
-    Returns:
-        How many tokens it can read; None: it has no bound.
-
-    Raises:
-        ValueError: one sentence with the key to change.
-    """
-    own, others = tokenizer.get_vocab(), load_tokenizer(other, key).get_vocab()
-    if own != others:
-        differ = sum(others.get(text) != number for text, number in own.items())
-        raise ValueError(
-            f"the model '{other}' has another tokenizer than '{tokenizer.name_or_path}' ({differ} of {len(own)} tokens "
-            f"differ), so it would read other text than the policy; give a model with the same tokens (key {key})"
-        )
-    context = getattr(read_config(other, key).get_text_config(), "max_position_embeddings", None)
-    if isinstance(context, int) and longest > context:
-        raise ValueError(
-            f"the model '{other}' reads {context} tokens (key {key}), and a prompt and its reply may have {longest}; "
-            "give a model with a longer context, or lower data.init_args.prompt.max_prompt_tokens"
-        )
-    return context
 
 
 def check_groups(
@@ -307,12 +252,14 @@ def warn_of_kl_in_groups(advantage: AdvantageEstimator, kl_in_reward: bool, grou
         )
 
 
-def correction_for(given: OffPolicyCorrection | None, max_staleness: int) -> OffPolicyCorrection | None:
-    """Return the correction of a run: importance weights where older weights sample, unless another is given."""
-    if given is not None or max_staleness == 0:
-        return given
-    rank_zero_info(
-        f"rollouts are collected ahead (data.init_args.max_staleness {max_staleness}), so tokens are weighted by "
-        "TruncatedWeights; name another correction, or NoCorrection, at model.init_args.correction"
-    )
-    return TruncatedWeights()
+def choose_correction(agent: Any) -> None:
+    """Give an agent importance weights if older weights sample, unless a correction is configured."""
+    if agent.correction is agent.default_correction:  # of an earlier run
+        agent.correction = None
+    staleness = agent.datamodule.max_staleness
+    if agent.correction is None and staleness > 0:
+        agent.correction = agent.default_correction
+        rank_zero_info(
+            f"rollouts are collected ahead (data.init_args.max_staleness {staleness}), so tokens are weighted by "
+            "TruncatedWeights; name another correction, or NoCorrection, at model.init_args.correction"
+        )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages import Reduce, token_energy, value_statistics, variance_proxies
-from lightning_agentrl.agents.selection import without_rows
+from lightning_agentrl.agents.optim import stop_run
+from lightning_agentrl.agents.selection import report_left_out, without_rows
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.losses import effective_share
 from lightning_agentrl.metrics.episodes import succeeded
@@ -35,16 +37,20 @@ Began = tuple[int, int]  # rollout, and turn of the environment in it; episodes 
 
 
 def describe_prepared(
-    agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor, chosen: Rollout
+    agent: Any, rollout: Rollout, faulty_B: Tensor, faults: Sequence[str], lost_B: Tensor, chosen: Rollout
 ) -> dict[str, float]:
-    """Return all numbers of a prepared rollout by name; every rank must call it.
+    """Return all numbers of a prepared rollout by name, and warn of turns that are left out; every rank must call it.
 
     Args:
         agent: an ``Agent``.
         rollout: scored, with advantages and returns.
         faulty_B: rows (bool) with numbers that are not finite.
+        faults: names of these numbers, each with its turns.
         lost_B: rows (bool) from which nothing can be learned, since an environment failed.
         chosen: the rows that are trained on.
+
+    Raises:
+        RunStoppedError: no turn of any rank has finite numbers.
     """
     # Without a correction only a rank that leaves rows out has a mask, and all ranks must log the same names.
     described = rollout if agent.corrects else replace(rollout, loss_mask=None)
@@ -53,7 +59,7 @@ def describe_prepared(
     numbers = describe(described, agent.device, agent.ranks.sum, faulty_B, returned)
     if agent.filters_groups:
         numbers |= over_ranks(kept_groups(rollout, chosen), agent.device)
-    return numbers
+    return numbers | report_left_out(rollout, faulty_B, faults, partial(stop_run, agent.trainer))
 
 
 def describe(
@@ -127,6 +133,11 @@ def describe_step(
     if not_finite:
         numbers = {name: x for name, x in numbers.items() if math.isfinite(x)}
     return numbers | {"guard/not_finite": float(not_finite), "guard/skipped": float(skipped)}
+
+
+def describe_times(agent: Any) -> dict[str, float]:
+    """Return the times of an iteration by name, over all ranks; every rank must call it."""
+    return over_ranks(agent.clock.read(agent.trainer.world_size), agent.device)
 
 
 def describe_gradient(rollout: Rollout, norm: float, reduce: Reduce) -> dict[str, float]:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.families import why_unshared
-from lightning_agentrl.models.kernels import Kernels, checkpoint_activations, round_linear_layers, use_kernels
+from lightning_agentrl.models.kernels import (
+    Kernels,
+    automatic_kernels,
+    checkpoint_activations,
+    round_linear_layers,
+    use_kernels,
+)
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.loading import KEY, load_causal_lm
+from lightning_agentrl.models.loading import (
+    KEY,
+    load_causal_lm,
+    load_tokenizer,
+    read_config,
+    read_context_length,
+    read_images,
+)
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import release, shard
-from lightning_agentrl.models.vision import image_reader, tower
+from lightning_agentrl.models.vision import FamilyReader, image_reader, tower
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,107 @@ class Models:
         for model in (self.actor, self.critic, self.reference):
             if model is not None:
                 release(model)
+
+
+def readers_for(agent: Any) -> tuple[PreTrainedTokenizerBase, FamilyReader | None, int]:
+    """Return an agent's tokenizer, its image reader if it reads images, and the tokens that all its models can read.
+
+    Raises:
+        ValueError: another model would read other text than the policy.
+    """
+    tokenizer = load_tokenizer(agent.model)
+    context_length = _shared_context_length(agent, tokenizer, read_context_length(agent.model))
+    return tokenizer, read_images(agent.model), context_length
+
+
+def _shared_context_length(agent: Any, tokenizer: PreTrainedTokenizerBase, own: int) -> int:
+    """Return the tokens that all models of an agent can read; refuse models that would read other text than the policy.
+
+    Args:
+        agent: an ``Agent``.
+        tokenizer: of the policy.
+        own: tokens that the policy can read.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    critic = agent.critic.model if isinstance(agent.critic, SeparateCritic) else None
+    lengths = [own]
+    for other, key in (
+        (agent.reference, "model.init_args.kl.reference"),
+        (critic, "model.init_args.critic.init_args.model"),
+    ):
+        if other is not None and other != agent.model:
+            length = _check_reads_alike(tokenizer, other, key, agent.datamodule.longest_turn)
+            lengths += [] if length is None else [length]
+    return min(lengths)
+
+
+def _check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str, longest: int) -> int | None:
+    """Refuse a model that would read other text from the rows of the policy than the policy does, or not all of it.
+
+    Args:
+        tokenizer: of the policy.
+        other: hub id or folder of the model.
+        key: of the config, where the model was given.
+        longest: tokens of a prompt and its reply, at most.
+
+    Returns:
+        How many tokens it can read; None: it has no bound.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    own, others = tokenizer.get_vocab(), load_tokenizer(other, key).get_vocab()
+    if own != others:
+        differ = sum(others.get(text) != number for text, number in own.items())
+        raise ValueError(
+            f"the model '{other}' has another tokenizer than '{tokenizer.name_or_path}' ({differ} of {len(own)} tokens "
+            f"differ), so it would read other text than the policy; give a model with the same tokens (key {key})"
+        )
+    context = getattr(read_config(other, key).get_text_config(), "max_position_embeddings", None)
+    if isinstance(context, int) and longest > context:
+        raise ValueError(
+            f"the model '{other}' reads {context} tokens (key {key}), and a prompt and its reply may have {longest}; "
+            "give a model with a longer context, or lower data.init_args.prompt.max_prompt_tokens"
+        )
+    return context
+
+
+def models_for(agent: Any) -> Models:
+    """Load or create the weights of an agent, for the device, precision and strategy of its trainer if it has one."""
+    trainer, compute, mesh = agent._trainer, agent.compute, agent.device_mesh
+    on_gpu = trainer is not None and isinstance(trainer.accelerator, CUDAAccelerator)
+    if compute.kernels == "auto":
+        sharded = on_gpu and in_lockstep(trainer.strategy)
+        samples = not on_gpu or not agent.datamodule.engine.holds_copy
+        compute = replace(compute, kernels=automatic_kernels(on_gpu, sharded, samples))
+    # Environments may seed torch as well, so first weights, such as those of adapters, take the run's seed.
+    seeded: AbstractContextManager[None] = nullcontext()
+    if trainer is not None:
+        seeded = random_from(agent.datamodule.seed, trainer.strategy.root_device)
+    with seeded:
+        return build_models(
+            agent.model,
+            agent.critic,
+            agent.reference if agent.needs.ref_logps else None,
+            agent.lora,
+            compute,
+            None if trainer is None else trainer.precision,
+            None if mesh is None else mesh["data_parallel"],
+            agent.train_tower,
+        )
+
+
+@contextmanager
+def random_from(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed what is random in passes on a device, such as dropout, and restore the random states afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for devices of all kinds
+        for one in devices:
+            torch.cuda.default_generators[one.index or 0].manual_seed(seed)
+        yield
 
 
 def build_models(

@@ -10,8 +10,8 @@ from typing import Any, Literal, NoReturn, cast, get_args
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +22,7 @@ from lightning_agentrl.agents.finite import FiniteSteps
 from lightning_agentrl.agents.hooks import Attempt, StepGuard, Verdict, decide
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Models
-from lightning_agentrl.agents.zero import GroupedAdamW, is_grouped
+from lightning_agentrl.agents.zero import GradientWatch, GroupedAdamW, is_grouped
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.errors import RunStoppedError
 from lightning_agentrl.rollout import RolloutSource
@@ -174,6 +174,42 @@ def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> No
                 f"{key}.warmup_steps {schedule.warmup_steps} is no less than the {run} steps that the {name} takes in "
                 "this run, so its full rate is never reached; lower it, or raise trainer.max_epochs"
             )
+
+
+def optimizer_for(agent: Any) -> dict[str, Any]:
+    """Make the optimizer of an agent with its scheduler, and masters of its 16-bit weights; forget those of other runs.
+
+    Args:
+        agent: an ``Agent`` with models, attached to a trainer.
+    """
+    kept = agent.masters.release(agent.named_parameters())  # of an earlier run of this agent
+    agent.masters = MasterWeights(agent.named_parameters(), agent.saved_weights or kept)
+    agent.saved_weights = {}
+    zero = isinstance(agent.trainer.strategy, DeepSpeedStrategy)
+    if agent.gradient_watch is not None:
+        agent.gradient_watch.release()
+    agent.gradient_watch = GradientWatch(p for p in agent.parameters() if p.requires_grad) if zero else None
+    sharded = agent.device_mesh is not None
+    optimizer = make_optimizer(agent.models, agent.masters, agent.optim, zero, sharded)
+    scheduler = agent.steps.make_scheduler(optimizer, agent.trainer)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def begin_steps(agent: Any) -> None:
+    """Attach masters to the optimizer that Lightning holds, and set its rates and decay as they are configured.
+
+    Args:
+        agent: an ``Agent`` whose checkpoint, if any, was loaded.
+    """
+    agent.masters.attach(optimizer := agent.trainer.optimizers[0])  # which a subclass may have made
+    zero = isinstance(agent.trainer.strategy, DeepSpeedStrategy)  # steps on copies of its own
+    if left := [] if zero else not_stepped_on(agent.named_parameters(), agent.masters, optimizer):
+        rank_zero_warn(
+            f"{len(left)} of the agent's parameters are in no group of the optimizer and stay as they are, such as "
+            f"{left[0]}; add them in configure_optimizers, or call requires_grad_(False)"
+        )
+    for difference in agent.steps.begin(agent.trainer):
+        rank_zero_info(difference)
 
 
 def make_optimizer(

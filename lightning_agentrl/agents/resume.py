@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +28,8 @@ from lightning_agentrl.distributed import all_gather, raise_once, rank
 from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedError
 from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.models.lora import durable_name, frozen_weights
+from lightning_agentrl.rollout import RolloutSource
+from lightning_agentrl.types.plain_config import by_key, to_plain
 
 KEY = "agent"
 FORMAT = 3  # raised with any change of what a checkpoint holds; tests/agents/test_checkpoint_format.py has its entries
@@ -51,6 +54,15 @@ MAY_CHANGE = (
 
 
 # Saving
+
+
+def settings_of(agent: Any) -> dict[str, Any]:
+    """Return by key of the config what a run is made of, as plain data."""
+    found = by_key(to_plain(agent, strict=False), "model") | agent.datamodule.settings()
+    for callback in agent.trainer.callbacks:
+        if isinstance(callback, RolloutSource):
+            found |= by_key(to_plain(callback, strict=False), f"trainer.callbacks.{type(callback).__name__}")
+    return found | {"trainer.precision": str(agent.trainer.precision)}
 
 
 def made_of(settings: dict[str, Any], model: str) -> dict[str, Any]:
@@ -86,6 +98,16 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def begin_run(agent: Any) -> None:
+    """Start another run of an agent, until a checkpoint is loaded; every rank must call it."""
+    with raise_once():
+        agent.made_of = made_of(agent.settings(), agent.model)
+    agent.run_id = all_gather(uuid.uuid4().hex[:12])[0]
+    if agent.trainer.global_step == 0:
+        agent.steps.begin_anew()
+        agent.recent_episodes.begin_anew()
 
 
 def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
 
 import torch
 from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, Precision
 from torch import Tensor
 
 from lightning_agentrl.agents.models import Models
+from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.losses import of_first_tokens
 from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.critic import Critic, values_of
@@ -121,15 +125,21 @@ def cached_precision(plugin: Precision) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def random_from(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what is random in passes on a device, such as dropout, and restore the random states afterwards."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for devices of all kinds
-        for one in devices:
-            torch.cuda.default_generators[one.index or 0].manual_seed(seed)
-        yield
+def reader_for(agent: Any) -> Reader:
+    """Return the settings of the forward passes of an agent whose run has started."""
+    strategy = agent.trainer.strategy
+    lockstep = in_lockstep(strategy)  # then no rank may leave by itself
+    return Reader(
+        agent.temperature,
+        agent.compute.max_tokens_per_micro_batch,
+        agent.device,
+        agent.models.share_prefixes,
+        agent.clock.advance if lockstep else agent.advance_or_leave,
+        agree=max_over_ranks if lockstep else None,
+        images=agent.actor.image_reader,
+        trains_tower=agent.train_tower,
+        precision=partial(cached_precision, agent.trainer.precision_plugin),
+    )
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,20 @@ class _Passes:
             reference=needs.ref_logps and models.reference is not None and rollout.scores.ref_logps is None,
             values=needs.values and models.critic is not None and not (policy and shared),
         )
+
+
+def score_for_update(agent: Any, rollout: Rollout) -> Rollout:
+    """Add the scores that an agent needs and that are not there yet: of actor, reference and critic."""
+    # With several steps per iteration, or dropout in one, the log-probs before the first step are needed too.
+    drops = agent.lora is not None and agent.lora.dropout > 0
+    several = drops or agent.datamodule.steps_per_iteration > 1
+    bypass = agent.correction is not None and agent.correction.bypass  # then the engine's log-probs are the old ones
+    needs = agent.needs | Needs(old_logps=several and not bypass)
+    total = rows_to_score(agent.models, rollout, needs)
+    with agent.datamodule.stopping.together(), agent.clock.stage("score", total), agent.evaluation_mode():
+        rollout = score_rollout(agent.models, rollout, needs, agent.reader)
+    agent.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
+    return rollout
 
 
 def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader) -> Rollout:

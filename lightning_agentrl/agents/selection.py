@@ -4,19 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_agentrl.advantages import Groups, Reduce
+from lightning_agentrl.advantages import Groups, Reduce, whiten
 from lightning_agentrl.agents.finite import SHOWN, named, turns_at
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.losses import Gather, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.types import Rollout, Scores, StopReason
 
 MAY_LACK = ("greedy_scores", "state_values", "forked_end_values")  # NaN for lost episodes and states without branches
+
+
+def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tuple[Rollout, Rollout]:
+    """Choose the rows to train on, and whiten the advantages over their tokens.
+
+    Args:
+        agent: an ``Agent``.
+        rollout: with advantages and returns.
+        faulty_B: rows (bool) with numbers that are not finite.
+        lost_B: rows (bool) from which nothing can be learned, since an environment failed.
+
+    Returns:
+        All rows, and the chosen ones.
+    """
+    # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
+    takes_lost = agent.phase == "critic_warmup" and agent.advantage.needs_values
+    chosen_B = ~(faulty_B if takes_lost else faulty_B | lost_B)
+    if agent.filters_groups:
+        kept_B = kept_rows(rollout.select(chosen_B), agent.group_filter, agent.ranks.gather)
+        chosen_B[chosen_B.clone()] = kept_B
+    if agent.advantage.whiten:
+        assert rollout.advantages is not None
+        trained = without_rows(rollout, lost_B | ~chosen_B).trained_mask
+        rollout = rollout.union(advantages=whiten(rollout.advantages, trained, agent.ranks.sum))
+    return rollout, rollout if chosen_B.all() else rollout.select(chosen_B)
 
 
 def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: Reduce) -> Rollout:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.agents.finite import first_fault
-from lightning_agentrl.agents.optim import without_sync
-from lightning_agentrl.agents.scoring import action_rows, of_turns, random_from, score_policy, to_columns
+from lightning_agentrl.agents.models import random_from
+from lightning_agentrl.agents.optim import GROUPS, clip_by_group, step_or_discard, sync_gradients, without_sync
+from lightning_agentrl.agents.scoring import action_rows, of_turns, score_policy, to_columns
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import aggregate, first_tokens, masked_sum, row_weights
@@ -37,6 +38,58 @@ class CurrentScores:
     entropy: Tensor
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of a mini-batch, which the parameters hold.
+
+    Args:
+        means: of losses and metrics over the trained tokens of the mini-batch on all ranks.
+        fault: the first loss on this rank that is not finite, with its turns; empty: none.
+        norms: before clipping, by parameter group; empty under ZeRO, which computes them in its step.
+        held: names of the parameter groups that do not move in this phase.
+    """
+
+    means: dict[str, float]
+    fault: str
+    norms: dict[str, float]
+    held: tuple[str, ...]
+
+
+def compute_gradient(agent: Any, rollout: Rollout, first: bool) -> Gradient:
+    """Compute the gradient of a mini-batch over all ranks, clipped by parameter group.
+
+    Args:
+        agent: an ``Agent``, whose losses are called.
+        rollout: the rows of the mini-batch on this rank.
+        first: no step was taken since the rollout was scored.
+    """
+    optimizer, held = agent.optimizers(), () if agent.phase == "train" else ("actor",)
+    means, fault, tokens = accumulate_gradients(agent, rollout, first)
+    model, backward = agent.trainer.strategy.model, agent.manual_backward
+    sync_gradients(model, optimizer, agent.masters, agent.trainer.world_size, backward, held)
+    # DDP and masked tokens leave gradients of 0, on which Adam would still move.
+    norms = clip_by_group(optimizer, agent.optim.limits, held if tokens else GROUPS)
+    return Gradient(means, fault, norms, held)
+
+
+def take_step(agent: Any, gradient: Gradient, allowed: bool) -> dict[str, float]:
+    """Step the optimizer, or drop the gradient.
+
+    Args:
+        agent: an ``Agent``.
+        gradient: which the parameters hold.
+        allowed: whether to step; the same on all ranks.
+
+    Returns:
+        The norms of the gradient by group, those under ZeRO too.
+    """
+    optimizer = agent.optimizers()
+    norms = gradient.norms | step_or_discard(optimizer, agent.trainer.strategy, allowed)
+    optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
+    agent.steps.count(agent, gradient.held, allowed)
+    return norms
+
+
 def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dict[str, float], str, int]:
     """Run the backward pass of every micro-batch.
 
@@ -44,14 +97,8 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
     Data-parallel wrappers average gradients over ranks; the factor world size turns that into the sum. Sums stay on the
     device until the last micro-batch is done, since reading them earlier would let a GPU wait for the next one.
 
-    Args:
-        agent: an ``Agent``, whose losses are called.
-        rollout: the rows of the mini-batch on this rank.
-        first: no step was taken since the rollout was scored.
-
     Returns:
-        Means of losses and metrics over the trained tokens of the mini-batch on all ranks; the first loss on this rank
-        that is not finite, with its turns, empty if there is none; and the number of those tokens.
+        Means, fault, and the number of trained tokens of the mini-batch on all ranks.
     """
     reader, ranks, trains_policy = agent.reader, agent.ranks, agent.phase == "train"
     if trains_policy:

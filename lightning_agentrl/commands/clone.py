@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import CloneAgent
-from lightning_agentrl.agents.cloning import FALLING, LR
+from lightning_agentrl.agents.clone import FALLING, LR
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
 from lightning_agentrl.commands.room_to_write import make_folder
 from lightning_agentrl.commands.run_config import RunConfigCLI

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 
 from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.types.model_input import ModelInput
 
 
@@ -43,17 +44,17 @@ class Reply:
 
 @dataclass(frozen=True)
 class PolicyHandle:
-    """What an engine needs from the trainer: the policy itself, its stop tokens, and the precision to run it in.
-
-    Inside ``gathered()`` this rank holds all weights of the policy; all ranks enter and leave together.
-    """
+    """What an engine needs from the trainer: the policy itself, its stop tokens, and the precision to run it in."""
 
     policy: LanguageModel
     stop_token_ids: Sequence[int]
     precision: Callable[[], AbstractContextManager]
-    gathered: Callable[[], AbstractContextManager] = nullcontext
     max_model_len: int | None = None  # most tokens of a prompt with its reply; None: the model's context
     trained_meanwhile: bool = False  # the policy is trained while replies are sampled
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Hold all weights of the policy on this rank; all ranks enter and leave together."""
+        return gathered(self.policy)
 
     @property
     def window(self) -> int:

@@ -6,8 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.agents import Needs, PPOAgent, scoring
-from lightning_agentrl.agents import agent as agent_module
+from lightning_agentrl.agents import Needs, PPOAgent, scoring, update
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
 from lightning_agentrl.agents.update import accumulate_gradients
 from lightning_agentrl.models import language_model
@@ -285,7 +284,7 @@ def test_a_micro_batch_does_not_wait_for_the_one_before(monkeypatch, tmp_path, s
         seen[cut].append((len(agent.reader.micro_batches(action_rows(rollout))), noticed))
         return results[0]
 
-    monkeypatch.setattr(agent_module, "accumulate_gradients", counted)
+    monkeypatch.setattr(update, "accumulate_gradients", counted)
     for cut, tokens in (("whole", 10**6), ("rows", 1)):
         seen[cut] = []
         agent = make_agent(served_folder, SeparateCritic(), max_tokens_per_micro_batch=tokens)
