@@ -15,6 +15,7 @@ import gymnasium
 import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -22,8 +23,8 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer
 from lightning_agentrl.rollout import ChatRenderer, Interaction, PromptFormat, RawParser, Session, TurnInteraction
 from lightning_agentrl.rollout import WindowMemory as Window
+from lightning_agentrl.rollout.collector import FixedTurns
 from lightning_agentrl.rollout.event_loop import LoopThread
-from lightning_agentrl.rollout.fixed_turns import FixedTurns
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.types import Rollout
 
@@ -102,10 +103,10 @@ class Setting:
 
     def collect(self, turns: int, interaction: Interaction | None = None) -> Measured:
         interaction = interaction or TurnInteraction(self.reply, RawParser())
-        player = Player(interaction, self.engine, grows=False, temperature=1.0, seed=0)
+        player = Player(EnvPool([]), self.renderer, Window(0), interaction, self.engine, seed=0)
         started = time.perf_counter()
         with self.engine.collecting():
-            rollout = self.loop.run(FixedTurns(self.sessions, turns).collect(player))
+            rollout = self.loop.run(FixedTurns(player, self.sessions, turns).collect())
         return Measured(rollout, time.perf_counter() - started)
 
 

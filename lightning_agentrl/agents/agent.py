@@ -286,7 +286,7 @@ class Agent(L.LightningModule, ABC):
         callbacks = watching(self.trainer)
         seen: list[Any] = []
         most = max((callback.held_out_watched for callback in callbacks), default=0)
-        results = self.datamodule.play_held_out(seeds, seen.append, most)
+        results = self.datamodule.play_held_out(seeds, self.policy_version, seen.append, most)
         seen.sort(key=lambda episode: episode.place)
         for callback in callbacks:
             callback.on_held_out(self.trainer, self, seen)

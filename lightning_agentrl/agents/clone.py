@@ -12,8 +12,7 @@ from lightning_agentrl.agents.optim import Optim, Schedule, Schedules
 from lightning_agentrl.agents.update import CurrentScores
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.rollout.demonstrations import ClonedTurns, Demonstrations, chosen, what_is_cloned
-from lightning_agentrl.rollout.expert import Expert
+from lightning_agentrl.rollout.demonstrations import ClonedTurns, Demonstrations, Expert, chosen, what_is_cloned
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import check_kind
 

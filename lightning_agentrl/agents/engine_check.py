@@ -127,7 +127,7 @@ def comparison_of(agent: Any) -> EngineComparison:
     data = agent.datamodule
     return EngineComparison(
         data.engine,
-        data.policy_handle,
+        data.collector.handle,
         data.first_inputs,
         agent.tokenizer,
         replace(agent.reader, advance=lambda count: None),

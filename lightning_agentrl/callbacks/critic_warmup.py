@@ -10,10 +10,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.optim import planned_steps
-from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout import Phase, Prepared, RolloutDataModule, RolloutSource, RolloutStream
-from lightning_agentrl.rollout.mini_batches import split, spread
-from lightning_agentrl.rollout.state import pooled, rows_of
+from lightning_agentrl.rollout.ahead import pooled, rows_of
+from lightning_agentrl.rollout.stream import split
 from lightning_agentrl.types import Rollout, rollout_from_plain
 
 
@@ -112,8 +111,7 @@ class CriticWarmup(L.Callback, RolloutSource):
             kept = {id(sample) for sample in self.prepared.samples}  # the others had numbers that are not finite
             buffer = buffer.select([i for i, sample in enumerate(buffer.samples) if id(sample) in kept])
             self.buffer = buffer.union(scores=self.prepared.scores)  # log-probs stay; values are computed anew
-        envs = [sample.turns[0].env for sample in self.prepared.samples]
-        places = spread(envs, stream.num_envs, derive_seed(stream.seed, round_, 1))
+        places = stream.places_of(self.prepared, round_, 1)
         return Prepared(self.prepared.select(split(places, self.portions, upto=self.fraction)[portion]), metrics)
 
     def _hand_over(self, stream: RolloutStream) -> Prepared:

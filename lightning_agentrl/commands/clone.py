@@ -17,7 +17,7 @@ from lightning_agentrl.commands.room_to_write import make_folder
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import Expert, Recorded
-from lightning_agentrl.rollout.expert import EPISODES
+from lightning_agentrl.rollout.demonstrations import EPISODES
 
 
 class CloneCLI(RunConfigCLI):

@@ -63,7 +63,9 @@ class InspectCLI(LookCLI):
 def played_by(agent: Agent, episodes: int) -> Inspection:
     """Let a connected agent play whole episodes on the first held-out seeds, and look at them."""
     data, seeds = agent.datamodule, held_out_seeds()[:episodes]
-    played = data.play_whole(seeds, lambda episode: episode, agent.temperature, pictures=len(seeds))
+    played = data.collector.play_held_out(
+        seeds, agent.policy_version, lambda episode: episode, agent.temperature, data.validation.num_envs, len(seeds)
+    )
     return inspect_episodes(played, data, agent.tokenizer)
 
 

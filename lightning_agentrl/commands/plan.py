@@ -42,7 +42,7 @@ class DryRun(L.Callback):
 def plan_text(trainer: L.Trainer, agent: Agent) -> str:
     """Return the plan as readable text."""
     data = agent.datamodule
-    prompts = data.first_prompts()
+    prompts = data.collector.first_prompts()
     of_step = step_rows(trainer, data, prompts)
     memory = memory_plan(agent, data, of_step)
     suggested = suggested_budget(agent, memory, of_step, free_memory(agent.device))
@@ -56,7 +56,7 @@ def plan_text(trainer: L.Trainer, agent: Agent) -> str:
     lines = []
     for title, rows in sections.items():
         lines += ["", f"{title}", *(f"  {name:<{width}}  {text}" for name, text in rows)]
-    with data.first_session() as session:
+    with data.collector.first_session() as session:
         parts = prompt_parts(session, data.renderer)
     counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
     text = shown(agent.tokenizer, prompts[0])

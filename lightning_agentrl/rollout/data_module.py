@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -22,35 +21,27 @@ from lightning_agentrl.episodes.prompt_check import check_prompt
 from lightning_agentrl.episodes.recipe import ENV
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.episodes.sources import ENVS, EnvConfig, Source, all_sources, as_gym_takes
+from lightning_agentrl.episodes.sources import ENVS, EnvConfig, all_sources, as_gym_takes
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import RunDate
-from lightning_agentrl.rollout.connection import Connection
-from lightning_agentrl.rollout.event_loop import LoopThread
-from lightning_agentrl.rollout.fault_limits import FaultLimits
-from lightning_agentrl.rollout.fixed_turns import endless_session
-from lightning_agentrl.rollout.groups import group_session
-from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.rollout.ahead import check_staleness
+from lightning_agentrl.rollout.collector import Collector, FaultLimits, RolloutState
+from lightning_agentrl.rollout.player import Player, Watchdog
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
-from lightning_agentrl.rollout.staleness import check_staleness
-from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
-from lightning_agentrl.rollout.stream import Phase, Prepared, RolloutStream, resume_between_epochs
-from lightning_agentrl.rollout.training_episodes import TrainingEpisodes
-from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
+from lightning_agentrl.rollout.stream import Phase, Prepared, RolloutStream
+from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode
 from lightning_agentrl.stalls import stop_watching, waiting_for, watch
 from lightning_agentrl.types import ForkPlan, ModelInput, Rollout, Turn
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import by_key, check_kind, to_plain
 
-MOST_PROMPTS = 16  # that are looked at before a run
-T = TypeVar("T")
 LARGEST_SEED = 2**32 - 1  # as of Lightning's seed_everything
 KEYS = "data.init_args"  # where a config has the arguments of a data module
 
@@ -124,19 +115,15 @@ class RolloutDataModule(L.LightningDataModule):
         if seed is not None:
             check_whole(seed, f"{KEYS}.seed", 0, LARGEST_SEED)
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
-        self._begin_anew(sources)
-
-    def _begin_anew(self, sources: Sequence[Source]) -> None:
-        """Set all that a run changes to what it is before the first one."""
-        self.pool = EnvPool(sources, threads=max(self.sizes.num_envs, self.validation.num_envs))
+        self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.date = RunDate()
-        self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
-        self.stream: RolloutStream | None = None
-        self._connection: Connection | None = None  # once there is an agent
-        self._loop: LoopThread | None = None
-        self._failed = False  # a run has, and threads have ended
         self.stopping = Stopping()
-        self.episodes = TrainingEpisodes(self.sizes, self.max_staleness, self.faults.share, self._origin, self.stopping)
+        self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
+        self.stream: RolloutStream | None = None  # while a policy is connected, as the collector
+        self._collector: Collector | None = None
+        self._state = RolloutState()  # from which the next collector continues
+        self._policy: LanguageModel | None = None  # that has played the episodes of the state
+        self._broken = False  # an exception has ended a run
 
     def __str__(self) -> str:
         """Lightning's would go through the loaders, and so collect a rollout."""
@@ -163,19 +150,18 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def sessions(self) -> Sequence[Session]:
-        """The training environments of this rank where an episode is running."""
-        return self.episodes.sessions
+        """The training environments of this rank in which an episode is running."""
+        return () if self._collector is None else self._collector.sessions
 
     @property
     def phase(self) -> Phase:
         """What the running iteration trains."""
-        source = None if self.stream is None else self.stream.source
-        return "train" if source is None else source.phase
+        return "train" if self.stream is None or self.stream.source is None else self.stream.source.phase
 
     @property
     def preparing(self) -> bool:
         """Whether an iteration has begun and not come to its update: a checkpoint then holds its beginning."""
-        return self.episodes.preparing
+        return self._collector is not None and self._collector.preparing
 
     @property
     def samples_ahead(self) -> bool:
@@ -188,9 +174,11 @@ class RolloutDataModule(L.LightningDataModule):
         return self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
 
     @property
-    def policy_handle(self) -> PolicyHandle:
-        """What the engine was started with."""
-        return self._connected.handle
+    def collector(self) -> Collector:
+        """What collects rollouts, while a policy is connected."""
+        if self._collector is None:
+            raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
+        return self._collector
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what its rollouts are made of, as plain types."""
@@ -233,24 +221,24 @@ class RolloutDataModule(L.LightningDataModule):
         Raises:
             ValueError: one sentence with the key to change.
         """
-        make = self._make_sessions(tokenizer, image_reader)
-        template = make.renderer.template
+        player = self._player(ChatRenderer(tokenizer, self.prompt, image_reader, self.date))
+        template = player.renderer.template
         if template.folds_system:
             rank_zero_info(f"{template.name} has no system role; system text begins the first user message instead")
         self.first_inputs = []
         for kind, source in enumerate(self.pool.sources):
-            session = make.session(kind, 0, lambda _episode: 0)
+            session = player.session(kind, 0, lambda _episode: 0)
             try:
                 with waiting_for(f"the first reset of {source.name}", "setup"):
                     self.first_inputs.append(check_prompt(session, self.interaction, context_length))
             finally:
-                make.end(session, kind)
+                self.pool.give_back(kind, session.worker)
 
     def train_dataloader(self) -> RolloutStream:
         if self.stream is None:
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
         if self.trainer is not None:
-            resume_between_epochs(self.trainer.fit_loop)
+            begin_next_epoch(self.trainer)
         return self.stream
 
     def val_dataloader(self) -> EpisodeSeeds:
@@ -266,21 +254,14 @@ class RolloutDataModule(L.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Stop engine, event loop and environments; ``state_dict`` still gives the episodes as they were."""
-        if self._loop is not None:
-            if self.preparing:
-                self.episodes.cancel()
-            else:
-                self.episodes.settle()
-            with waiting_for(f"{type(self.engine).__name__} to stop", "teardown"):
-                self.engine.stop()
-                self._loop.stop()
-        with waiting_for("the last calls of environments, and for them to close", "teardown"):
-            self.pool.close()
-        self.episodes.rest(self._iteration)
+        if self._collector is not None:
+            if self._collector.begun:
+                self._policy = self._collector.handle.policy
+            self._state = self._collector.close()
         with waiting_for("environments to close", "teardown"):
-            self.episodes.close()
+            self.pool.close()
         stop_watching()
-        self._loop, self._connection, self._failed = None, None, False
+        self.stream, self._collector, self._broken = None, None, False
         self._release_sources()
 
     def _release_sources(self) -> None:
@@ -292,17 +273,15 @@ class RolloutDataModule(L.LightningDataModule):
                 warnings.warn(f"release of {source.key} raised {type(error).__name__}: {error}", stacklevel=2)
 
     def on_exception(self, exception: BaseException) -> None:
-        """End what is collected in the background, and after an error all threads; episodes stay as they were."""
+        """End the collection in the background, and after an error all threads; episodes stay as they were."""
         stop_watching()
-        self.episodes.cancel()
-        if not isinstance(exception, Exception):  # a run that was asked to end does not wait for running replies
-            return
-        self._failed = True
-        if self._loop is not None:
-            self.engine.stop()
-            self._loop.stop()
-        self.pool.end_threads()
-        self._release_sources()
+        self._broken = True
+        failed = isinstance(exception, Exception)  # else the run was asked to end, and running replies are left alone
+        if self._collector is not None:
+            self._collector.interrupt(stop=failed)
+        if failed:
+            self.pool.end_threads()
+            self._release_sources()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
@@ -319,22 +298,16 @@ class RolloutDataModule(L.LightningDataModule):
                 "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
                 "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
             )
-        if not self.preparing:
-            self.episodes.settle()
-        return replace(self.episodes.state(self._iteration), origin=self._origin).to_plain()
+        state = self._state if self._collector is None else self._collector.state()
+        return replace(state, origin=self._origin).to_plain()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts; validation needs none of it."""
-        if self.episodes.running or self._failed:
-            self.teardown("fit")  # those of a run that did not come to its end
-        self.episodes.load(RolloutState.from_plain(state_dict))
-        if self.stream is not None:  # sharded strategies load after the agent was connected
-            self.stream.iteration = self.episodes.iteration
-
-    @property
-    def _iteration(self) -> int:
-        """Iterations that were begun."""
-        return self.stream.iteration if self.stream else self.episodes.iteration
+        if self._broken or (self._collector is not None and self._collector.begun):
+            self.teardown("fit")  # the last run did not come to its end
+        self._state, self._policy = RolloutState.from_plain(state_dict), None
+        if self._collector is not None:  # sharded strategies load after the agent was connected
+            self._collector.load(self._state)
 
     @property
     def _origin(self) -> str:
@@ -379,16 +352,16 @@ class RolloutDataModule(L.LightningDataModule):
             greedy_baseline: play one more episode of each group without randomness.
             forks: which states of a rollout are valued by playing on from them; None: none.
         """
-        if self._connection is not None or self._failed:
-            ended_inside = self._failed or self.episodes.interrupted
-            if self._connection is not None and self._connection.handle.policy is handle.policy and not ended_inside:
+        if self._collector is not None or self._broken:
+            if self._collector is not None and self._collector.handle.policy is handle.policy and not self._broken:
                 return
-            self.teardown("fit")  # a run did not come to its end; continue from where its collection began
-        self.episodes.give_to(handle.policy)
-        make = replace(self._make_sessions(tokenizer, image_reader), context_length=context_length)
+            self.teardown("fit")  # the last run did not come to its end; continue from where its collection began
+        if self._policy is not None and self._policy is not handle.policy:
+            self._state = RolloutState()  # of another agent
+        renderer = ChatRenderer(tokenizer, self.prompt, image_reader, self.date)
         handle = replace(
             handle,
-            stop_token_ids=make.renderer.stop_token_ids,
+            stop_token_ids=renderer.stop_token_ids,
             max_model_len=self.longest_turn,
             trained_meanwhile=self.max_staleness > 0,
         )
@@ -396,91 +369,56 @@ class RolloutDataModule(L.LightningDataModule):
             source.date = self.date
             with waiting_for(f"the judge or scorer of {source.name} to start", "setup"):
                 source.start(next(handle.policy.parameters()).device)
-        self._loop = self._loop or LoopThread()
-        with waiting_for(f"{type(self.engine).__name__} to start", "setup"):
-            self.engine.start(handle)
-        self.stream = RolloutStream(
-            collect=self.collect,
-            prepare=prepare,
-            num_envs=self.sizes.envs_per_rollout,
-            mini_batches=self.sizes.mini_batches,
-            update_epochs=self.sizes.update_epochs,
-            seed=self.seed,
-            begin_next=self.begin_next if self.max_staleness else lambda: None,
-            preparing=lambda: self.episodes.keeping_the_beginning(self._connected, self._iteration),
-        )
-        self.stream.iteration = self.episodes.iteration
-        self._connection = Connection(  # last: what is refused on the way leaves nothing connected
-            self.engine,
+        collector = Collector(
+            self._player(renderer, temperature, context_length),
             handle,
-            make,
-            self._loop,
-            self.interaction,
-            self.faults.in_a_row,
-            self.stall_seconds,
-            self._rank_and_world,
-            policy_version,
-            held_steps,
-            temperature,
+            self.sizes,
+            self._state,
+            self._origin,
+            self.stopping,
             clock,
-            after_sync,
-            greedy_baseline,
-            forks,
+            *self._rank_and_world,
+            max_staleness=self.max_staleness,
+            lost_share=self.faults.share,
+            after_sync=after_sync,
+            greedy_baseline=greedy_baseline,
+            forks=forks,
         )
+        self.stream = RolloutStream(collector, prepare, policy_version, held_steps, self.sizes, self.seed)
+        self._collector = collector  # last: an error before leaves nothing connected
 
-    def _make_sessions(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None) -> SessionMaker:
-        renderer = ChatRenderer(tokenizer, self.prompt, image_reader, self.date)
-        return SessionMaker(self.pool, renderer, self.memory, self.seed)
-
-    def collect(self) -> Rollout:
-        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights.
-
-        Raises:
-            EnvError: environments fail more often than ``faults`` allows. All ranks stop.
-        """
-        return self.episodes.collect(self._connected)
-
-    def begin_next(self) -> None:
-        """Start collecting the next rollout with the current weights, and return at once."""
-        self.episodes.begin_next(self._connected)
+    def _player(self, renderer: ChatRenderer, temperature: float = 1.0, context_length: int | None = None) -> Player:
+        return Player(
+            self.pool,
+            renderer,
+            self.memory,
+            self.interaction,
+            self.engine,
+            self.seed,
+            temperature,
+            context_length,
+            self.faults.in_a_row,
+            watchdog=Watchdog(self.stall_seconds, type(self.engine).__name__),
+        )
 
     @property
     def renderer(self) -> ChatRenderer:
-        """What makes the prompts; there once an agent is connected."""
-        return self._connected.make.renderer
-
-    def first_prompts(self) -> list[ModelInput]:
-        """Return the first prompts of some training environments, to be looked at before a run."""
-        prompts = []
-        step = 1 if self.groups is None else self.groups.size  # all of a group begin alike
-        for index in self.own_envs[: MOST_PROMPTS * step : step]:
-            with self.first_session(index) as session:
-                prompts.append(session.prompt().input)
-        return prompts
-
-    @contextmanager
-    def first_session(self, index: int = 0) -> Iterator[Session]:
-        """Yield a session at the start of its first training episode, apart from those that are trained on."""
-        make = self._connected.make
-        if self.groups is None:
-            kind, session = self.pool.kind(index), endless_session(make, index)
-        else:
-            group, member = divmod(index, self.groups.size)
-            kind, session = self.pool.kind(group), group_session(make, self.groups, group, member)
-        session.begin()
-        try:
-            yield session
-        finally:
-            make.end(session, kind)
+        """Makes the prompts, while a policy is connected."""
+        return self.collector.player.renderer
 
     def play_held_out(
-        self, seeds: Sequence[int], watch: Callable[[WholeEpisode], object] = lambda episode: None, watched: int = 0
+        self,
+        seeds: Sequence[int],
+        policy_version: int,
+        watch: Callable[[WholeEpisode], object] = lambda episode: None,
+        watched: int = 0,
     ) -> list[EpisodeResult]:
         """Play one whole episode per seed with the current weights, apart from training.
 
         Args:
             seeds: of the list of held-out ones.
-            watch: is given each of the watched episodes as it ends, with pictures, in the thread that plays.
+            policy_version: of the current weights.
+            watch: called with each of the watched episodes as it ends, with pictures, in the thread that plays.
             watched: how many are, those with the first seeds of the list.
 
         Returns:
@@ -492,41 +430,19 @@ class RolloutDataModule(L.LightningDataModule):
                 watch(episode)
             return episode.results
 
-        kept = self.play_whole(seeds, keep, self.validation.temperature, pictures=watched)
+        config = self.validation
+        kept = self.collector.play_held_out(seeds, policy_version, keep, config.temperature, config.num_envs, watched)
         return [result for results in kept for result in results]
 
-    def play_whole(
-        self, seeds: Sequence[int], keep: Callable[[WholeEpisode], T], temperature: float, pictures: int = 0
-    ) -> list[T]:
-        """Play as :meth:`play_held_out`; return in order what ``keep`` makes of each episode.
 
-        The turns of the first ``pictures`` seeds of the list are drawn, where the environment can.
-        """
-        at_a_time = self.validation.num_envs
-        try:
-            return self._play_apart(
-                lambda make, player: play_episodes(seeds, at_a_time, make, player, keep, pictures),
-                len(seeds),
-                temperature,
-            )
-        finally:
-            self.pool.close_held_out()
+def begin_next_epoch(trainer: L.Trainer) -> None:
+    """Let a run that is resumed from the end of an epoch begin with the next one.
 
-    def _play_apart(
-        self, playing: Callable[[SessionMaker, Player], Coroutine[Any, Any, T]], episodes: int, temperature: float
-    ) -> T:
-        """Play between two collections, with the current weights."""
-        connection = self._connected
-        self.episodes.settle()  # weights are sent between collections only
-        with connection.clock.stage("validate", total=episodes):
-            with self.stopping.together():
-                connection.send_weights()
-            player = connection.player(temperature)
-            with self.stopping.together(alone=True):
-                return connection.play(player, playing(connection.make, player), self.stopping.look)
-
-    @property
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
-        return self._connection
+    With ``max_steps`` Lightning resumes inside the last epoch and would take one more batch of it.
+    """
+    progress, loop = trainer.fit_loop.epoch_progress, trainer.fit_loop
+    current = cast(Any, progress.current)
+    if loop.restarting and current.ready == current.started == current.processed:
+        if current.completed < current.processed:
+            progress.increment_completed()
+        loop.epoch_loop.restarting = False

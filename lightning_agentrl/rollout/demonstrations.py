@@ -1,22 +1,44 @@
-"""Demonstrations: whole episodes to be cloned, and the mini-batches made of them."""
+"""Demonstrations: whole episodes to be cloned, of a scripted player or of a recorded run, and their mini-batches."""
 
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import all_gather, rank, world_size
+from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.episodes.env_pool import EnvPool
+from lightning_agentrl.episodes.expert import EXPERT_ACTION
 from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.episodes.sources import EnvConfig, Source
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses.aggregation import action_weights
+from lightning_agentrl.prompts.renderer import shown
 from lightning_agentrl.rollout.data_module import RolloutDataModule
+from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.player import Player, play_parts
 from lightning_agentrl.rollout.stream import Prepared, RolloutSource, RolloutStream
-from lightning_agentrl.types import Rollout, Sample, Scores, Turn
+from lightning_agentrl.run_files import LoggedTurn, environment_of, find_run, json_object, read_turns
+from lightning_agentrl.types import ModelInput, Rollout, Sample, Scores, Segment, SegmentKind, StopReason, Turn
+
+EPISODES = 500
+_SEEDS = 0x636C6F6E  # so that its episodes are not those of training
+_SAME = (  # of a turn and of its line in the log
+    *("env", "episode", "observation", "reply", "thought", "action", "valid", "terminated", "truncated", "success"),
+    *("hit_token_cap", "history_cuts", "policy_version", "env_seconds", "engine_seconds", "parsed_action"),
+    *("thought_tokens", "asked_again"),
+)
+_NEEDED = (*_SAME, "prompt", "continues", "env_reward", "reward", "episode_return", "stop")
 
 
 @dataclass(frozen=True)
@@ -49,6 +71,230 @@ class Demonstrations(ABC):
         Raises:
             ConfigError: one sentence; they cannot be had, or not for this model.
         """
+
+
+class Expert(Demonstrations):
+    """Episodes of the scripted players of the run's environments, as ``check-env`` knows them: the method ``solver``.
+
+    Args:
+        episodes: to be played, over all ranks.
+    """
+
+    def __init__(self, episodes: int = EPISODES) -> None:
+        if episodes < 1:
+            raise ValueError(f"Expert: episodes must be at least 1, got {episodes}")
+        self.episodes = episodes
+
+    def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
+        """Play them, each from a separate seed that is no held-out one."""
+        at_a_time = data.at_a_time
+        pool = EnvPool([_with_expert(source) for source in data.pool.sources], threads=at_a_time)
+        engine = _ScriptedReplies()
+        player = Player(pool, data.renderer, data.memory, data.interaction, engine, data.seed, temperature=0.0)
+        loop = LoopThread()
+        played: dict[int, Demonstration] = {}
+
+        async def play(number: int) -> None:
+            seed, kind = derive_seed(data.seed, _SEEDS, number), pool.kind(number)
+            session = engine.sessions[number] = player.session(kind, number, lambda _: seed)
+            try:
+                samples, lost = await player.play_episode(session)
+            finally:
+                del engine.sessions[number]
+                pool.give_back(kind, session.worker)
+            if samples and not lost:
+                played[number] = Demonstration(tuple(samples))
+
+        try:
+            parts = [partial(play, number) for number in range(rank(), self.episodes, world_size())]
+            loop.run(play_parts(parts, at_a_time, engine), data.stopping.look)
+        finally:
+            loop.stop()
+            pool.close()
+        return [played[number] for number in sorted(played)]
+
+
+def _with_expert(source: Source) -> Source:
+    if not isinstance(source, EnvConfig):
+        raise ConfigError(
+            f"the tasks of {source.key} have no scripted player; clone recorded runs, or name environments only"
+        )
+    return source.with_expert()
+
+
+class _ScriptedReplies(Engine):
+    """Replies that name the actions of the scripted player, closed as the chat template closes them.
+
+    The environments of ``sessions``, by their places, are wrapped by `ExpertActions`.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, Session] = {}
+
+    def start(self, handle: PolicyHandle) -> None:
+        """Do nothing."""
+
+    def sync(self, policy_version: int) -> None:
+        """Do nothing: there are no weights."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        """Return the reply to the session's prompt, whatever the request asks.
+
+        Raises:
+            ConfigError: the action is not offered, or the reply is too long.
+        """
+        session = self.sessions[request.number[0]]
+        assert session.worker.answer is not None
+        action, contract, renderer = session.worker.answer.info[EXPERT_ACTION], session.contract, session.renderer
+        if contract.actions and action not in contract.actions:
+            raise ConfigError(
+                f"the scripted player wants {action!r}, which is not among the actions that are offered: "
+                f"{', '.join(contract.actions)}"
+            )
+        text = action if contract.free_text else renderer.writer.reply_text("", action)
+        ids = (*renderer.template.encode(text), renderer.template.turn_close_id)
+        if len(ids) > request.max_tokens:
+            raise ConfigError(
+                f"the scripted player's reply {text!r} has {len(ids)} tokens, and {request.max_tokens} are allowed; "
+                "raise data.init_args.interaction.init_args.max_reply_tokens"
+            )
+        return Reply(ids, (0.0,) * len(ids), closed=True, policy_version=0)
+
+
+class Recorded(Demonstrations):
+    """Whole episodes that the policy of a run played in training, from its turn log (callback ``TurnLog``).
+
+    Prompts and replies are taken as they were, so the run must have had the same tokenizer. Logs hold no pixels, so
+    episodes with images cannot be cloned from them.
+
+    Args:
+        run: folder of the run, which must have played the same game.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+    def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
+        """Read the episodes that began and ended in the log.
+
+        Raises:
+            ConfigError: there are none, they are of another game, or the model's tokenizer cannot read them.
+        """
+        files = find_run(Path(self.run))
+        if files.facts is not None:
+            check_game(environment_of(json_object(files.facts)), [each.label for each in data.pool.sources], self.run)
+        turns, _ = read_turns(files.logs, prompts=True)
+        check_keys(turns, self.run)
+        check_tokens(turns, tokenizer, self.run)
+        episodes: dict[tuple[Any, ...], list[LoggedTurn]] = {}
+        for turn in turns:
+            episodes.setdefault((turn.get("group"), turn["env"], turn["episode"]), []).append(turn)
+        whole = [own for own in episodes.values() if _is_whole(own)]
+        if not whole:
+            raise ConfigError(
+                f"none of the {len(episodes)} episodes in the turn log of '{files.folder}' was played from its first "
+                "turn to its end; name a longer run, or another version of it (--recorded)"
+            )
+        return [Demonstration(tuple(_samples(own))) for own in whole[rank() :: world_size()]]
+
+
+def check_game(recorded: str, own: Sequence[str], run: str) -> None:
+    """Refuse a run that played something else than the sources of a config, or with other arguments.
+
+    Args:
+        recorded: what it played, as run.json says; empty if that does not say so.
+        own: labels of the sources.
+        run: folder of the run.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    others = [game for game in re.split(r" \(share [^ ()]+\)(?: and |$)", recorded) if game and game not in own]
+    if others:
+        raise ConfigError(
+            f"the run '{run}' played {' and '.join(others)}, and the config has {' and '.join(own)}: name a run of "
+            "this game (--recorded)"
+        )
+
+
+def check_keys(turns: Sequence[LoggedTurn], run: str) -> None:
+    """Refuse turns that lack what a log holds today.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    for turn in turns:
+        if missing := [name for name in _NEEDED if name not in turn]:
+            raise ConfigError(
+                f"the turn log of '{run}' lacks {', '.join(missing)} (iteration {turn['iteration']}, environment "
+                f"{turn['env']}, turn {turn['turn']}), as one of an earlier version of the package may: name a run of "
+                "this version (--recorded)"
+            )
+
+
+def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase, run: str) -> None:
+    """Refuse turns whose ids mean something else to this tokenizer, or that hold images.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    fix = "clone from the scripted player (leave out the recorded run), or take the model of that run"
+    logged = {i: text for turn in turns for i, text in zip(turn["reply_ids"], turn["tokens"], strict=True)}
+    ids = list(logged)
+    own = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+    if len(tokenizer) <= max(ids, default=0) or own != list(logged.values()):
+        place = next((k for k, i in enumerate(ids) if i >= len(tokenizer) or own[k] != logged[i]), 0)
+        raise ConfigError(
+            f"the run '{run}' had another tokenizer than '{tokenizer.name_or_path}': id {ids[place]} was "
+            f"{logged[ids[place]]!r} there and is {own[place]!r} here; {fix}"
+        )
+    for turn in turns:
+        if shown(tokenizer, ModelInput.of_ids(turn["prompt_ids"])) != turn["prompt"]:
+            raise ConfigError(
+                f"a prompt of the run '{run}' (iteration {turn['iteration']}, environment {turn['env']}, turn "
+                f"{turn['turn']}) does not read the same with the tokenizer of '{tokenizer.name_or_path}', or shows "
+                f"images, whose pixels no log holds; {fix}"
+            )
+
+
+def _is_whole(turns: Sequence[LoggedTurn]) -> bool:
+    """Return whether all turns of an episode are there, which it may lack in the log of some iterations, and where its
+    environment failed.
+    """
+    last = turns[-1]
+    ended = bool(last["terminated"] or last["truncated"]) and last["stop"] != StopReason.ENV_FAULT
+    return ended and [turn["turn"] for turn in turns] == list(range(len(turns)))
+
+
+def _samples(turns: Sequence[LoggedTurn]) -> Iterator[Sample]:
+    """Yield the samples of an episode: a turn that continues a sample was read behind the turn before it."""
+    segments: list[Segment] = []
+    own: list[Turn] = []
+    for turn in turns:
+        if own and not turn["continues"]:
+            yield Sample(tuple(segments), tuple(own))
+            segments, own = [], []
+        kind = SegmentKind.OBSERVATION if own else SegmentKind.PROMPT
+        ids = tuple(turn["reply_ids"])
+        reply = Segment(SegmentKind.ACTION, ModelInput.of_ids(ids), (0.0,) * len(ids))
+        segments += [Segment(kind, ModelInput.of_ids(turn["prompt_ids"])), reply]
+        own.append(_turn(turn))
+    yield Sample(tuple(segments), tuple(own))
+
+
+def _turn(logged: LoggedTurn) -> Turn:
+    """Return a turn with what a log holds of it."""
+    return Turn(
+        **{name: logged[name] for name in _SAME},
+        index=logged["turn"],
+        env_reward=logged["env_reward"] or 0.0,
+        reward=logged["reward"] or 0.0,
+        episode_return=logged["episode_return"] or 0.0,
+        stop=None if logged["stop"] is None else StopReason(logged["stop"]),
+    )
 
 
 def chosen(episodes: Sequence[Demonstration], min_return: float) -> list[Demonstration]:
@@ -118,7 +364,7 @@ class ClonedTurns(RolloutSource):
 
     def next_rollout(self, stream: RolloutStream) -> Prepared:
         """Return the samples of the next iteration with the weights of their tokens."""
-        first = stream.iteration * self.count
+        first = stream.collector.iteration * self.count
         picked = [self._sample(place) for place in range(first, first + self.count)]
         placed = [_placed(sample, self.places[k % len(self.places)]) for k, sample in enumerate(picked)]
         rollout = Rollout.from_samples(placed)

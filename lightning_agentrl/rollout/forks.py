@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,10 +23,7 @@ from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors import ConfigError, EnvError
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.rollout.collection import Collection
-from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.rollout.seats import play_parts
-from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.rollout.player import Player, play_parts
 from lightning_agentrl.types import ForkPlan, Rollout, StopReason, Turn
 
 REPLIES, NOISE = 0xF0_12, 0xF0_13  # mark seeds of replies and of environments in forks
@@ -47,58 +43,48 @@ class ForkBranch:
 
 
 class Forks:
-    """Wraps fixed turns or groups: their rollouts, with values of the states in them.
+    """Plays on from the states of rollouts, with the weights that sampled them.
 
     A rollout gets ``state_values`` and ``forked_end_values``, and its turns what their branches returned. A branch that
     is lost to a fault of its environment is left out.
 
     Args:
-        episodes: what collects; its sessions keep their moments in those of ``make``.
         plan: which states, and how often.
-        make: makes the sessions of ``episodes``.
+        player: plays the branches.
         at_a_time: episodes played at a time on this rank.
         clock: times the branches.
+
+    The sessions of ``recording``, which plays the rollouts, keep their moments here.
     """
 
-    def __init__(
-        self, episodes: Collection, plan: ForkPlan, make: SessionMaker, at_a_time: int, clock: StageClock
-    ) -> None:
-        assert make.moments is not None
-        self.episodes = episodes
+    def __init__(self, plan: ForkPlan, player: Player, at_a_time: int, clock: StageClock) -> None:
         self.plan = plan
-        self.make = replace(make, moments=None)
-        self.moments = make.moments
+        self.player = player
+        self.moments: dict[Key, Moment] = {}
+        self.recording = replace(player, moments=self.moments)
         self.at_a_time = at_a_time
         self.clock = clock
 
-    @property
-    def total(self) -> int:
-        """What the next rollout counts as its progress; branches are not in it."""
-        return self.episodes.total
+    async def add_values(self, rollout: Rollout, sessions: Sequence[Session]) -> Rollout:
+        """Return a rollout with the values of its states.
 
-    @property
-    def sessions(self) -> Sequence[Session]:
-        """The sessions in which a recorded episode is running."""
-        return self.episodes.sessions
-
-    async def collect(self, player: Player) -> Rollout:
-        """Collect a rollout, then play on from its states with the same weights.
+        Args:
+            rollout: just collected.
+            sessions: in which its episodes go on.
 
         Raises:
             EnvError: an environment does not repeat its episode, or has other faults in a row.
         """
-        self.moments.clear()
-        rollout = await self.episodes.collect(player)
-        for session in self.sessions:
+        for session in sessions:
             if session.episode.running and session.episode.past:  # cut by the end of the rollout
                 moment = session.moment()
                 self.moments[moment.key] = moment
         with self.clock.part("forks"):
             branches = self._chosen(rollout)
             each = [branch for of_key in branches.values() for branch in of_key]
-            parts = [partial(self._play, branch, place, branches, player) for place, branch in enumerate(each)]
+            parts = [partial(self._play, branch, place, branches) for place, branch in enumerate(each)]
             if parts:
-                await play_parts(parts, self.at_a_time, player.engine)
+                await play_parts(parts, self.at_a_time, self.player.engine)
         self.moments.clear()
         return valued(rollout, branches, self.plan.gamma)
 
@@ -113,21 +99,21 @@ class Forks:
             numbers = [turn.index for turn in turns]
             wanted = [n for n in numbers if n == numbers[0] or n % self.plan.every == 0]
             wanted += [] if turns[-1].done else [numbers[-1] + 1]
-            kind = self.make.pool.kind(env if turns[0].group is None else turns[0].group)
+            kind = self.player.pool.kind(env if turns[0].group is None else turns[0].group)
             for number in wanted:  # where a reply was asked for again there is no moment
                 if (moment := self.moments.get((env, episode, number))) is not None:
                     chosen[moment.key] = [ForkBranch(moment, kind, k) for k in range(self.plan.branches)]
         return chosen
 
-    async def _play(self, branch: ForkBranch, place: int, chosen: Mapping[Key, Any], player: Player) -> None:
+    async def _play(self, branch: ForkBranch, place: int, chosen: Mapping[Key, Any]) -> None:
         """Play a branch to its end, or until it joins that of a later moment."""
         moment = branch.moment
-        session = self.make.session(
+        session = self.player.session(
             branch.kind, moment.index, lambda _: moment.episode.seed, first_episode=moment.first_episode, place=place
         )
         try:
-            with player.watchdog.watching(session) if player.watchdog else nullcontext():
-                await self._play_on(session, branch, chosen, player)
+            with self.player.watchdog.watching(session):
+                await self._play_on(session, branch, chosen)
         except ReplayDiffersError as error:
             if session.contract.deterministic:
                 raise
@@ -137,16 +123,16 @@ class Forks:
             ) from error
         except EnvError as fault:  # as the branch began, or was compared with what is recorded
             branch.lost = True
-            player.count_lost(session, fault)
+            self.player.count_lost(session, fault)
         finally:
             session.worker.take_errors()  # those of branches are in no turn
-            self.make.end(session, branch.kind)
+            self.player.pool.give_back(branch.kind, session.worker)
 
-    async def _play_on(self, session: Session, branch: ForkBranch, chosen: Mapping[Key, Any], player: Player) -> None:
-        moment, k = branch.moment, branch.number
-        await session.enter(moment, derive_seed(player.seed, NOISE, moment.index, moment.episode.number, k))
-        player = replace(player, seed=derive_seed(player.seed, REPLIES, k), advance=lambda: None)
-        recorder = EpisodeRecorder(0, player.grows)
+    async def _play_on(self, session: Session, branch: ForkBranch, chosen: Mapping[Key, Any]) -> None:
+        moment, k, seed = branch.moment, branch.number, self.player.seed
+        await session.enter(moment, derive_seed(seed, NOISE, moment.index, moment.episode.number, k))
+        player = replace(self.player, seed=derive_seed(seed, REPLIES, k))
+        recorder = EpisodeRecorder(0, player.memory.grows)
         following: Moment | None = moment
         while not branch.lost and not recorder.ended and branch.joins is None:
             following = following and self.moments.get((*following.key[:2], following.episode.turn + 1))
@@ -157,18 +143,6 @@ class Forks:
                 branch.joins = following.key if same and following.key in chosen else None
                 following = following if same else None
         branch.rewards = [turn.reward for sample in recorder.samples() for turn in sample.turns]
-
-    def state_dict(self) -> dict[int, Any]:
-        """Return the running episodes; nothing of a branch outlives its rollout."""
-        return self.episodes.state_dict()
-
-    def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        """Continue the episodes of this rank where they were."""
-        self.episodes.load_state_dict(state)
-
-    def close(self) -> None:
-        """Close the environments of running episodes."""
-        self.episodes.close()
 
 
 async def _reached(session: Session, moment: Moment, budget: bool) -> bool:

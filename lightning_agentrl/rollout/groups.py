@@ -7,20 +7,17 @@ lost too, its group is not trained on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from lightning_agentrl.episodes.env_worker import close_all
 from lightning_agentrl.episodes.recorder import EpisodeRecorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.rollout.seats import Part, play_parts
-from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.rollout.player import Part, Player, play_parts
 from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.types import Rollout, Sample, samples_from_plain, samples_to_plain
 from lightning_agentrl.types.plain import PixelTable
@@ -72,7 +69,7 @@ class WholeGroups:
 
     Args:
         settings: sizes.
-        make: makes the sessions; environments of ended episodes are used again.
+        player: makes the sessions and plays them; environments of ended episodes are used again.
         rank: of this process.
         world: number of ranks.
         at_a_time: episodes played at a time on this rank.
@@ -84,7 +81,7 @@ class WholeGroups:
     def __init__(
         self,
         settings: GroupRollout,
-        make: SessionMaker,
+        player: Player,
         rank: int,
         world: int,
         at_a_time: int,
@@ -92,7 +89,7 @@ class WholeGroups:
         collected: int,
     ) -> None:
         self.settings = settings
-        self.make = make
+        self.player = player
         self.rank, self.world = rank, world
         self.at_a_time = at_a_time
         self.greedy = greedy
@@ -103,33 +100,32 @@ class WholeGroups:
 
     @property
     def total(self) -> int:
-        """Episodes that end in the next rollout on this rank."""
-        return len(self._due) * (self.settings.size + self.greedy)
-
-    @property
-    def _due(self) -> range:
-        return self.settings.due(self.collected, self.rank, self.world)
+        """Episodes that end in a rollout on this rank."""
+        return len(self.settings.due(0, self.rank, self.world)) * (self.settings.size + self.greedy)
 
     @property
     def sessions(self) -> list[Session]:
         """The sessions in which an episode is running."""
         return [m.session for members in self._members.values() for m in members if m.session is not None]
 
-    async def collect(self, player: Player) -> Rollout:
+    async def collect(self, advance: Callable[[], None]) -> Rollout:
         """Play the next groups to their end; return their samples by group and episode, none if all are lost.
 
         Greedy episodes are played with the weights that end their group. The score of one that is lost is NaN, that of
         a side that had no turn in it 0.
+
+        Args:
+            advance: called after each episode that ends in this rollout.
         """
-        due = self._due
+        due = self.settings.due(self.collected, self.rank, self.world)
         ahead = self.settings.begun_ahead(self.collected, self.rank, self.world)
         greedy: dict[int, dict[int, float]] = {}
         parts: list[Part] = []
         for group in due:
-            parts += [partial(self._end, group, i, player) for i in range(self.settings.size)]
-            parts += [partial(self._play_greedily, group, greedy, player)] * self.greedy
-        parts += [partial(self._play, g, i, self.settings.ahead_turns, player) for g in ahead for i in self._numbers]
-        await play_parts(parts, self.at_a_time, player.engine)
+            parts += [partial(self._end, group, i, advance) for i in range(self.settings.size)]
+            parts += [partial(self._play_greedily, group, greedy, advance)] * self.greedy
+        parts += [partial(self._play, g, i, self.settings.ahead_turns) for g in ahead for i in self._numbers]
+        await play_parts(parts, self.at_a_time, self.player.engine)
         self.collected += 1
         samples = {group: [s for member in self._members[group] for s in member.samples] for group in due}
         rollout = Rollout.from_samples(self._with_faults(samples))
@@ -165,11 +161,11 @@ class WholeGroups:
     def _numbers(self) -> range:
         return range(self.settings.size)
 
-    async def _end(self, group: int, number: int, player: Player) -> None:
-        await self._play(group, number, None, player)
-        player.advance()
+    async def _end(self, group: int, number: int, advance: Callable[[], None]) -> None:
+        await self._play(group, number, None)
+        advance()
 
-    async def _play(self, group: int, number: int, turns: int | None, player: Player) -> None:
+    async def _play(self, group: int, number: int, turns: int | None) -> None:
         """Play at most ``turns`` turns of an episode, and of its second try if it is lost; None: to its end."""
         member = self._member(group, number)
         while not member.over():
@@ -178,7 +174,7 @@ class WholeGroups:
                 member.session.episode.turns_taken = member.turns_taken
             session = member.session
             member.recorder.go_on(turns)
-            lost = await player.play(session, member.recorder)
+            lost = await self.player.play(session, member.recorder)
             if lost:
                 member.lose(lost)
             elif member.over():
@@ -188,31 +184,36 @@ class WholeGroups:
             if not lost:
                 return
 
-    async def _play_greedily(self, group: int, scores: dict[int, dict[int, float]], player: Player) -> None:
+    async def _play_greedily(
+        self, group: int, scores: dict[int, dict[int, float]], advance: Callable[[], None]
+    ) -> None:
         scores[group] = {}  # by the number of the episode: one, or one of each side
-        unforked = replace(self.make, moments=None)  # its turns are not in the rollout, and bear the numbers of others
+        # Its turns are not in the rollout and have the numbers of other turns, so it keeps no moments.
+        greedy = replace(self.player, temperature=0.0, moments=None)
         for _ in range(TRIES):
-            session = group_session(unforked, self.settings, group, 0)
+            session = group_session(greedy, self.settings, group, 0)
             try:
-                turns, lost = await replace(player, temperature=0.0).episode(session)  # counts as one more done
+                samples, lost = await greedy.play_episode(session)
+                advance()
             finally:
                 self._release(group, session)
             if not lost:
-                for turn in turns:
+                for turn in (turn for sample in samples for turn in sample.turns):
                     scores[group][turn.episode] = scores[group].get(turn.episode, 0.0) + turn.reward
                 return
             self._lost_greedily.setdefault(group, []).append(lost)
 
     def _member(self, group: int, number: int) -> Member:
         if group not in self._members:
-            self._members[group] = [Member(EpisodeRecorder(group, self.make.memory.grows)) for _ in self._numbers]
+            self._members[group] = [Member(EpisodeRecorder(group, self.player.memory.grows)) for _ in self._numbers]
         return self._members[group][number]
 
     def _new_session(self, group: int, number: int) -> Session:
-        return group_session(self.make, self.settings, group, number, pictures=True)
+        return group_session(self.player, self.settings, group, number, pictures=True)
 
     def _release(self, group: int, session: Session) -> None:
-        self.make.end(session, self.make.pool.kind(group))
+        pool = self.player.pool
+        pool.give_back(pool.kind(group), session.worker)
 
     def state_dict(self) -> dict[int, Any]:
         """Return the groups begun and not in a rollout yet, by number: their turns and running sessions.
@@ -232,20 +233,16 @@ class WholeGroups:
 
     def _loaded(self, group: int, number: int, saved: Mapping[str, Any]) -> Member:
         samples = samples_from_plain(saved["samples"], saved["images"])
-        member = Member(EpisodeRecorder(group, self.make.memory.grows, samples))
+        member = Member(EpisodeRecorder(group, self.player.memory.grows, samples))
         member.lost, member.turns_taken = list(saved["lost"]), saved["turns_taken"]
         if saved["session"] is not None:
             session = member.session = self._new_session(group, number)
             session.load_state_dict(saved["session"])
             for kind in session.take_lost():  # it could not be replayed
                 member.lose(kind)
-                member.recorder = EpisodeRecorder(group, self.make.memory.grows)  # no value can stand for the rest
+                member.recorder = EpisodeRecorder(group, self.player.memory.grows)  # no value can stand for the rest
                 self._release(group, session)
         return member
-
-    def close(self) -> None:
-        """Close the environments of running episodes."""
-        close_all([session.worker for session in self.sessions])
 
 
 def sides_apart(rows: Sequence[tuple[int, int]]) -> list[int]:
@@ -270,10 +267,8 @@ def _noting(sample: Sample, lost: Sequence[str]) -> Sample:
     return replace(sample, turns=(replace(first, lost=(*first.lost, *lost)), *others))
 
 
-def group_session(
-    make: SessionMaker, settings: GroupRollout, group: int, member: int, pictures: bool = False
-) -> Session:
-    """Make the session of one episode of a group. All of a group start alike; replies have seeds of their own."""
+def group_session(player: Player, settings: GroupRollout, group: int, member: int, pictures: bool = False) -> Session:
+    """Make the session of one episode of a group. All of a group start alike; replies have separate seeds."""
     place, rollout = settings.place(group, member), group // settings.per_rollout
-    seed = derive_seed(make.seed, group)
-    return make.session(make.pool.kind(group), place, lambda _episode: seed, pictures, first_episode=rollout)
+    seed = derive_seed(player.seed, group)
+    return player.session(player.pool.kind(group), place, lambda _episode: seed, pictures, first_episode=rollout)

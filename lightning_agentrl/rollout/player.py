@@ -1,36 +1,159 @@
-"""Playing a session: interaction, engine and recorder, with a watchdog beside them, and what becomes of faults."""
+"""Players: they make the sessions of environments and play them, many at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 from lightning_agentrl.engines import Engine
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import warn_each
+from lightning_agentrl.episodes.episode import Moment
 from lightning_agentrl.episodes.interaction import WHOLE_EPISODE_TURNS, Interaction
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.session import TOO_LONG, Session
 from lightning_agentrl.errors import EnvError
-from lightning_agentrl.prompts.renderer import PromptTooLongError
-from lightning_agentrl.rollout.watchdog import Watchdog
-from lightning_agentrl.types import Sample, StopReason, Turn
+from lightning_agentrl.prompts.memory import Memory
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
+from lightning_agentrl.stalls import reporting
+from lightning_agentrl.types import Sample, StopReason
 
 IN_A_ROW = 5  # default of FaultLimits.in_a_row
+NAMED = 8  # environments that a warning lists by number
+
+Part = Callable[[], Coroutine[Any, Any, object]]  # of what is played
+
+
+class Watchdog:
+    """Warns when no session has moved for some time, and again each time that it passes.
+
+    A session moves when its environment or its judge is called or answers, and when it begins or ends a collection.
+
+    Args:
+        seconds: that time; 0: never warn.
+        engine: name of the engine.
+    """
+
+    def __init__(self, seconds: float, engine: str) -> None:
+        self.seconds = seconds
+        self.engine = engine
+        self._lock = threading.Lock()
+        self._sessions: list[Session] = []
+        self._changed_at = time.monotonic()
+
+    def on_guard(self, stage: Callable[[], str]) -> AbstractContextManager[None]:
+        """Watch from a separate thread, since a stuck call may also hold up the event loop.
+
+        Args:
+            stage: returns the running stage.
+        """
+        self._changed_at = time.monotonic()
+        return reporting(self._state, self.seconds, stage)
+
+    @contextmanager
+    def watching(self, session: Session) -> Iterator[None]:
+        """Expect this session to move while inside."""
+        self._change(self._sessions.append, session)
+        try:
+            yield
+        finally:
+            self._change(self._sessions.remove, session)
+
+    def _change(self, change: Callable[[Session], None], session: Session) -> None:
+        with self._lock:
+            change(session)
+            self._changed_at = time.monotonic()
+
+    def _state(self) -> tuple[float, str]:
+        """Return when a session last moved, and what all of them wait for."""
+        with self._lock:
+            sessions, moved_at = list(self._sessions), self._changed_at
+        calls: dict[str, list[int]] = {}
+        for session in sessions:
+            calls.setdefault(session.worker.call, []).append(session.index)
+        sampled = calls.pop("", [])
+        awaited = [f"{call} of {_environments(numbers)}" for call, numbers in sorted(calls.items())]
+        if sampled:
+            awaited.append(f"replies of {self.engine} to {_environments(sampled)}")
+        return max([moved_at, *(session.worker.moved_at for session in sessions)]), " and for ".join(awaited)
+
+
+def _environments(numbers: list[int]) -> str:
+    listed = ", ".join(map(str, sorted(numbers)[:NAMED]))
+    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+    return f"environment{'s' if len(numbers) > 1 else ''} {listed}{more}"
 
 
 @dataclass(frozen=True)
 class Player:
-    """Everything that playing takes besides a session."""
+    """Makes sessions in the environments of a pool and plays them with an engine.
 
+    Args:
+        pool: environments.
+        renderer: turns prompts into tokens.
+        memory: what of the past a prompt shows.
+        interaction: the loop over turns.
+        engine: samples the replies.
+        seed: of the run.
+        temperature: of sampling.
+        context_length: tokens that the model can read; None: any number.
+        in_a_row: episodes that an environment may lose without a turn between them; one more is an error.
+        moments: takes the states of sessions that may be forked; None: no session is.
+        watchdog: warns if sessions are stuck.
+    """
+
+    pool: EnvPool
+    renderer: ChatRenderer
+    memory: Memory
     interaction: Interaction
     engine: Engine
-    grows: bool  # one growing sample per episode
-    temperature: float
     seed: int
-    advance: Callable[[], None] = lambda: None  # called after each turn of a rollout, and after each whole episode
-    watchdog: Watchdog | None = None
-    in_a_row: int = IN_A_ROW  # episodes that an environment may lose without a turn between; one more is an error
+    temperature: float = 1.0
+    context_length: int | None = None
+    in_a_row: int = IN_A_ROW
+    moments: dict[tuple[int, int, int], Moment] | None = None
+    watchdog: Watchdog = field(default_factory=lambda: Watchdog(0, ""))
+
+    def session(
+        self,
+        kind: int,
+        index: int,
+        episode_seed: Callable[[int], int],
+        pictures: bool = False,
+        first_episode: int = 0,
+        held_out: bool = False,
+        place: int | None = None,
+    ) -> Session:
+        """Make a session in an environment of the pool.
+
+        Args:
+            kind: of the environment, its place in the list of sources.
+            index: number of the session over all ranks.
+            episode_seed: seed of the n-th episode.
+            pictures: keep a picture of each turn, if the environment shows one.
+            first_episode: number of the first episode.
+            held_out: whether it plays what validation plays.
+            place: number among the sessions that play at the same time; ``index`` by default.
+        """
+        source = self.pool.sources[kind]
+        return Session(
+            index,
+            self.pool.take(kind, held_out),
+            episode_seed,
+            self.renderer,
+            self.memory,
+            pictures=pictures,
+            first_episode=first_episode,
+            judge=source.judge,
+            moments=self.moments,
+            place=place,
+            context_length=self.context_length,
+        )
 
     async def play(self, session: Session, recorder: Recorder) -> str:
         """Play on until the recorder is full.
@@ -42,36 +165,33 @@ class Player:
             The kind of the fault to which the only episode of the recorder was lost; empty if it was not.
 
         Raises:
-            EnvError: one episode after the other is lost.
-            ValueError: the interaction plays nothing, and would do so for ever.
+            EnvError: too many episodes are lost in a row.
+            ValueError: the interaction records no turn.
         """
         if not recorder.goes_on and self.interaction.max_turns is None:
             recorder.longest = WHOLE_EPISODE_TURNS
-        with self.watchdog.watching(session) if self.watchdog else nullcontext():
+        with self.watchdog.watching(session):
             while not recorder.full:
                 recorded = recorder.recorded
                 try:
                     await self.interaction.run(session, self.engine, recorder, self.temperature, self.seed)
-                    self._check_moved(recorder, recorded)
+                    if recorder.recorded == recorded:
+                        raise ValueError(
+                            f"run of {type(self.interaction).__name__} has ended without recording a turn; it must "
+                            "record turns until the recorder is full (key data.init_args.interaction)"
+                        )
                     session.worker.lost_seeds.clear()
                 except (EnvError, PromptTooLongError) as error:
                     if recorder.recorded > recorded:
                         session.worker.lost_seeds.clear()
                     fault = error if isinstance(error, EnvError) else EnvError(TOO_LONG, str(error))
-                    if kind := self._end(session, recorder, fault):
+                    if kind := self._end_episode(session, recorder, fault):
                         return kind
         if recorder.longest is not None and recorder.recorded >= recorder.longest:
             recorder.truncate(StopReason.MAX_TURNS, session.last_state, ())
         return ""
 
-    def _check_moved(self, recorder: Recorder, recorded: int) -> None:
-        if recorder.recorded == recorded:
-            raise ValueError(
-                f"run of {type(self.interaction).__name__} has ended without recording a turn; it must record turns "
-                "until the recorder is full (key data.init_args.interaction)"
-            )
-
-    def _end(self, session: Session, recorder: Recorder, fault: EnvError) -> str:
+    def _end_episode(self, session: Session, recorder: Recorder, fault: EnvError) -> str:
         """End an episode that cannot go on; return the fault's kind if nothing else is to be played."""
         session.leave()
         if fault.kind == TOO_LONG and recorder.truncate(StopReason.CONTEXT_LENGTH, session.last_state, ()):
@@ -104,18 +224,43 @@ class Player:
             raise broken from fault
         warn_each(f"{fault}{''.join(f' ({note})' for note in notes)}; its episode is lost")
 
-    async def episode(self, session: Session) -> tuple[list[Turn], str]:
+    async def play_episode(self, session: Session) -> tuple[list[Sample], str]:
         """Play one whole episode in a fresh session.
 
         Returns:
-            Its turns, and the kind of the fault to which it was lost, empty if it was not.
+            Its samples, and the kind of the fault to which it was lost, empty if it was not.
         """
-        samples, lost = await self.samples(session)
-        return [turn for sample in samples for turn in sample.turns], lost
-
-    async def samples(self, session: Session) -> tuple[list[Sample], str]:
-        """Play one whole episode in a fresh session; as :meth:`episode`, with what was read and said."""
-        recorder = Recorder(None, self.grows)
+        recorder = Recorder(None, self.memory.grows)
         lost = await self.play(session, recorder)
-        self.advance()
         return recorder.samples(), lost
+
+
+async def play_parts(parts: Sequence[Part], at_a_time: int, engine: Engine) -> None:
+    """Play parts in their order, ``at_a_time`` of them at a time; the next begins as soon as one has ended.
+
+    The engine knows how many play, so it knows which of them will request more replies.
+    """
+    waiting = iter(parts)
+
+    async def play(seat: AbstractContextManager) -> None:
+        with seat:
+            for part in waiting:  # shared between the tasks: each takes the next one
+                await _uncancelled(part)
+
+    with engine.seats(min(at_a_time, len(parts))) as seats:
+        async with asyncio.TaskGroup() as tasks:
+            for seat in seats:
+                tasks.create_task(play(seat))
+
+
+async def _uncancelled(part: Part) -> None:
+    """Play a part. A task group would ignore a CancelledError that a user's code raises, so it becomes an error."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        await part()
+    except asyncio.CancelledError as left:
+        if task.cancelling():
+            raise
+        sentence = "code that runs while episodes are played raised CancelledError, and nobody has cancelled it"
+        raise RuntimeError(sentence) from left

@@ -1,18 +1,17 @@
-"""The stream: one Lightning epoch is one iteration, a constant number of mini-batches."""
+"""The stream: one Lightning epoch is one iteration, a constant number of random mini-batches."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal
 
-from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.loops.loop import _Loop
+import numpy as np
 
 from lightning_agentrl.episodes.seeds import derive_seed
-from lightning_agentrl.rollout.mini_batches import split, spread
+from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.sizes import RolloutSizes
 from lightning_agentrl.types import Rollout
 
 Phase = Literal["critic_warmup", "train"]
@@ -29,7 +28,7 @@ class Prepared:
 class MiniBatch:
     """The turns of one optimizer step on this rank, and numbers to be logged with it.
 
-    Not a dataclass, so that Lightning leaves it as it is.
+    Not a dataclass, so that Lightning does not take it apart.
     """
 
     def __init__(self, rollout: Rollout, metrics: dict[str, float] | None = None) -> None:
@@ -38,7 +37,7 @@ class MiniBatch:
 
 
 class RolloutSource(ABC):
-    """Where the next iteration's turns come from, in place of the stream's own rollouts."""
+    """Gives the next iteration's turns in place of the stream's own rollouts."""
 
     @property
     def phase(self) -> Phase:
@@ -56,72 +55,89 @@ class RolloutSource(ABC):
 
 
 class RolloutStream:
-    """The mini-batches of one iteration. Collecting starts when the first one is asked for.
+    """The mini-batches of one iteration. Collecting starts when the first one is requested.
 
     Args:
-        collect: gives the next raw rollout of this rank.
+        collector: gives the rollouts of this rank.
         prepare: scores a rollout and estimates its advantages and returns.
-        num_envs: environments over all ranks.
-        mini_batches: mini-batches per pass over a rollout.
-        update_epochs: passes over a rollout.
+        policy_version: returns the number of optimizer steps attempted before.
+        held_steps: returns the numbers of those attempts that leave the policy as it is.
+        sizes: of rollouts and mini-batches.
         seed: of the shuffling, the same on all ranks.
-        begin_next: starts collecting the rollout after the one that is there, with the weights from before its update.
-        preparing: entered while the next rollout is collected and scored.
     """
 
     def __init__(
         self,
-        collect: Callable[[], Rollout],
+        collector: Collector,
         prepare: Callable[[Rollout], Prepared],
-        num_envs: int,
-        mini_batches: int,
-        update_epochs: int,
+        policy_version: Callable[[], int],
+        held_steps: Callable[[], range],
+        sizes: RolloutSizes,
         seed: int,
-        begin_next: Callable[[], None] = lambda: None,
-        preparing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.collect = collect
+        self.collector = collector
         self.prepare = prepare
-        self.num_envs = num_envs
-        self.mini_batches = mini_batches
-        self.update_epochs = update_epochs
+        self.policy_version, self.held_steps = policy_version, held_steps
+        self.sizes = sizes
         self.seed = seed
-        self.begin_next = begin_next
         self.source: RolloutSource | None = None  # gives the rollouts while it is set
-        self.preparing = preparing
-        self.iteration = 0  # iterations begun
         self.inside_iteration = False  # mini-batches of the current iteration are still to come
 
     def __len__(self) -> int:
-        return self.mini_batches * self.update_epochs
+        return self.sizes.steps_per_iteration
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        self.inside_iteration = False  # an iteration that an error ended is not gone on with
-        with self.preparing():
+        self.inside_iteration = False  # an iteration that an error has ended does not continue
+        with self.collector.prepare_update():
             prepared = self.next_rollout() if self.source is None else self.source.next_rollout(self)
         rollout, metrics = prepared.rollout, prepared.metrics
-        self.iteration += 1
-        envs = [sample.turns[0].env for sample in rollout.samples]
-        for epoch in range(self.update_epochs):
-            places = spread(envs, self.num_envs, derive_seed(self.seed, self.iteration, epoch))
-            for k, rows in enumerate(split(places, self.mini_batches)):
-                last = epoch + 1 == self.update_epochs and k + 1 == self.mini_batches
+        for epoch in range(self.sizes.update_epochs):
+            places = self.places_of(rollout, self.collector.iteration, epoch)
+            for k, rows in enumerate(split(places, self.sizes.mini_batches)):
+                last = epoch + 1 == self.sizes.update_epochs and k + 1 == self.sizes.mini_batches
                 self.inside_iteration = not last
                 yield MiniBatch(rollout.select(rows), metrics)
                 metrics = {}
 
     def next_rollout(self) -> Prepared:
-        """Return the next rollout, prepared for one epoch."""
+        """Return the next rollout, prepared for one epoch; the one after it may be collected meanwhile."""
         rollout = self.collect()
-        self.begin_next()
+        self.collector.begin_next(self.policy_version())
         return self.prepare(rollout)
 
+    def collect(self) -> Rollout:
+        """Return the next raw rollout of this rank."""
+        return self.collector.collect(self.policy_version(), self.held_steps())
 
-def resume_between_epochs(fit_loop: _FitLoop) -> None:
-    """Let a run that is resumed from the end of an epoch begin with the next one.
+    def places_of(self, rollout: Rollout, *counters: int) -> np.ndarray:
+        """Return random places in [0, 1) of the rows of a rollout, which follow from the seed and these counters."""
+        envs = [sample.turns[0].env for sample in rollout.samples]
+        return spread(envs, self.sizes.envs_per_rollout, derive_seed(self.seed, *counters))
 
-    With ``max_steps``, Lightning would take one more batch of the last one.
+
+def spread(envs: Sequence[int], num_envs: int, seed: int) -> np.ndarray:
+    """Return a random place in [0, 1) for every row, the same for a row on whichever rank it lies.
+
+    The rows of each environment are permuted and spread evenly over [0, 1), environments being shifted against each
+    other at random. So any interval takes nearly the same number of rows of every environment, and exactly its share
+    of all rows if that is a whole number and environments have equally many rows.
+
+    Args:
+        envs: environment of each row of this rank, numbered over all ranks, in the order of time.
+        num_envs: environments over all ranks.
+        seed: the same on all ranks.
     """
-    progress = cast(Any, fit_loop.epoch_progress.current)
-    if progress.ready == progress.started == progress.processed:
-        cast(Any, _Loop.restarting).fset(fit_loop, False)  # its own setter does not with max_steps
+    shift = np.random.default_rng([seed, num_envs]).permutation(num_envs)
+    places = np.empty(len(envs))
+    by_env = np.argsort(envs, kind="stable")
+    owners, firsts = np.unique(np.asarray(envs)[by_env], return_index=True)
+    for env, rows in zip(owners.tolist(), np.split(by_env, firsts[1:]), strict=False):  # without rows, one empty part
+        order = np.random.default_rng([seed, num_envs, env]).permutation(len(rows))
+        places[rows] = (order + (shift[env] + 0.5) / num_envs) / len(rows)
+    return places
+
+
+def split(places: np.ndarray, count: int, upto: float = 1.0) -> list[list[int]]:
+    """Return the rows whose place lies below ``upto``, split into ``count`` intervals of equal width."""
+    part = np.floor(places / upto * count).astype(int)
+    return [np.flatnonzero(part == k).tolist() for k in range(count)]

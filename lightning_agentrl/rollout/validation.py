@@ -14,9 +14,7 @@ from typing import TypeVar
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.seeds import held_out_place, held_out_seeds
 from lightning_agentrl.metrics.episodes import EpisodeResult, summarise
-from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.rollout.seats import play_parts
-from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.rollout.player import Player, play_parts
 from lightning_agentrl.types import Sample, Turn
 
 T = TypeVar("T")
@@ -99,9 +97,9 @@ class WholeEpisode:
 async def play_episodes(
     seeds: Sequence[int],
     at_a_time: int,
-    make: SessionMaker,
     player: Player,
     keep: Callable[[WholeEpisode], T],
+    advance: Callable[[], None],
     pictures: int = 0,
 ) -> list[T]:
     """Play one whole episode per seed, ``at_a_time`` of them at a time.
@@ -109,10 +107,10 @@ async def play_episodes(
     Args:
         seeds: of the episodes.
         at_a_time: environments that play beside each other.
-        make: makes their sessions.
-        player: plays them.
-        keep: what is kept of an episode.
-        pictures: draw the turns of the first so many seeds of the list, where the environment can.
+        player: makes their sessions and plays them.
+        keep: returns what is kept of an episode.
+        advance: called after each episode.
+        pictures: draw the turns of the first so many seeds of the list, if the environment can.
 
     Returns:
         What is kept, in the order of the seeds.
@@ -121,14 +119,15 @@ async def play_episodes(
 
     async def play(place: int, seed: int) -> None:
         number = held_out_place(seed)
-        kind = make.pool.kind(number)
-        session = make.session(kind, seed, lambda _: seed, pictures=number < pictures, held_out=True)
+        kind = player.pool.kind(number)
+        session = player.session(kind, seed, lambda _: seed, pictures=number < pictures, held_out=True)
         try:
-            samples, lost = await player.samples(session)
+            samples, lost = await player.play_episode(session)
+            advance()
             contract = Contract() if session.worker.answer is None else session.contract  # it may not even be made
             kept[place] = keep(WholeEpisode(number, kind, contract, samples, lost))
         finally:
-            make.end(session, kind, held_out=True)
+            player.pool.give_back(kind, session.worker, held_out=True)
 
     await play_parts([partial(play, place, seed) for place, seed in enumerate(seeds)], at_a_time, player.engine)
     return [kept[place] for place in range(len(seeds))]

@@ -18,7 +18,6 @@ from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.prompts.renderer import ChatRenderer, shown
 from lightning_agentrl.rollout import RolloutDataModule, Session
 from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.types import ModelInput, Turn
 from lightning_agentrl.types.model_input import ImageReader
 
@@ -103,10 +102,8 @@ class Play:
         seed: int,
     ) -> None:
         self.renderer = ChatRenderer(tokenizer, data.prompt, image_reader)
-        self.make = SessionMaker(data.pool, self.renderer, data.memory, seed)
         self.person = Person(tokenizer, self.renderer)
-        self.player = Player(data.interaction, self.person, data.memory.grows, temperature=1.0, seed=seed)
-        self.grows = data.memory.grows
+        self.player = Player(data.pool, self.renderer, data.memory, data.interaction, self.person, seed)
         self.seed = seed
         self.solved: list[bool] = []
         self.lost = 0  # of these episodes, to faults
@@ -125,8 +122,8 @@ class Play:
             loop.close()
 
     async def _episode(self, seed: int) -> None:
-        session = self.make.session(0, len(self.solved), lambda episode: seed)
-        recorder = Recorder(None, self.grows, on_turn=lambda: _show(recorder.samples()[-1].turns[-1]))
+        session = self.player.session(0, len(self.solved), lambda episode: seed)
+        recorder = Recorder(None, self.player.memory.grows, on_turn=lambda: _show(recorder.samples()[-1].turns[-1]))
         self.person.session = session
         print(f"\n=== episode {len(self.solved)}, seed {seed} ===")
         lost = await self.player.play(session, recorder)
@@ -137,7 +134,7 @@ class Play:
         turns, value = recorder.recorded, last.episode_return if last else 0.0
         stop = f", {last.stop.value}" if last and last.stop else ""
         print(f"\n=== {result}: {turns} turn{'s' * (turns != 1)}, return {value:g}{stop}")
-        self.make.end(session, 0)
+        self.player.pool.give_back(0, session.worker)
 
 
 def _line(question: str) -> str:

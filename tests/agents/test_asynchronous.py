@@ -297,7 +297,7 @@ def test_an_interrupt_in_an_update_ends_the_collection_too(tmp_path, tiny_folder
     assert not data.sessions
     left = {thread.name for thread in set(threading.enumerate()) - others}
     assert not left & {"rollout-loop", "transformers-engine"}
-    state = data.episodes._rest
+    state = data._state
     assert all(session["turns_taken"] == 4 for session in state.sessions.values())
 
 
@@ -337,7 +337,7 @@ def test_the_plan_counts_the_engines_copy_and_says_how_old_turns_are(tmp_path, t
             trainer.fit(agent, make_data(max_staleness=bound))
         data = agent.datamodule
         texts.append(plan_text(trainer, agent))
-        plans.append(memory_plan(agent, data, step_rows(trainer, data, data.first_prompts())))
+        plans.append(memory_plan(agent, data, step_rows(trainer, data, data.collector.first_prompts())))
         data.teardown("fit")
     message = "while the previous one trains; turns at most 1 iterations old"
     assert [message in text for text in texts] == [False, True]

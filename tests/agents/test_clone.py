@@ -6,7 +6,8 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,12 +26,10 @@ from lightning_agentrl.rollout import (
     PromptFormat,
     Recorded,
     RolloutDataModule,
-    RolloutStream,
     ValidationConfig,
     WindowMemory,
 )
-from lightning_agentrl.rollout.demonstrations import ClonedTurns, Demonstration, chosen
-from lightning_agentrl.rollout.expert import Expert
+from lightning_agentrl.rollout.demonstrations import ClonedTurns, Demonstration, Expert, chosen
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.rollout import cloning_ranks
@@ -143,11 +142,10 @@ def test_a_pass_takes_every_sample_once_and_follows_from_the_number_of_the_itera
     data = signs()
     episodes = demonstrated(folder, data, tmp_path)
     source = Once(episodes, data, 0.5)
-    stream = RolloutStream(lambda: None, None, 8, 4, 1, 3)  # type: ignore[arg-type, return-value]
     rollouts: list[Prepared] = []
     for iteration in range(9):
-        stream.iteration = iteration
-        rollouts.append(source.next_rollout(stream))
+        stream = SimpleNamespace(collector=SimpleNamespace(iteration=iteration))
+        rollouts.append(source.next_rollout(cast(Any, stream)))
     count = len(source.samples)
     assert count == 90
     passes = [source.given[k : k + count] for k in range(0, len(source.given) - count, count)]
@@ -155,8 +153,8 @@ def test_a_pass_takes_every_sample_once_and_follows_from_the_number_of_the_itera
     assert all(sorted(one) == list(range(count)) for one in passes)
     assert passes[0] != passes[1]
     assert [len(one.rollout) for one in rollouts] == [32] * 9
-    stream.iteration = 5
-    again = source.next_rollout(stream).rollout
+    stream.collector.iteration = 5
+    again = source.next_rollout(cast(Any, stream)).rollout
     assert [sample.ids for sample in again.samples] == [sample.ids for sample in rollouts[5].rollout.samples]
 
 

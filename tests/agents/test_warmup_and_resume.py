@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import lightning as L
 import pytest
@@ -19,6 +20,7 @@ from lightning_agentrl.losses import AdaptiveKL
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.rollout import EnvConfig
+from lightning_agentrl.rollout.collector import Collector
 from lightning_agentrl.run_files import find_run
 from tests.agents.harness import make_agent, make_data, make_trainer
 
@@ -308,13 +310,13 @@ def test_the_summary_names_the_newest_checkpoint_and_not_the_best(tmp_path, tiny
 
 
 @pytest.mark.slow
-def test_a_summary_stays_with_its_run(tmp_path, tiny_folder):
+def test_a_summary_stays_with_its_run(tmp_path, tiny_folder, monkeypatch):
     """The copy at the root names its version; a second start that fails takes nothing of the first for its own."""
 
     def fit(fails):
         data = make_data()
         if fails:
-            data.collect = lambda: (_ for _ in ()).throw(RuntimeError("no rollout"))
+            monkeypatch.setattr(Collector, "collect", Mock(side_effect=RuntimeError("no rollout")))
         logger = CSVLogger(tmp_path, name="logs")
         make_trainer(tmp_path, 1, [RunSummary(), TurnLog()], logger=logger).fit(make_agent(tiny_folder), data)
 

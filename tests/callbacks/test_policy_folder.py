@@ -12,6 +12,7 @@ from lightning_agentrl.callbacks import PolicyFolder
 from lightning_agentrl.commands.export import export_checkpoint
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.rollout.collector import Collector
 from tests.agents import processes
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.test_fsdp2 import FSDP2
@@ -20,11 +21,11 @@ from tests.tiny import tiny_model_folder
 
 @pytest.mark.parametrize("place", ["taken", "taken/policy"])
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_agent_plays(
-    place: str, tmp_path: Path, tiny_folder: Path
+    place: str, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken").write_text("a file")
     data = make_data()
-    data.collect = lambda: pytest.fail("the agent plays")  # type: ignore[method-assign]
+    monkeypatch.setattr(Collector, "collect", lambda *arguments: pytest.fail("the agent plays"))
     trainer = make_trainer(tmp_path, 1, [PolicyFolder(str(tmp_path / place))])
     with pytest.raises(ConfigError, match=rf"PolicyFolder .*'.*{place}'.*trainer\.callbacks"):
         trainer.fit(make_agent(tiny_folder), data)

@@ -22,6 +22,7 @@ from lightning_agentrl.callbacks.run_folder import claim, release
 from lightning_agentrl.commands.looking import LookOnce
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.rollout.collector import Collector
 from tests.cli import Command, Config, changed, fit, sentence
 from tests.disks import mounted
 
@@ -222,10 +223,10 @@ def labyrinth(fault: str) -> Config:
 
 @pytest.mark.slow
 def test_bugs_keep_their_traceback(config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: RolloutDataModule) -> None:
+    def broken(*arguments: Any) -> None:
         raise ValueError("a bug while the agent plays")
 
-    monkeypatch.setattr(RolloutDataModule, "collect", broken)
+    monkeypatch.setattr(Collector, "collect", broken)
     with pytest.raises(ValueError, match="a bug while the agent plays"):
         agentrl(config=config)
 
@@ -234,15 +235,15 @@ def test_bugs_keep_their_traceback(config: Config, agentrl: Command, monkeypatch
 def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
     config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collect, calls = RolloutDataModule.collect, []
+    collect, calls = Collector.collect, []
 
-    def interrupted(self: RolloutDataModule) -> Any:
+    def interrupted(self: Collector, *arguments: Any) -> Any:
         calls.append(self)
         if len(calls) == 3:
             signal.raise_signal(signal.SIGINT)
-        return collect(self)
+        return collect(self, *arguments)
 
-    monkeypatch.setattr(RolloutDataModule, "collect", interrupted)
+    monkeypatch.setattr(Collector, "collect", interrupted)
     code, text = agentrl(config=changed(config, "trainer.max_epochs", 5))
     assert code == 130
     assert "Traceback" not in text
@@ -289,7 +290,7 @@ def test_ctrl_c_in_a_command_that_trains_nothing_tells_of_no_checkpoint(
     def interrupted(*args: Any, **kwargs: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(RolloutDataModule, "play_whole", interrupted)
+    monkeypatch.setattr(Collector, "play_held_out", interrupted)
     monkeypatch.setattr(LookOnce, "on_validation_epoch_start", interrupted)
     code, text = agentrl(config=config, command=command)
     assert (code, text.rstrip().splitlines()[-1]) == (130, "agentrl: stopped")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.rollout.recorded import check_game
+from lightning_agentrl.rollout.demonstrations import check_game
 from tests.cli import Command, Config, changed, sentence
 
 SAYING = '{"id": "tests.talking_game:Saying-v0", "kwargs": {"messages": [{"role": "user", "content": "Hello."}]}}'

@@ -20,6 +20,7 @@ from PIL import Image
 
 from agentrl_envs import TextEnv
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
@@ -82,7 +83,8 @@ def test_a_person_reads_what_a_model_reads_with_its_tokens(play: Play, tiny_fold
     renderer = ChatRenderer(tokenizer, words)
     engine, worker = Twos(renderer), EnvConfig(GUESS, {"highest": 9}).make_worker()
     session = Session(0, worker, lambda episode: 5, renderer, WindowMemory(2))
-    asyncio.run(Player(TurnInteraction(4), engine, grows=False, temperature=1.0, seed=0).episode(session))
+    player = Player(EnvPool([]), renderer, WindowMemory(2), TurnInteraction(4), engine, seed=0)
+    asyncio.run(player.play_episode(session))
     session.worker.close()
     assert len(engine.read) > 1
     first = out[: out.index("=== episode 1")]

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.interaction import TurnInteraction
@@ -29,7 +30,7 @@ from lightning_agentrl.prompts.memory import FullMemory, Memory, WindowMemory
 from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout import EnvConfig, Session
-from lightning_agentrl.rollout.fixed_turns import FixedTurns
+from lightning_agentrl.rollout.collector import FixedTurns
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.types import Rollout, Row, Sample, StopReason
 from tests.rollout.scripted import LoggingEngine
@@ -103,8 +104,8 @@ def played(
     env = EnvConfig("agentrl_envs:ZoomSearch-v0", {"max_turns": 25, "view_px": view})
     session = Session(0, env.make_worker(), lambda episode: seed, chat, memory)
     try:
-        player = Player(interaction, engine, memory.grows, temperature=1.0, seed=0)
-        return asyncio.run(FixedTurns([session], turns).collect(player)), engine.asked
+        player = Player(EnvPool([]), chat, memory, interaction, engine, seed=0)
+        return asyncio.run(FixedTurns(player, [session], turns).collect()), engine.asked
     finally:
         session.worker.close()
 
@@ -153,9 +154,9 @@ def test_a_model_samples_twenty_turns_within_32_000_tokens(folder: Path) -> None
     engine.start(PolicyHandle(policy, chat.stop_token_ids, nullcontext))
     env = Environment(lambda: Wandering(max_turns=25, view_px=980))
     session = Session(0, EnvWorker(lambda: env), lambda episode: 0, chat, FullMemory())
-    player = Player(interaction, engine, True, temperature=1.0, seed=0)
+    player = Player(EnvPool([]), chat, FullMemory(), interaction, engine, seed=0)
     try:
-        rollout = asyncio.run(FixedTurns([session], 20).collect(player))
+        rollout = asyncio.run(FixedTurns(player, [session], 20).collect())
     finally:
         session.worker.close()
         engine.stop()

@@ -121,7 +121,7 @@ def test_groups_hand_processes_over(tiny_folder, monkeypatch):
         data.setup("fit")
         Learner(tiny_folder).connect(data)
         try:
-            return [story(data.collect()) for _ in range(3)]
+            return [story(data.stream.collect()) for _ in range(3)]
         finally:
             data.teardown("fit")
 

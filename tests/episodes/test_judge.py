@@ -134,8 +134,8 @@ def test_judge_timeout_of_a_config_reaches_the_sessions(tiny_folder):
     data.setup("fit")
     Learner(tiny_folder).connect(data)
     try:
-        data.collect()
-        assert [session.judge.timeout for session in data.episodes.sessions] == [7.0]
+        data.stream.collect()
+        assert [session.judge.timeout for session in data.sessions] == [7.0]
     finally:
         data.teardown("fit")
     with pytest.raises(ValueError, match=r"env\.judge_timeout_seconds must be above 0 or null, got 0"):

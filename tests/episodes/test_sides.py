@@ -195,7 +195,7 @@ def games(folder: str, env: str, size: int, learner: Learner | None = None) -> R
     """Two groups, played one after the other."""
     sizes, settings = GroupRollout(size=size, per_rollout=2), {"num_envs": 1, "interaction": SIDES}
     with data_module(folder, sizes, learner=learner, env=EnvConfig(env), **settings) as data:
-        return data.collect()
+        return data.stream.collect()
 
 
 def sides_of(rollout: Rollout) -> list[int]:
@@ -216,7 +216,7 @@ def test_an_episode_is_compared_with_those_of_its_side(tiny_folder):
 
 def test_a_held_out_game_counts_once_for_each_side(tiny_folder):
     with data_module(tiny_folder, GroupRollout(2, 2), env=EnvConfig("Rounds-v0"), interaction=SIDES) as data:
-        results = data.play_held_out(data.validation_seeds()[:3])
+        results = data.play_held_out(data.validation_seeds()[:3], 0)
     assert [result.total_reward for result in results] == [10.0, 11.0] * 3
     assert [result.turns for result in results] == [2, 2] * 3
 

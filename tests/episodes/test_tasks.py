@@ -65,7 +65,7 @@ def collect(folder: Path, count: int = 1, **settings: Any) -> list[Any]:
     data.setup("fit")
     Learner(folder).connect(data)
     try:
-        return [data.collect() for _ in range(count)] + [data.play_held_out(held_out_seeds()[:4])]
+        return [data.stream.collect() for _ in range(count)] + [data.play_held_out(held_out_seeds()[:4], 0)]
     finally:
         data.teardown("fit")
 

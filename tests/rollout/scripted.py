@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.engines.transformers.admission import Rule
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -31,8 +32,8 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
+from lightning_agentrl.rollout.collector import FixedTurns
 from lightning_agentrl.rollout.event_loop import LoopThread
-from lightning_agentrl.rollout.fixed_turns import FixedTurns
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.types import ForkPlan, Rollout, Turn
 
@@ -146,15 +147,15 @@ class Workplace:
 
     @property
     def player(self) -> Player:
-        return Player(self.interaction, self.engine, self.memory.grows, temperature=1.0, seed=self.seed)
+        return Player(EnvPool([]), self.renderer, self.memory, self.interaction, self.engine, self.seed)
 
     def collect(self, turns: int) -> Rollout:
-        return self.loop.run(FixedTurns(self.sessions, turns).collect(self.player))
+        return self.loop.run(FixedTurns(self.player, self.sessions, turns).collect())
 
     def episode(self, session: Session) -> list[Turn]:
-        turns, lost = self.loop.run(self.player.episode(session))
+        samples, lost = self.loop.run(self.player.play_episode(session))
         assert not lost
-        return turns
+        return [turn for sample in samples for turn in sample.turns]
 
     def text(self, ids: Sequence[int]) -> str:
         return self.renderer.tokenizer.decode(list(ids), skip_special_tokens=False)

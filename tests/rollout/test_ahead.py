@@ -25,7 +25,7 @@ from lightning_agentrl.rollout import (
 )
 from lightning_agentrl.rollout.stopping import Stopped
 from tests.metrics.clock import FakeClock
-from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, story
+from tests.rollout.scripted import FREE_TEXT, LEARNERS, Learner, Scripted, story
 
 GO, ARRIVED = threading.Event(), threading.Event()
 FAILS = threading.Event()
@@ -121,49 +121,49 @@ def test_a_rollout_comes_home_while_the_caller_does_something_else(connected, ti
     """It is of the weights at its beginning, though these change while it is held; so is the rollout after it."""
     learner, other = Learner(tiny_folder), Learner(tiny_folder)
     data, twin = connected(data_module(), learner), connected(data_module(max_staleness=0), other)
-    assert story(data.collect()) == story(twin.collect())
+    assert story(data.stream.collect()) == story(twin.stream.collect())
     GO.clear()
     ARRIVED.clear()
-    data.begin_next()
+    data.collector.begin_next(LEARNERS[data].policy_version)
     assert ARRIVED.wait(30)
     change(learner)
     GO.set()
-    ahead = data.collect()
-    assert story(ahead) == story(twin.collect())
+    ahead = data.stream.collect()
+    assert story(ahead) == story(twin.stream.collect())
     assert {turn.policy_version for turn in ahead.turns} == {0}
     change(other)
-    data.begin_next()
+    data.collector.begin_next(LEARNERS[data].policy_version)
     change(learner)
-    ahead = data.collect()
-    assert story(ahead) == story(twin.collect())
+    ahead = data.stream.collect()
+    assert story(ahead) == story(twin.stream.collect())
     assert {turn.policy_version for turn in ahead.turns} == {1}
 
 
 def test_validation_waits_plays_the_current_weights_and_leaves_the_rollout(connected, tiny_folder):
     learner, other = Learner(tiny_folder), Learner(tiny_folder)
     data, twin = connected(data_module(), learner), connected(data_module(max_staleness=0), other)
-    data.collect()
-    twin.collect()
-    data.begin_next()
-    expected = story(twin.collect())
+    data.stream.collect()
+    twin.stream.collect()
+    data.collector.begin_next(LEARNERS[data].policy_version)
+    expected = story(twin.stream.collect())
     change(learner)
     change(other)
     seeds = data.validation_seeds()[:4]
-    assert data.play_held_out(seeds) == twin.play_held_out(seeds)
-    assert story(data.collect()) == expected
+    assert data.play_held_out(seeds, 1) == twin.play_held_out(seeds, 1)
+    assert story(data.stream.collect()) == expected
 
 
 def test_a_checkpoint_waits_and_holds_the_rollout(connected, tiny_folder, tmp_path):
     data, new = connected(data_module()), data_module()
-    data.collect()
+    data.stream.collect()
     GO.clear()
-    data.begin_next()
+    data.collector.begin_next(LEARNERS[data].policy_version)
     threading.Timer(0.2, GO.set).start()
     torch.save(data.state_dict(), tmp_path / "data.pt")
-    expected = [story(data.collect()), story(data.collect())]
+    expected = [story(data.stream.collect()), story(data.stream.collect())]
     new.load_state_dict(torch.load(tmp_path / "data.pt", weights_only=True))
     connected(new)
-    assert [story(new.collect()), story(new.collect())] == expected
+    assert [story(new.stream.collect()), story(new.stream.collect())] == expected
 
 
 @pytest.mark.parametrize(
@@ -176,40 +176,40 @@ def test_a_checkpoint_waits_and_holds_the_rollout(connected, tiny_folder, tmp_pa
 )
 def test_what_must_not_be_trained_on_is_named_and_collected_anew(connected, tiny_folder, settings, reason):
     data, learner = connected(data_module()), Learner(tiny_folder)
-    data.collect()
-    data.begin_next()
+    data.stream.collect()
+    data.collector.begin_next(LEARNERS[data].policy_version)
     state = data.state_dict()
     new = data_module(**settings)
     new.load_state_dict(state)
     learner.policy_version = 2  # an iteration is two steps
     connected(new, learner)
     with pytest.warns(UserWarning, match=rf"{reason}"):
-        rollout = new.collect()
+        rollout = new.stream.collect()
     assert {turn.policy_version for turn in rollout.turns} == {2}
     assert len(rollout.turns) == new.sizes.turns_per_rollout
 
 
 def test_an_error_is_raised_where_the_rollout_is_needed_and_the_environments_are_not_lost(connected):
     data, new, twin = connected(data_module()), data_module(), connected(data_module())
-    data.collect()
-    twin.collect()
+    data.stream.collect()
+    twin.stream.collect()
     FAILS.set()
-    data.begin_next()
+    data.collector.begin_next(LEARNERS[data].policy_version)
     state = data.state_dict()  # a checkpoint of the iteration that is over
     assert state["ahead"] is None
     with pytest.raises(EnvError, match="OSError: the game has crashed") as error:
-        data.collect()
+        data.stream.collect()
     assert any("environment" in note and "in turn 2" in note for note in error.value.__notes__)
     FAILS.clear()
     new.load_state_dict(state)
-    assert story(connected(new).collect()) == story(twin.collect())
+    assert story(connected(new).stream.collect()) == story(twin.stream.collect())
 
 
 def test_an_error_that_nobody_waits_for_is_told_at_the_end(connected):
     data = connected(data_module())
-    data.collect()
+    data.stream.collect()
     FAILS.set()
-    data.begin_next()
+    data.collector.begin_next(LEARNERS[data].policy_version)
     with pytest.warns(UserWarning, match="OSError"):
         data.teardown("fit")
 
@@ -217,52 +217,52 @@ def test_an_error_that_nobody_waits_for_is_told_at_the_end(connected):
 def test_an_interrupt_ends_it_and_a_second_fit_goes_on_where_it_had_begun(connected, tiny_folder):
     learner, twin = Learner(tiny_folder), connected(data_module())
     data = connected(data_module(), learner)
-    data.collect()
-    twin.collect()
+    data.stream.collect()
+    twin.stream.collect()
     GO.clear()
     ARRIVED.clear()
-    data.begin_next()
+    data.collector.begin_next(LEARNERS[data].policy_version)
     assert ARRIVED.wait(30)
     threading.Timer(0.2, GO.set).start()  # the environment's own call cannot be interrupted
     data.on_exception(KeyboardInterrupt())
     learner.connect(data)
-    assert story(data.collect()) == story(twin.collect())
+    assert story(data.stream.collect()) == story(twin.stream.collect())
 
 
 def test_a_stuck_collection_is_named_while_the_trainer_works(connected):
     data = connected(data_module(stall_seconds=0.2))
-    data.collect()
+    data.stream.collect()
     message = "in stage collect; waiting for step of environments 0, 1"  # on a slow machine not the first warning
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         GO.clear()
-        data.begin_next()
+        data.collector.begin_next(LEARNERS[data].policy_version)
         end = time.monotonic() + 30
-        with data._connected.clock.stage("update"):
+        with data.collector.clock.stage("update"):
             while not any(str(w.message).endswith(message) for w in caught):
                 assert time.monotonic() < end
                 time.sleep(0.01)
         GO.set()
-        data.collect()
+        data.stream.collect()
     assert any(str(w.message).startswith("nothing has moved") for w in caught if str(w.message).endswith(message))
 
 
 def test_progress_counts_only_while_somebody_waits(connected, tiny_folder):
     learner, reported = Learner(tiny_folder), []
     data = connected(data_module(), learner)
-    data.collect()
+    data.stream.collect()
     learner.clock.listeners.append(lambda stage, done, total: reported.append((stage, done, total)))
     GO.clear()
     ARRIVED.clear()
-    data.begin_next()
+    data.collector.begin_next(LEARNERS[data].policy_version)
     assert ARRIVED.wait(30)
     with learner.clock.stage("update", total=9):
         GO.set()
         end = time.monotonic() + 30
-        while data.episodes._ahead._done < 4:
+        while data.collector.ahead._done < 4:
             assert time.monotonic() < end
             time.sleep(0.01)
-    data.collect()
+    data.stream.collect()
     assert reported == [("collect", 0, 0), ("update", 0, 9), ("collect", 4, 4)]
 
 
@@ -280,14 +280,14 @@ def test_the_seconds_of_every_update_of_the_engine_are_told(connected, tiny_fold
 
     learner = Learner(tiny_folder)
     data = connected(data_module(engine=Slow()), learner)
-    data.collect()
+    data.stream.collect()
     assert read()["time/sync_seconds"] == 0.5
-    data.begin_next()
+    data.collector.begin_next(LEARNERS[data].policy_version)
     assert read() == {"time/iteration_seconds": 0.5, "time/collect_seconds": 0.5, "time/sync_seconds": 0.5}
-    data.collect()
+    data.stream.collect()
     assert "time/sync_seconds" not in read()
-    data.begin_next()
-    data.play_held_out(data.validation_seeds()[:2])
+    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.play_held_out(data.validation_seeds()[:2], LEARNERS[data].policy_version)
     numbers = read()
     assert (numbers["time/validate_seconds"], numbers["time/sync_seconds"]) == (0.5, 1.0)
 
@@ -336,8 +336,8 @@ def test_no_turn_of_a_group_is_older_than_the_bound(connected, tiny_folder, ahea
     oldest = []
     for version in range(5):
         learner.policy_version = version
-        rollout = data.collect()
-        data.begin_next()
+        rollout = data.stream.collect()
+        data.collector.begin_next(LEARNERS[data].policy_version)
         oldest.append(version - min(turn.policy_version for turn in rollout.turns))
         assert all(turn.policy_version <= max(version - 1, 0) for turn in rollout.turns)
     assert max(oldest) == oldest[-1] == bound

@@ -29,7 +29,6 @@ from lightning_agentrl.rollout import (
     ValidationConfig,
     WindowMemory,
 )
-from lightning_agentrl.rollout.fault_limits import LostEpisodes
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
 from tests.published import published_tokenizer
@@ -245,13 +244,13 @@ def test_every_environment_is_made_once_for_training_and_once_for_validation(con
     assert MADE == {"first": 1, "second": 1}
     check(data, tiny_folder)
     Learner(tiny_folder).connect(data)
-    data.first_prompts()
+    data.collector.first_prompts()
     assert MADE == {"first": 1, "second": 1}
     for _ in range(2):
-        data.collect()
+        data.stream.collect()
     trained = MADE.copy()
     assert trained.total() == 4  # as many as play at a time
-    data.play_held_out(data.validation_seeds())
+    data.play_held_out(data.validation_seeds(), 0)
     assert (MADE - trained).total() <= 2 * 2  # of each source at most as many as play at a time
     data.teardown("fit")
 
@@ -286,7 +285,7 @@ def test_what_cannot_work_is_refused_by_python_too_before_weights_are_read(tiny_
 
 def test_before_connect():
     data = data_module()
-    for call in (data.train_dataloader, data.collect, lambda: data.play_held_out([1])):
+    for call in (data.train_dataloader, lambda: data.play_held_out([1], 0)):
         with pytest.raises(RuntimeError, match=r"call connect\(agent\) first"):
             call()
     data.teardown("fit")  # harmless
@@ -298,39 +297,39 @@ def test_same_seed_same_rollouts(connected, env, memory):
     settings = {"env": env, "memory": memory, "mini_batch_turns": 8}
     settings["prompt"] = PromptFormat(think=False, examples=False, max_prompt_tokens=1500)
     one, two, other = (connected(data_module(**settings, seed=seed)) for seed in (3, 3, 4))
-    first = [story(one.collect()) for _ in range(2)]
-    assert first == [story(two.collect()) for _ in range(2)]
-    assert first[0] != story(other.collect())
+    first = [story(one.stream.collect()) for _ in range(2)]
+    assert first == [story(two.stream.collect()) for _ in range(2)]
+    assert first[0] != story(other.stream.collect())
     assert [len(turns) for turns in first] == [8, 8]
 
 
 def test_validation_plays_each_seed_once_and_leaves_training_alone(connected):
     settings = {"env": WATCHED, "interaction": TurnInteraction(4, RawParser()), "prompt": PromptFormat(think=False)}
     data, twin = (connected(data_module(**settings)) for _ in range(2))
-    assert story(data.collect()) == story(twin.collect())
+    assert story(data.stream.collect()) == story(twin.stream.collect())
     before = data.state_dict()
     (batch,) = list(data.val_dataloader())
     assert batch.seeds == list(held_out_seeds()[:6])
     LOG.clear()
-    results = data.play_held_out(batch.seeds)
+    results = data.play_held_out(batch.seeds, 0)
     resets = [seed for kind, seed in LOG if kind == "reset"]
     assert set(resets) == set(batch.seeds)
     assert [(r.turns, r.total_reward, r.success) for r in results] == [(3, 6.0, True)] * 6
     assert data.state_dict() == before
-    assert story(data.collect()) == story(twin.collect())
-    assert data.play_held_out(batch.seeds) == results
-    assert data.play_held_out([]) == []
+    assert story(data.stream.collect()) == story(twin.stream.collect())
+    assert data.play_held_out(batch.seeds, 0) == results
+    assert data.play_held_out([], 0) == []
 
 
 def test_validation_results_are_in_the_order_of_seeds(connected):
     """A random model names no number, so 1 is guessed: an episode takes one turn or all of them."""
     data = connected(data_module(env=EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 2, "max_turns": 5})))
     seeds = held_out_seeds()[:6]
-    results = data.play_held_out(seeds)
+    results = data.play_held_out(seeds, 0)
     assert {result.turns for result in results} == {1, 5}
     assert [result.success for result in results] == [result.turns == 1 for result in results]
-    assert data.play_held_out(seeds[::-1]) == results[::-1]
-    assert [data.play_held_out([seed])[0] for seed in seeds] == results
+    assert data.play_held_out(seeds[::-1], 0) == results[::-1]
+    assert [data.play_held_out([seed], 0)[0] for seed in seeds] == results
 
 
 def test_training_never_sees_a_held_out_seed(connected):
@@ -339,7 +338,7 @@ def test_training_never_sees_a_held_out_seed(connected):
         data_module(env=WATCHED, interaction=TurnInteraction(4, RawParser()), prompt=PromptFormat(think=False))
     )
     for _ in range(4):
-        data.collect()
+        data.stream.collect()
     seen = [seed for _, seed in LOG]
     assert len(set(seen) - {0}) > 8
     assert max(seen) < HELD_OUT_FROM
@@ -371,19 +370,19 @@ def test_environments_are_shared_evenly():
 
 def test_state_goes_to_a_new_data_module(connected, tmp_path):
     data, new = data_module(), data_module()
-    connected(data).collect()
+    connected(data).stream.collect()
     torch.save(data.state_dict(), tmp_path / "data.pt")
-    expected = story(data.collect())
+    expected = story(data.stream.collect())
     new.load_state_dict(torch.load(tmp_path / "data.pt", weights_only=True))  # before the agent is there
-    assert story(connected(new).collect()) == expected
+    assert story(connected(new).stream.collect()) == expected
 
 
 def test_a_second_fit_goes_on_with_its_agent_and_starts_afresh_with_another(connected, tiny_folder):
     learner = Learner(tiny_folder)
     one, two, three = (connected(data_module(), learner) for _ in range(3))
-    first = story(one.collect())
+    first = story(one.stream.collect())
     for data in (two, three):
-        data.collect()
+        data.stream.collect()
     for data in (two, three):
         data.teardown("fit")
         data.teardown("fit")  # harmless
@@ -391,9 +390,9 @@ def test_a_second_fit_goes_on_with_its_agent_and_starts_afresh_with_another(conn
     stream = two.train_dataloader()
     learner.connect(two)  # harmless
     assert two.train_dataloader() is stream
-    assert story(two.collect()) == story(one.collect())
+    assert story(two.stream.collect()) == story(one.stream.collect())
     Learner(tiny_folder).connect(three)
-    assert story(three.collect()) == first
+    assert story(three.stream.collect()) == first
 
 
 class Fails(L.Callback):
@@ -414,9 +413,9 @@ def test_another_agent_starts_afresh_where_a_run_failed_in_its_update(tiny_folde
     data = make_data()
     with pytest.raises(RuntimeError, match="as it should"):
         make_trainer(tmp_path, 1, callbacks=[Fails()]).fit(make_agent(tiny_folder), data)
-    data.episodes._lost = LostEpisodes(0.5, [True] * 100)
+    data.collector.lost = [True] * 100
     assert played_first(data) == played_first(make_data())
-    assert not any(data.episodes._lost.entries)
+    assert not any(data.state_dict()["lost"])
 
 
 def test_a_checkpoint_can_be_saved_while_the_run_after_a_failed_one_collects(connected):
@@ -438,7 +437,7 @@ def test_printing_plays_nothing(connected):
     connected(data)
     assert "GuessNumber" in f"{data}"
     assert data.stream is not None
-    assert data.stream.iteration == data.state_dict()["collected"] == 0
+    assert data.collector.iteration == data.state_dict()["collected"] == 0
 
 
 def test_stream_cuts_what_is_collected(connected):

@@ -32,8 +32,9 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     ValidationConfig,
     WindowMemory,
+    collector,
 )
-from lightning_agentrl.rollout.fault_limits import LostEpisodes
+from lightning_agentrl.rollout.collector import with_lost
 from lightning_agentrl.rollout.groups import WholeGroups
 from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason, input_of
 from tests.episodes.small_envs import GARBAGE, Walk
@@ -213,9 +214,9 @@ def test_an_episode_of_validation_whose_environment_cannot_be_made_is_lost(tiny_
     Licensed.licences = 5  # those of training, and one that validation plays in
     environment, sizes = EnvConfig("Licensed-v0", retries=0), GroupRollout(size=2, per_rollout=2)
     with group_data(tiny_folder, sizes, env=environment, validation=ValidationConfig(2, 2)) as data:
-        data.collect()
-        results = data.play_held_out(data.validation_seeds())
-        assert len(data.collect().turns) == 8
+        data.stream.collect()
+        results = data.play_held_out(data.validation_seeds(), 0)
+        assert len(data.stream.collect().turns) == 8
     assert [(result.lost, result.turns) for result in results] == [(False, 2), (True, 0)]
 
 
@@ -289,8 +290,8 @@ def broken_on_one(rank: int, store: Path, folder: Path, ahead: int) -> None:
     Learner(folder).connect(data)
     try:
         if ahead:
-            data.begin_next()
-        data.collect()
+            data.collector.begin_next(0)
+        data.stream.collect()
     finally:
         data.teardown("fit")
         dist.destroy_process_group()
@@ -336,10 +337,10 @@ def test_a_share_of_lost_episodes_stops_the_run(tiny_folder):
     share = failed / (failed + sum(turn.stop is StopReason.ENV_DONE for turn in rollout.turns))
     assert 0.1 < share < 0.9
     every = Rollout.concat([rollout] * 8)
-    LostEpisodes(share + 0.05).add(every)
+    with_lost([], every, share + 0.05)
     with pytest.raises(EnvError, match=r"of the last \d+ episodes were lost .*data.init_args.faults.share"):
-        LostEpisodes(share - 0.05).add(every)
-    LostEpisodes(0.0).add(rollout)  # too few to tell
+        with_lost([], every, share - 0.05)
+    with_lost([], rollout, 0.0)  # too few to tell
 
 
 def test_all_environments_of_a_rollout_count_for_the_share_of_lost_episodes():
@@ -349,22 +350,22 @@ def test_all_environments_of_a_rollout_count_for_the_share_of_lost_episodes():
     turns = [samples.turn(env=env, **(fault if env >= 300 else end)) for env in range(400)]
     rows = [Sample((samples.prompt(1), samples.action(2)), (one,)) for one in turns]
     rollout = Rollout.from_samples(rows)
-    LostEpisodes(0.26).add(rollout)
+    with_lost([], rollout, 0.26)
     with pytest.raises(EnvError, match="100 of the last 400 episodes were lost"):
-        LostEpisodes(0.24).add(rollout)
+        with_lost([], rollout, 0.24)
 
 
 def test_a_resumed_run_counts_lost_episodes_on(tiny_folder):
     with group_data(tiny_folder, faults=FaultLimits(share=0.0)) as data:
-        data.collect()  # too few to tell
+        data.stream.collect()  # too few to tell
         state = data.state_dict()
         with pytest.raises(EnvError) as whole:
-            data.collect()
+            data.stream.collect()
     with group_data(tiny_folder, faults=FaultLimits(share=0.0)) as data:
         data.load_state_dict(state)
         Learner(tiny_folder).connect(data)
         with pytest.raises(EnvError) as resumed:
-            data.collect()
+            data.stream.collect()
     assert str(resumed.value) == str(whole.value)
     assert "episodes were lost" in str(whole.value)
 
@@ -453,7 +454,7 @@ def group_data(
 @pytest.mark.parametrize("memory", [pytest.param(WindowMemory(), marks=pytest.mark.slow), FullMemory()])
 def test_a_lost_member_is_played_once_more_else_its_group_is_left_out(tiny_folder, memory):
     with group_data(tiny_folder, memory=memory) as data:
-        rollouts = [data.collect() for _ in range(4)]
+        rollouts = [data.stream.collect() for _ in range(4)]
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     by_episode: dict[tuple[int, int], list] = {}
     for turn in turns:
@@ -475,13 +476,13 @@ def test_lost_members_are_the_same_whoever_plays_beside_them_and_in_a_resumed_ru
     rollouts = []
     for num_envs in (1, 32):
         with group_data(tiny_folder, groups, num_envs=num_envs) as data:
-            rollouts.append([story(data.collect()) for _ in range(2)])
+            rollouts.append([story(data.stream.collect()) for _ in range(2)])
             state = data.state_dict()
-            rollouts[-1] += [story(data.collect()) for _ in range(2)]
+            rollouts[-1] += [story(data.stream.collect()) for _ in range(2)]
     assert rollouts[0] == rollouts[1]
     with group_data(tiny_folder, groups) as data:
         data.load_state_dict(state)
-        assert [story(data.collect()) for _ in range(2)] == rollouts[0][2:]
+        assert [story(data.stream.collect()) for _ in range(2)] == rollouts[0][2:]
 
 
 class Swelling(Scripted):
@@ -504,20 +505,20 @@ def test_an_episode_that_a_resumed_run_with_shorter_prompts_cannot_read_is_playe
     """Its turns are there, and no state of it stands for the rest."""
     sizes, env = GroupRollout(size=2, per_rollout=2, ahead=2, ahead_turns=3), EnvConfig("Swelling-v0", retries=0)
     with group_data(tiny_folder, sizes, env=env, memory=WindowMemory(0)) as data:
-        data.collect()
+        data.stream.collect()
         shortest = min(len(session.prompt().input) for session in data.sessions)
         state = data.state_dict()
     shorter, Swelling.made = PromptFormat(think=False, max_prompt_tokens=shortest - 1), 0
     with group_data(tiny_folder, sizes, env=env, memory=WindowMemory(0), prompt=shorter) as data:
         data.load_state_dict(state)
-        with data.episodes.keeping_the_beginning(data._connected, 1):
+        with data.collector.prepare_update():
             at_once = data.state_dict()  # as a run saves it that is asked to end before it has collected
-        rollout = data.collect()
+        rollout = data.stream.collect()
         assert Swelling.made == 4  # those of the episodes that cannot go on are used again
     assert lost(rollout) == {"too_long": 4.0}
     with group_data(tiny_folder, sizes, env=env, memory=WindowMemory(0), prompt=shorter) as data:
         data.load_state_dict(at_once)
-        again = data.collect()
+        again = data.stream.collect()
     assert (story(again), lost(again)) == (story(rollout), lost(rollout))
     assert [turn.index for turn in rollout.turns] == [0, 1, 2] * 4
     assert {turn.stop for turn in rollout.turns if turn.done} == {StopReason.CONTEXT_LENGTH}
@@ -526,7 +527,7 @@ def test_an_episode_that_a_resumed_run_with_shorter_prompts_cannot_read_is_playe
 def test_a_member_that_no_reset_begins_is_missing_and_counted(tiny_folder):
     sizes = GroupRollout(size=2, per_rollout=6)
     with group_data(tiny_folder, sizes, env=EnvConfig("Shut-v0", retries=0)) as data:
-        rollout = data.collect()
+        rollout = data.stream.collect()
     groups = len(set(rollout.groups.tolist()))
     assert 0 < groups < 6
     assert lost(rollout)["OSError"] == 2 * 2 * (6 - groups)
@@ -542,10 +543,10 @@ def test_a_rank_without_a_turn_goes_on_and_notes_its_faults_later(tiny_folder, m
         with group_data(tiny_folder, sizes, env=shut, seed=5) as data:  # rank 0 has no turn in the first rollout
             if state is not None:
                 data.load_state_dict(state)
-            return [data.collect() for _ in range(rollouts)], data.state_dict()
+            return [data.stream.collect() for _ in range(rollouts)], data.state_dict()
 
     whole, _ = collected(0, 1, 2)
-    monkeypatch.setattr(LostEpisodes, "add", lambda self, rollout: None)  # asks all ranks
+    monkeypatch.setattr(collector, "with_lost", lambda *arguments: [])  # asks all ranks
     (first, second), _ = collected(0, 2, 2)
     assert (len(first), lost(second)["OSError"]) == (0, 4)
     assert story(first) + story(collected(1, 2, 1)[0][0]) == story(whole[0])
@@ -557,7 +558,7 @@ def test_a_rank_without_a_turn_goes_on_and_notes_its_faults_later(tiny_folder, m
 
 def test_a_rollout_without_a_turn_on_any_rank_stops_the_run():
     with pytest.raises(EnvError, match="the environments failed in all groups of this rollout"):
-        LostEpisodes(1.0).add(Rollout.from_samples([]))
+        with_lost([], Rollout.from_samples([]), 1.0)
 
 
 class OnceLost(Scripted):
@@ -592,13 +593,13 @@ def test_what_is_left_of_a_last_try_that_cannot_be_resumed_is_not_taken_for_an_e
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(WholeGroups, "_play", failing)
-            data.collect()
+            data.stream.collect()
         state = data.state_dict()
     begun = state["sessions"][1]
     assert [(member["lost"], len(member["samples"])) for member in begun] == [(["IndexError"], 2), ([], 2)]
     with group_data(tiny_folder, sizes, **settings) as data:
         data.load_state_dict(state)
-        rollout = data.collect()
+        rollout = data.stream.collect()
     assert [turn.index for turn in rollout.turns] == [0, 1, 2, 3, 4]  # of the other member
     assert lost(rollout) == {"IndexError": 1, "replay": 2}
     assert lost_rows(rollout, bootstraps=True, group_size=2).all()
@@ -609,7 +610,7 @@ def test_a_lost_greedy_episode_leaves_its_group_out(tiny_folder):
         greedy_baseline = True
 
     with group_data(tiny_folder, learner=Greedy(tiny_folder)) as data:
-        rollouts = [data.collect() for _ in range(4)]
+        rollouts = [data.stream.collect() for _ in range(4)]
     rollout = Rollout.concat(rollouts)
     nan = rollout.greedy_scores.isnan()
     assert nan.any()
@@ -629,7 +630,7 @@ def test_a_resumed_run_with_faults_goes_on_as_the_uninterrupted_one(tiny_folder,
     settings |= {"env": EnvConfig("Moodier-v0", retries=0), "groups": None, "faults": FaultLimits(99, 1.0)}
 
     def turns_of_next(data: RolloutDataModule) -> list[tuple]:
-        rollout = data.collect()
+        rollout = data.stream.collect()
         return [(*of_turn, turn.lost) for of_turn, turn in zip(story(rollout), rollout.turns, strict=True)]
 
     states, expected = [], []
@@ -650,7 +651,7 @@ def test_a_resumed_run_with_faults_goes_on_as_the_uninterrupted_one(tiny_folder,
 
 def test_a_lost_held_out_episode_is_a_failure_and_reported_apart(tiny_folder):
     with group_data(tiny_folder, validation=ValidationConfig(12, 4)) as data:
-        results = data.play_held_out(data.validation_seeds())
+        results = data.play_held_out(data.validation_seeds(), 0)
     broken = [result for result in results if result.lost]
     assert 0 < len(broken) < 12
     assert {(result.success, result.turns, result.total_reward) for result in broken} == {(False, 1, 1.0)}

@@ -39,7 +39,7 @@ from lightning_agentrl.rollout import (
     WindowMemory,
     forks,
 )
-from lightning_agentrl.rollout.staleness import misfit
+from lightning_agentrl.rollout.ahead import misfit
 from lightning_agentrl.types import ForkPlan, Rollout, Sample, StopReason, rollout_from_plain, rollout_to_plain
 from tests.rollout.scripted import Learner, story
 from tests.types.samples import action, prompt
@@ -79,7 +79,7 @@ def data_module(
 
 def collected(count: int, *args: Any, **settings: Any) -> list[Rollout]:
     with data_module(*args, **settings) as data:
-        return [data.collect() for _ in range(count)]
+        return [data.stream.collect() for _ in range(count)]
 
 
 def forked(rollout: Rollout) -> list[tuple]:
@@ -150,9 +150,9 @@ def test_how_many_play_at_a_time_and_a_resume_change_nothing(words: Path):
     assert [forked(x) for x in one] == [forked(x) for x in many]
 
     with data_module(words) as data:
-        data.collect()
+        data.stream.collect()
         state = data.state_dict()
-        rollout = data.collect()
+        rollout = data.stream.collect()
     want = forked(rollout)
     again = rollout_from_plain(rollout_to_plain(rollout))  # as a checkpoint holds one that was collected ahead
     assert forked(again) == want
@@ -160,7 +160,7 @@ def test_how_many_play_at_a_time_and_a_resume_change_nothing(words: Path):
         torch.testing.assert_close(getattr(again, name), getattr(rollout, name), equal_nan=True, rtol=0, atol=0)
     with data_module(words) as data:
         data.load_state_dict(state)
-        assert forked(data.collect()) == want
+        assert forked(data.stream.collect()) == want
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def collect(data: RolloutDataModule, count: int) -> list[Rollout]:
     """Rollouts with other weights each time, as in training."""
     learner, rollouts = LEARNERS[data], []
     for _ in range(count):
-        rollouts.append(data.collect())
+        rollouts.append(data.stream.collect())
         learner.policy_version += 1
         with torch.no_grad():
             for parameter in learner.policy.parameters():
@@ -220,7 +220,7 @@ def test_other_groups_than_those_of_the_checkpoint_are_refused(tiny_folder):
     with data_module(tiny_folder, GroupRollout(size=2, per_rollout=2)) as data:
         data.load_state_dict(state)
         with pytest.raises(ValueError, match=r"are Varied-v0 .*, 2 groups of 3, seed 3; this run has .* groups of 2"):
-            data.collect()
+            data.stream.collect()
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -295,7 +295,7 @@ def test_a_greedy_episode_that_is_lost_is_played_once_more(tiny_folder):
     env = EnvConfig("LostSecond-v0", retries=0)
     one, learner = GroupRollout(1, 1, 1), Greedy(tiny_folder)
     with data_module(tiny_folder, one, learner=learner, env=env, num_envs=1, faults=FaultLimits(share=1.0)) as data:
-        rollout = data.collect()
+        rollout = data.stream.collect()
     assert rollout.greedy_scores.tolist() == [1.0 + 2.0 + 3.0] * len(rollout)
     assert [kind for turn in rollout.turns for kind in turn.lost] == ["OSError"]
 
@@ -346,7 +346,7 @@ def test_what_a_greedy_episode_has_seen_is_not_taken_for_what_its_group_has(tiny
     def forked(learner: Learner) -> list[tuple[float, ...]]:
         learner.forks = ForkPlan(branches=2, every=1, gamma=1.0)
         with data_module(tiny_folder, SIZES, learner=learner, env=EnvConfig("Chained-v0"), num_envs=1) as data:
-            return [turn.branch_returns for turn in data.collect().turns]
+            return [turn.branch_returns for turn in data.stream.collect().turns]
 
     assert forked(Greedy(tiny_folder)) == forked(Learner(tiny_folder))
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +13,9 @@ from hypothesis import strategies as st
 
 from lightning_agentrl.episodes.seeds import HELD_OUT_FROM
 from lightning_agentrl.rollout import Prepared
-from lightning_agentrl.rollout.mini_batches import split, spread
-from lightning_agentrl.rollout.stream import RolloutStream
+from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.sizes import RolloutSizes
+from lightning_agentrl.rollout.stream import RolloutStream, split, spread
 from lightning_agentrl.types import Rollout, Sample
 from tests.types.samples import action, prompt, turn
 
@@ -76,12 +81,20 @@ def test_order_is_random_in_time_and_over_environments():
 
 
 class Order:
-    """Notes when a rollout is collected and prepared."""
+    """A collector that notes when a rollout is collected and prepared."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.iteration = 0
 
-    def collect(self) -> Rollout:
+    @contextmanager
+    def prepare_update(self) -> Iterator[None]:
+        yield
+        self.iteration += 1
+
+    def begin_next(self, version: int) -> None: ...
+
+    def collect(self, version: int, held_steps: range) -> Rollout:
         self.events.append("collect")
         samples = [
             Sample((prompt(1), action(10 * env + index)), (turn(env=env, index=index),))
@@ -96,9 +109,8 @@ class Order:
 
 
 def make_stream(learner: Order, seed: int = 0, update_epochs: int = 2) -> RolloutStream:
-    return RolloutStream(
-        learner.collect, learner.prepare, num_envs=4, mini_batches=4, update_epochs=update_epochs, seed=seed
-    )
+    sizes = RolloutSizes(num_envs=4, turns_per_env=2, mini_batch_turns=2, update_epochs=update_epochs)
+    return RolloutStream(cast(Collector, learner), learner.prepare, lambda: 0, lambda: range(0), sizes, seed)
 
 
 def test_stream_has_constant_length_and_shows_every_turn_once_per_pass():
@@ -120,7 +132,7 @@ def test_stream_has_constant_length_and_shows_every_turn_once_per_pass():
         assert [len(turns) for turns in one_pass] == [2] * 4
         assert len({(t.env, t.index) for turns in one_pass for t in turns}) == 8
     assert batches[:4] != batches[4:]
-    assert stream.iteration == 1
+    assert learner.iteration == 1
 
 
 def test_stream_shuffles_anew_in_every_iteration_and_alike_in_every_run():
@@ -130,8 +142,8 @@ def test_stream_shuffles_anew_in_every_iteration_and_alike_in_every_run():
 
     assert orders(0) == orders(0)
     assert len({str(order) for order in [*orders(0), *orders(1)]}) == 6
-    resumed = make_stream(Order(), update_epochs=1)
-    resumed.iteration = 2
+    resumed = make_stream(order := Order(), update_epochs=1)
+    order.iteration = 2
     assert [[(t.env, t.index) for t in batch.rollout.turns] for batch in resumed] == orders(0)[2]
 
 

@@ -53,10 +53,10 @@ def sampled(folder: Any, settings: dict[str, Any], play: Callable[[RolloutDataMo
 @pytest.mark.parametrize(
     ("settings", "play", "engine"),
     [
-        (SIZES, lambda data: data.collect(), {}),
-        (SIZES, lambda data: data.collect(), {"max_batch": 2, "admit_every": 4}),
-        ({"groups": GroupRollout(2, 3, ahead=1)}, lambda data: data.collect(), {}),
-        (SIZES, lambda data: data.play_held_out([5, 3, 9, 7, 1]), {}),
+        (SIZES, lambda data: data.stream.collect(), {}),
+        (SIZES, lambda data: data.stream.collect(), {"max_batch": 2, "admit_every": 4}),
+        ({"groups": GroupRollout(2, 3, ahead=1)}, lambda data: data.stream.collect(), {}),
+        (SIZES, lambda data: data.play_held_out([5, 3, 9, 7, 1], 0), {}),
     ],
     ids=["turns", "waiting", "groups", "held out"],
 )
@@ -104,7 +104,7 @@ def test_an_engine_that_knows_no_players_works(tiny_folder):
     for settings in (SIZES, {"groups": GroupRollout(2, 3)}):
         data = connected(tiny_folder, Parrot(), **settings)
         try:
-            assert {turn.reply for turn in data.collect().turns} == {data.renderer.decode((7,))}
-            assert len(data.play_held_out([5, 3, 9, 7])) == 4
+            assert {turn.reply for turn in data.stream.collect().turns} == {data.renderer.decode((7,))}
+            assert len(data.play_held_out([5, 3, 9, 7], 0)) == 4
         finally:
             data.teardown("fit")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lightning_agentrl.rollout.seats import play_parts
+from lightning_agentrl.rollout.player import play_parts
 from tests.engines.plain import PlainEngine
 
 

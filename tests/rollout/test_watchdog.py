@@ -33,9 +33,8 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     ValidationConfig,
 )
-from lightning_agentrl.rollout.fixed_turns import FixedTurns
-from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.rollout.watchdog import Watchdog
+from lightning_agentrl.rollout.collector import FixedTurns
+from lightning_agentrl.rollout.player import Player, Watchdog
 from tests.agents.processes import config_text, next_port, run_command
 from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, Workplace, workplace
 from tests.started import outcomes
@@ -45,8 +44,8 @@ LIMIT = 0.2
 
 @contextmanager
 def guarded(place: Workplace, seconds: float = LIMIT) -> Iterator[Player]:
-    watchdog = Watchdog(seconds, "LoggingEngine", lambda: "collect")
-    with watchdog.on_guard():
+    watchdog = Watchdog(seconds, "LoggingEngine")
+    with watchdog.on_guard(lambda: "collect"):
         yield replace(place.player, watchdog=watchdog)
 
 
@@ -82,7 +81,7 @@ def test_a_stuck_environment_is_named_again_and_again(tiny_folder, caught):
 
     envs = [Scripted(9), Scripted(9, on_step=stuck), Scripted(9)]
     with workplace(tiny_folder, envs, admission="as_they_come") as place, guarded(place) as player:
-        rollout = place.loop.run(FixedTurns(place.sessions, 3).collect(player))
+        rollout = place.loop.run(FixedTurns(player, place.sessions, 3).collect())
     assert len(rollout.turns) == 9
     assert len(alone()) >= 2
 
@@ -105,7 +104,7 @@ def test_an_engine_that_does_not_answer_is_named_with_those_who_wait(tiny_folder
 
         monkeypatch.setattr(place.engine, "_sample", held)
         with guarded(place) as player:
-            place.loop.run(FixedTurns(place.sessions, 2).collect(player))
+            place.loop.run(FixedTurns(player, place.sessions, 2).collect())
     assert both()
 
 
@@ -128,7 +127,7 @@ def test_a_judge_that_does_not_answer_is_named_and_not_the_engine(tiny_folder, c
     judge = Pondering(lambda: any(text.endswith("; waiting for judge of environment 0") for text in texts_of(caught)))
     with workplace(tiny_folder, [Scripted(9)]) as place, guarded(place) as player:
         place.sessions[0].judge = judge
-        place.loop.run(FixedTurns(place.sessions, 3).collect(player))
+        place.loop.run(FixedTurns(player, place.sessions, 3).collect())
     assert judge.asked == 3
 
 
@@ -146,7 +145,7 @@ def test_an_engine_that_does_not_take_the_weights_is_named(tiny_folder, caught):
     data.setup("fit")
     Learner(tiny_folder).connect(data)
     try:
-        assert len(data.collect().turns) == 2
+        assert len(data.stream.collect().turns) == 2
     finally:
         data.teardown("fit")
     assert texts_of(caught)[0].endswith("in stage collect; waiting for Slow to take over the weights")
@@ -164,7 +163,7 @@ def test_nothing_is_said_where_something_moves(tiny_folder, caught, monkeypatch)
     with workplace(tiny_folder, [Scripted(9, on_step=slow)]) as place, monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: now)
         with guarded(place) as player:
-            place.loop.run(FixedTurns(place.sessions, 4).collect(player))
+            place.loop.run(FixedTurns(player, place.sessions, 4).collect())
     assert texts_of(caught) == []
 
 
@@ -174,13 +173,13 @@ def test_zero_turns_it_off(tiny_folder, caught):
         started = threading.active_count()
         with guarded(place, seconds=0.0) as player:
             assert threading.active_count() == started
-            place.loop.run(FixedTurns(place.sessions, 1).collect(player))
+            place.loop.run(FixedTurns(player, place.sessions, 1).collect())
     assert started > before
 
 
 def test_so_many_seconds_that_no_clock_counts_them_are_never_over(tiny_folder, caught):
     with workplace(tiny_folder, [Scripted(9)]) as place, guarded(place, seconds=math.inf) as player:
-        place.loop.run(FixedTurns(place.sessions, 1).collect(player))
+        place.loop.run(FixedTurns(player, place.sessions, 1).collect())
         assert "watchdog" in {thread.name for thread in threading.enumerate()}  # it watches
     assert not texts_of(caught)
 
@@ -244,14 +243,14 @@ def test_a_held_out_environment_that_does_not_close_is_named(held_out, caught):
         NeverCloses.over.set()
 
     threading.Thread(target=release).start()
-    assert len(held_out.play_held_out(held_out.validation_seeds())) == 2
+    assert len(held_out.play_held_out(held_out.validation_seeds(), 0)) == 2
     assert named()
 
 
 def test_a_run_goes_on_without_environments_that_do_not_close(held_out, caught, monkeypatch):
     monkeypatch.setattr(env_worker, "CLOSING_SECONDS", 0.1)
     for _ in range(2):
-        assert len(held_out.play_held_out(held_out.validation_seeds())) == 2
+        assert len(held_out.play_held_out(held_out.validation_seeds(), 0)) == 2
     assert sum("NeverCloses-v0 has not returned" in str(warning.message) for warning in caught) == 4
 
 

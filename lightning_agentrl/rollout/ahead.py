@@ -1,0 +1,203 @@
+"""The rollout after the one that is trained on: collected in the background, and kept until it is needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_agentrl.distributed import all_gather, max_over_ranks
+from lightning_agentrl.engines import Engine
+from lightning_agentrl.metrics.rollout import staleness
+from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.rollout.event_loop import LoopThread, Running
+from lightning_agentrl.rollout.player import Watchdog
+from lightning_agentrl.rollout.sizes import GroupRollout, check_whole
+from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plain
+
+Play = Callable[[Callable[[], None]], Coroutine[Any, Any, Rollout]]  # takes what is called to report progress
+
+
+class Background:
+    """At most one rollout, being collected or ready. From ``begin`` to ``settle`` the environments belong to it.
+
+    Args:
+        max_staleness: greatest age of its turns when they are trained on, in iterations.
+        clock: shows the progress of the collection while the main thread waits for it.
+    """
+
+    def __init__(self, max_staleness: int, clock: StageClock) -> None:
+        self.max_staleness = max_staleness
+        self.ready: Rollout | None = None
+        self.seconds = 0.0  # of the last collection; 0 if the rollout comes from a checkpoint
+        self._clock = clock
+        self._running: Running[Rollout] | None = None
+        self._total = self._done = 0
+        self._awaited = self._raised = False  # the main thread waits for it; its error was raised
+
+    def begin(self, play: Play, total: int, loop: LoopThread, watchdog: Watchdog) -> None:
+        """Collect in the background.
+
+        Args:
+            play: collects the rollout.
+            total: how often it reports progress.
+            loop: where it runs.
+            watchdog: warns if it is stuck.
+        """
+        self._total, self._done = total, 0
+        self._awaited = self._raised = False
+        self._running = loop.begin(self._collect(play, watchdog))
+
+    def settle(self) -> bool:
+        """Wait for a running collection; return whether it gave a rollout.
+
+        If it failed, ``raise_failure`` raises its error when the rollout is needed.
+        """
+        running = self._running
+        if running is None or running.failed():
+            return False
+        with self._clock.stage("collect", self._total, self._done):
+            self._awaited = True
+            running.wait()
+        if running.failed():
+            return False
+        self.ready, self._running = running.result(), None
+        return True
+
+    def adopt(self, rollout: Rollout, own_envs: Sequence[int], num_envs: int, turns: int | None, forks: bool) -> None:
+        """Keep this rank's part of a rollout from a checkpoint, if it fits this run.
+
+        Args:
+            rollout: collected ahead, of all ranks.
+            own_envs: environments of this rank.
+            num_envs: environments of a rollout of this run.
+            turns: turns of a rollout of this run; None: their number is not fixed.
+            forks: whether this run needs the states of its rollouts forked.
+        """
+        if not _dropped(misfit(rollout, num_envs, turns, forks)):
+            self.ready, self.seconds = rows_of(rollout, own_envs), 0.0
+
+    def take(self, policy_version: int, steps_per_iteration: int, held_steps: range) -> Rollout | None:
+        """Return the rollout, if one was begun and may be trained on. Every rank must call it.
+
+        Args:
+            policy_version: of the weights that are trained next.
+            steps_per_iteration: by which the version grows in an iteration.
+            held_steps: in which it grows and the policy stays the same.
+        """
+        taken, self.ready = self.ready, None
+        if taken is None:
+            return None
+        ages = staleness(taken.turns, policy_version, steps_per_iteration, held_steps)
+        oldest = max_over_ranks(max(ages, default=0.0))
+        if oldest <= self.max_staleness:
+            return taken
+        _dropped(
+            f"has turns that are {oldest:g} iterations old, and data.init_args.max_staleness is {self.max_staleness}"
+        )
+        return None
+
+    def raise_failure(self) -> None:
+        """Raise the error of a collection that has failed.
+
+        Raises:
+            Exception: of an environment or of the engine.
+        """
+        if self._running is not None:
+            self._raised = True
+            self._running.result()
+
+    def cancel(self) -> None:
+        """End a running collection."""
+        if self._running is not None:
+            self._running.cancel()
+
+    @property
+    def unraised(self) -> BaseException | None:
+        """The error of a failed collection whose rollout was not needed."""
+        return None if self._running is None or self._raised else self._running.error
+
+    async def _collect(self, play: Play, watchdog: Watchdog) -> Rollout:
+        started = time.perf_counter()
+        with watchdog.on_guard(lambda: "collect"):
+            rollout = await play(self._advance)
+        self.seconds = time.perf_counter() - started
+        return rollout
+
+    def _advance(self) -> None:
+        self._done += 1
+        if self._awaited:
+            self._clock.advance()
+
+
+def _dropped(reason: str) -> bool:
+    """Return whether there is a reason to drop a rollout, and warn of it."""
+    if reason:
+        rank_zero_warn(f"the rollout that was collected ahead {reason}; it is dropped, and a new one is collected")
+    return bool(reason)
+
+
+def misfit(rollout: Rollout, num_envs: int, turns: int | None, forks: bool = False) -> str:
+    """Return why a rollout from a checkpoint does not fit this run, empty if it does.
+
+    Args:
+        rollout: of all ranks.
+        num_envs: environments of a rollout of this run.
+        turns: turns of a rollout of this run; None: their number is not fixed.
+        forks: whether this run needs the states of its rollouts forked.
+    """
+    if forks and rollout.state_values is None:
+        return "has no forks, which this run needs"
+    envs = {turn.env for turn in rollout.turns}
+    if turns is None and envs <= set(range(num_envs)):  # of a group an episode may be lost
+        return ""
+    if turns == len(rollout.turns) and envs == set(range(num_envs)):
+        return ""
+    return f"has {len(rollout.turns)} turns of {len(envs)} environments, other sizes than those of this run"
+
+
+def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Engine) -> None:
+    """Refuse a bound that cannot be kept, and engines that would sample from weights in the middle of an update.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    key = "data.init_args.max_staleness"
+    check_whole(max_staleness, key, 0)
+    if max_staleness == 0:
+        return
+    if not engine.own_weights:
+        raise ValueError(
+            f"{type(engine).__name__} does not say that it samples from weights of its own (Engine.own_weights), so it "
+            f"cannot sample while the policy is trained; use VLLMEngine, VLLMServerEngine or TransformersEngine (key "
+            f"data.init_args.engine), or {key} 0"
+        )
+    oldest = 1 if groups is None else 1 + groups.longest_ahead
+    if max_staleness < oldest:
+        raise ValueError(
+            f"groups that are begun {oldest - 1} iteration{'s' * (oldest > 2)} ahead, in rollouts that are collected "
+            f"1 iteration ahead, have turns of up to {oldest} iterations; raise {key} from {max_staleness} to {oldest} "
+            "or lower data.init_args.groups.ahead"
+        )
+
+
+def pooled(rollout: Rollout | None) -> dict[str, Any] | None:
+    """Return the rows of all ranks, each once, as plain types; every rank must call it."""
+    plain = all_gather(None if rollout is None else rollout_to_plain(rollout))
+    parts = [rollout_from_plain(part) for part in plain if part is not None]
+    if not parts:
+        return None
+    every = Rollout.concat(parts)
+    rows: dict[tuple[int, int, int], int] = {}
+    for row, sample in enumerate(every.samples):
+        first = sample.turns[0]
+        rows.setdefault((first.env, first.episode, first.index), row)
+    return rollout_to_plain(every.select(list(rows.values())))
+
+
+def rows_of(rollout: Rollout, envs: Sequence[int]) -> Rollout:
+    """Return the rows of these environments."""
+    own = set(envs)
+    return rollout.select([i for i, sample in enumerate(rollout.samples) if sample.turns[0].env in own])

@@ -1,0 +1,458 @@
+"""The collector: engine, sessions, event loop and training environments of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_agentrl.distributed import all_gather, raise_once
+from lightning_agentrl.engines import PolicyHandle
+from lightning_agentrl.episodes.env_worker import close_all
+from lightning_agentrl.episodes.recorder import Recorder
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.errors import EnvError
+from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.rollout.ahead import Background, pooled
+from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.forks import Forks
+from lightning_agentrl.rollout.groups import WholeGroups, group_session
+from lightning_agentrl.rollout.player import IN_A_ROW, Player, play_parts
+from lightning_agentrl.rollout.sizes import RolloutSizes
+from lightning_agentrl.rollout.stopping import Stopping
+from lightning_agentrl.rollout.validation import WholeEpisode, play_episodes
+from lightning_agentrl.stalls import waiting_for
+from lightning_agentrl.types import ForkPlan, ModelInput, Rollout, StopReason, rollout_from_plain
+from lightning_agentrl.types.plain import with_tensors
+
+T = TypeVar("T")
+
+# Episodes over which the share of lost ones is taken: the last ones, but all of a rollout, and at least so many.
+WINDOW, LEAST = 100, 20
+MOST_PROMPTS = 16  # that are looked at before a run
+
+
+@dataclass(frozen=True)
+class FaultLimits:
+    """Faults of environments after which a run stops. Up to then an episode that is lost to one is counted only.
+
+    Args:
+        in_a_row: episodes that one environment may lose without a single turn between them, as if ``reset`` fails
+            again and again.
+        share: largest share of lost ones among the last 100 episodes of all environments, or those of the last rollout
+            if it has more, from 20 episodes on.
+    """
+
+    in_a_row: int = IN_A_ROW
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"data.init_args.faults.share must lie between 0 and 1, got {self.share}")
+
+
+@dataclass
+class RolloutState:
+    """The state of the training environments of one rank, from which collecting continues."""
+
+    sessions: dict[int, Any] = field(default_factory=dict)  # running episodes by number
+    iteration: int = 0  # iterations begun
+    collected: int = 0  # rollouts
+    origin: str = ""  # what the episodes follow from
+    ahead: Rollout | None = None  # collected and not trained on yet
+    lost: Sequence[bool] = ()  # of the last episodes of all ranks, whether they were lost
+
+    @classmethod
+    def from_plain(cls, state: Mapping[str, Any]) -> RolloutState:
+        """Read the state of all ranks from plain types."""
+        ahead = state["ahead"]
+        return cls(**{**state, "ahead": None if ahead is None else rollout_from_plain(ahead)})
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the state of all ranks as plain types and tensors; every rank must call it."""
+        return {
+            "sessions": {i: state for part in all_gather(with_tensors(self.sessions)) for i, state in part.items()},
+            "iteration": self.iteration,
+            "collected": self.collected,
+            "origin": self.origin,
+            "ahead": pooled(self.ahead),
+            "lost": list(self.lost),
+        }
+
+
+class FixedTurns:
+    """Rollouts of a fixed number of turns, the same for each environment; episodes continue in the next rollout.
+
+    Args:
+        player: plays them.
+        sessions: one for each environment.
+        turns_per_env: turns of each of them per rollout.
+        collected: number of rollouts collected before.
+    """
+
+    def __init__(self, player: Player, sessions: Sequence[Session], turns_per_env: int, collected: int = 0) -> None:
+        self.player = player
+        self.sessions = sessions
+        self.turns_per_env = turns_per_env
+        self.collected = collected
+
+    @property
+    def total(self) -> int:
+        """Turns of a rollout on this rank."""
+        return len(self.sessions) * self.turns_per_env
+
+    async def collect(self, advance: Callable[[], None] = lambda: None) -> Rollout:
+        """Play ``turns_per_env`` turns of each session and return them; all play at the same time.
+
+        Args:
+            advance: called after each turn.
+        """
+        recorders = [Recorder(self.turns_per_env, self.player.memory.grows, advance) for _ in self.sessions]
+        plays = [partial(self.player.play, *pair) for pair in zip(self.sessions, recorders, strict=True)]
+        await play_parts(plays, len(plays), self.player.engine)
+        self.collected += 1
+        return Rollout.from_samples([sample for recorder in recorders for sample in recorder.samples()])
+
+    def state_dict(self) -> dict[int, Any]:
+        """Return the running episode of every environment as seed and actions, by its number over all ranks."""
+        return {session.index: session.state_dict() for session in self.sessions}
+
+    def load_state_dict(self, state: Mapping[int, Any]) -> None:
+        """Continue the episodes of this rank from their saved states; those of other ranks are ignored."""
+        for session in self.sessions:
+            if session.index in state:
+                session.load_state_dict(state[session.index])
+
+
+def endless_session(player: Player, env: int, pictures: bool = False) -> Session:
+    """Make the session of an environment, given by its number, whose episodes follow each other."""
+    return player.session(
+        player.pool.kind(env), env, lambda episode: derive_seed(player.seed, env, episode), pictures=pictures
+    )
+
+
+class Collector:
+    """Collects rollouts from environments that live on, and plays held-out episodes between two rollouts.
+
+    The environments are made when the first rollout is needed, and continue the episodes of the saved state. While an
+    iteration prepares its update, and while a rollout is collected in the background, ``state`` is the one before it.
+
+    Args:
+        player: makes the sessions and plays them; its engine is started here.
+        handle: of the policy.
+        sizes: of rollouts.
+        state: from which the episodes continue.
+        origin: what the episodes follow from, in words.
+        stopping: whether the run is asked to end.
+        clock: times stages and shows their progress.
+        rank: of this process.
+        world: number of ranks.
+        max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains.
+        lost_share: largest share of episodes that may be lost to faults.
+        after_sync: called before each rollout, when the engine has taken over the weights.
+        greedy_baseline: play one more episode of each group without randomness.
+        forks: which states of a rollout are valued by playing on from them; None: none.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        handle: PolicyHandle,
+        sizes: RolloutSizes,
+        state: RolloutState,
+        origin: str,
+        stopping: Stopping,
+        clock: StageClock,
+        rank: int = 0,
+        world: int = 1,
+        max_staleness: int = 0,
+        lost_share: float = 1.0,
+        after_sync: Callable[[], None] = lambda: None,
+        greedy_baseline: bool = False,
+        forks: ForkPlan | None = None,
+    ) -> None:
+        self.player, self.engine, self.handle, self.sizes = player, player.engine, handle, sizes
+        self.origin, self.stopping, self.clock = origin, stopping, clock
+        self.rank, self.world = rank, world
+        self.lost_share = lost_share
+        self.after_sync = after_sync
+        self.greedy_baseline = greedy_baseline
+        self.forks = None
+        if forks is not None:
+            self.forks = Forks(forks, player, sizes.at_a_time(world), clock)
+        self.ahead = Background(max_staleness, clock)
+        self.load(state)
+        with waiting_for(f"{type(self.engine).__name__} to start", "setup"):
+            self.engine.start(handle)
+        self.loop = LoopThread()
+
+    def load(self, state: RolloutState) -> None:
+        """Continue from this state when the first rollout is needed."""
+        self._saved = state
+        self.iteration, self.lost = state.iteration, state.lost
+        self._episodes: FixedTurns | WholeGroups | None = None  # once they have begun
+        self._at_beginning: RolloutState | None = None  # of the iteration that prepares its update
+        self._before_ahead: RolloutState | None = None  # before a running or failed collection in the background
+
+    # Rollouts
+
+    @property
+    def begun(self) -> bool:
+        """Whether the training environments run."""
+        return self._episodes is not None
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """The sessions in which a training episode is running."""
+        return () if self._episodes is None else self._episodes.sessions
+
+    @property
+    def preparing(self) -> bool:
+        """Whether an iteration has begun and not come to its update."""
+        return self._at_beginning is not None
+
+    @contextmanager
+    def prepare_update(self) -> Iterator[None]:
+        """Begin an iteration: until the block ends, ``state`` is the one before it, and the run can be left."""
+        self._begin()
+        self._at_beginning = self.state()
+        self.stopping.agree()
+        yield
+        self._at_beginning = None
+        self.iteration += 1
+
+    def collect(self, policy_version: int, held_steps: range = range(0)) -> Rollout:
+        """Return the next rollout: the one begun in the background, or one sampled with the current weights.
+
+        Args:
+            policy_version: of the current weights: optimizer steps attempted before.
+            held_steps: numbers of those attempts that leave the policy as it is.
+
+        Raises:
+            EnvError: environments fail more often than is allowed. All ranks stop.
+        """
+        with self.stopping.together(alone=True):
+            self._begin()
+            self.settle()
+            self.ahead.raise_failure()
+        ready = self.ahead.take(policy_version, self.sizes.steps_per_iteration, held_steps)
+        rollout = self._collect_now(policy_version) if ready is None else ready
+        with raise_once():
+            self.lost = with_lost(self.lost, rollout, self.lost_share)
+        tokens = sum(len(sample.ids) for sample in rollout.samples)
+        beside = None if ready is None else self.ahead.seconds
+        self.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
+        return rollout
+
+    def _collect_now(self, policy_version: int) -> Rollout:
+        with self.clock.stage("collect", total=self._begin().total):
+            with self.stopping.together():
+                self._sync(policy_version, before_rollout=True)
+            with self.stopping.together(alone=True):
+                return self._run(self._play(self.clock.advance))
+
+    def begin_next(self, policy_version: int) -> None:
+        """Start collecting the next rollout in the background with the current weights, if it may be as old as that."""
+        if self.ahead.max_staleness == 0:
+            return
+        total = self._begin().total
+        with self.clock.stage("collect"), self.stopping.together():
+            self._sync(policy_version, before_rollout=True)
+        self._before_ahead = self._now()
+        self.ahead.begin(self._play, total, self.loop, self.player.watchdog)
+
+    def settle(self) -> None:
+        """Wait for a collection in the background."""
+        if self.ahead.settle():
+            self._before_ahead = None
+
+    def _begin(self) -> FixedTurns | WholeGroups:
+        """Make the environments of this rank when they are first needed, and continue their saved episodes.
+
+        Raises:
+            ValueError: other episodes were saved; with the keys to change.
+        """
+        if self._episodes is not None:
+            return self._episodes
+        saved = self._saved
+        if (saved.sessions or saved.collected) and saved.origin != self.origin:
+            raise ValueError(
+                f"the checkpoint's environments are {saved.origin}; this run has {self.origin}, so their episodes "
+                "cannot continue: give the same data.init_args.env (or envs) and seed, or start without --ckpt_path"
+            )
+        with waiting_for("environments to be made and continue their episodes", "collect"):
+            episodes = self._make_episodes()
+            episodes.load_state_dict(saved.sessions)
+        if saved.ahead is not None:
+            turns = self.sizes.turns_per_rollout if self.sizes.groups is None else None
+            own, envs = self.sizes.own_envs(self.rank, self.world), self.sizes.envs_per_rollout
+            self.ahead.adopt(saved.ahead, own, envs, turns, self.forks is not None)
+        self._episodes = episodes
+        return episodes
+
+    def _make_episodes(self) -> FixedTurns | WholeGroups:
+        sizes, rank, world, collected = self.sizes, self.rank, self.world, self._saved.collected
+        player = self.player if self.forks is None else self.forks.recording
+        if sizes.groups is None:
+            sessions = [endless_session(player, env, pictures=True) for env in sizes.own_envs(rank, world)]
+            return FixedTurns(player, sessions, sizes.turns_per_env, collected)
+        at_a_time = sizes.at_a_time(world)
+        return WholeGroups(sizes.groups, player, rank, world, at_a_time, self.greedy_baseline, collected)
+
+    async def _play(self, advance: Callable[[], None]) -> Rollout:
+        episodes = self._begin()
+        rollout = await episodes.collect(advance)
+        return rollout if self.forks is None else await self.forks.add_values(rollout, episodes.sessions)
+
+    # Engine and event loop
+
+    def _sync(self, policy_version: int, before_rollout: bool) -> None:
+        """Let the engine take over the current weights."""
+        what = f"{type(self.engine).__name__} to take over the weights"
+        with waiting_for(what, lambda: self.clock.running):
+            with self.clock.part("sync"):
+                self.engine.sync(policy_version)
+            if before_rollout:
+                self.after_sync()
+
+    def _run(self, playing: Coroutine[Any, Any, T]) -> T:
+        """Play in the event loop until the end, unless the run is asked to end."""
+        with self.engine.collecting(), self.player.watchdog.on_guard(lambda: self.clock.running):
+            return self.loop.run(playing, self.stopping.look)
+
+    def play_held_out(
+        self,
+        seeds: Sequence[int],
+        policy_version: int,
+        keep: Callable[[WholeEpisode], T],
+        temperature: float,
+        at_a_time: int,
+        pictures: int = 0,
+    ) -> list[T]:
+        """Play one whole episode per held-out seed with the current weights, apart from training.
+
+        Args:
+            seeds: of the list of held-out ones.
+            policy_version: of the current weights.
+            keep: called with each episode as it ends, in the thread that plays; returns what is kept of it.
+            temperature: of sampling.
+            at_a_time: environments that play at the same time.
+            pictures: draw the turns of the first so many seeds of the list, if the environment can.
+
+        Returns:
+            What is kept, in the order of the seeds.
+        """
+        player = replace(self.player, temperature=temperature)
+        try:
+            self.settle()  # weights are sent between collections only
+            with self.clock.stage("validate", total=len(seeds)):
+                with self.stopping.together():
+                    self._sync(policy_version, before_rollout=False)
+                with self.stopping.together(alone=True):
+                    return self._run(play_episodes(seeds, at_a_time, player, keep, self.clock.advance, pictures))
+        finally:
+            player.pool.close_held_out()
+
+    # A look at the start of training
+
+    def first_prompts(self) -> list[ModelInput]:
+        """Return the first prompts of some training environments, to be looked at before a run."""
+        prompts = []
+        groups = self.sizes.groups
+        step = 1 if groups is None else groups.size  # all episodes of a group begin alike
+        for index in self.sizes.own_envs(self.rank, self.world)[: MOST_PROMPTS * step : step]:
+            with self.first_session(index) as session:
+                prompts.append(session.prompt().input)
+        return prompts
+
+    @contextmanager
+    def first_session(self, index: int = 0) -> Iterator[Session]:
+        """Yield a session at the start of its first training episode, apart from those that are trained on."""
+        pool, groups = self.player.pool, self.sizes.groups
+        if groups is None:
+            kind, session = pool.kind(index), endless_session(self.player, index)
+        else:
+            group, member = divmod(index, groups.size)
+            kind, session = pool.kind(group), group_session(self.player, groups, group, member)
+        session.begin()
+        try:
+            yield session
+        finally:
+            pool.give_back(kind, session.worker)
+
+    # State and end
+
+    def state(self) -> RolloutState:
+        """Return the state of this rank for a checkpoint; after an update a background collection is waited for."""
+        if not self.preparing:
+            self.settle()
+        return self._at_beginning or self._before_ahead or self._now()
+
+    def _now(self) -> RolloutState:
+        if self._episodes is None:
+            return replace(self._saved, iteration=self.iteration, lost=self.lost)
+        sessions, collected = self._episodes.state_dict(), self._episodes.collected
+        return RolloutState(sessions, self.iteration, collected, self.origin, self.ahead.ready, self.lost)
+
+    def interrupt(self, stop: bool) -> None:
+        """End a collection in the background; the environments stay as they were when it began.
+
+        Args:
+            stop: also stop the threads, whose calls are not waited for.
+        """
+        self.ahead.cancel()
+        if stop:
+            self.engine.stop()
+            self.loop.stop()
+
+    def close(self) -> RolloutState:
+        """Stop engine, event loop and environments; return the state from which their episodes continue."""
+        if self.preparing:
+            self.ahead.cancel()
+        else:
+            self.settle()
+        with waiting_for(f"{type(self.engine).__name__} to stop", "teardown"):
+            self.interrupt(stop=True)
+        with waiting_for("the last calls of environments, and for them to close", "teardown"):
+            self.player.pool.close()
+        state = self.state()
+        if error := self.ahead.unraised:
+            rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
+        with waiting_for("environments to close", "teardown"):
+            close_all([session.worker for session in self.sessions])
+        return state
+
+
+def with_lost(before: Sequence[bool], rollout: Rollout, share: float) -> list[bool]:
+    """Return whether each of the last episodes was lost, the same on all ranks; every rank must call it.
+
+    Args:
+        before: of the episodes before this rollout.
+        rollout: of this rank.
+        share: largest share of them that may be lost.
+
+    Raises:
+        EnvError: too many episodes are lost, or there is not a single turn; the same on all ranks.
+    """
+    own: list[bool] = []
+    for turn in rollout.turns:
+        own += [True] * len(turn.lost)
+        if turn.done and turn.stop is not StopReason.ENV_FAULT:
+            own.append(False)
+    parts = all_gather((own, len(rollout)))
+    if not any(rows for _, rows in parts):
+        raise EnvError("lost", "the environments failed in all groups of this rollout")
+    added = [one for part, _ in parts for one in part]  # by rank and environment, so none of them is left out
+    last = [*before, *added][-max(WINDOW, len(added)) :]
+    if len(last) >= LEAST and sum(last) > share * len(last):
+        raise EnvError(
+            "lost",
+            f"{sum(last)} of the last {len(last)} episodes were lost to faults of their environments, more than the "
+            f"share of {share:g} that data.init_args.faults.share allows; the warnings before say which faults",
+        )
+    return last
