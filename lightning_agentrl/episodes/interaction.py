@@ -70,16 +70,12 @@ class TurnInteraction(Interaction):
         reply_budget: int | None = None,
         ask_again: int = 0,
     ) -> None:
-        if max_reply_tokens < 1:
-            raise ValueError(f"max_reply_tokens must be at least 1, got {max_reply_tokens}")
         if invalid_mode not in ("add", "replace", "truncate"):
             raise ValueError(f"invalid_mode must be add, replace or truncate, got '{invalid_mode}'")
-        if max_turns is not None and max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1 or null, got {max_turns}")
-        if reply_budget is not None and reply_budget < 1:
-            raise ValueError(f"reply_budget must be at least 1 or null, got {reply_budget}")
-        if ask_again < 0:
-            raise ValueError(f"ask_again must be at least 0, got {ask_again}")
+        least = {"max_reply_tokens": 1, "max_turns": 1, "reply_budget": 1, "ask_again": 0}
+        for name, value in zip(least, (max_reply_tokens, max_turns, reply_budget, ask_again), strict=True):
+            if value is not None and value < least[name]:
+                raise ValueError(f"{name} must be at least {least[name]}, got {value}")
         self.max_reply_tokens = max_reply_tokens
         self.parser = parser or TolerantParser()
         self.invalid_penalty = invalid_penalty

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
 import traceback
@@ -153,8 +152,6 @@ class PatternJudge(Judge):
 
     def __init__(self, pattern: str, reward: float) -> None:
         self.pattern = compiled("PatternJudge", pattern)
-        if not math.isfinite(reward):
-            raise ValueError(f"PatternJudge: reward must be finite, got {reward}")
         self.reward = reward
 
     async def judge(self, turn: JudgedTurn) -> float:
@@ -181,8 +178,6 @@ class ModelJudge(Judge):
         scale: float = 0.1,
         max_reply_tokens: int = 64,
     ) -> None:
-        if not math.isfinite(scale):
-            raise ValueError(f"ModelJudge: scale must be finite, got {scale}")
         if max_reply_tokens < 1:
             raise ValueError(f"ModelJudge: max_reply_tokens must be at least 1, got {max_reply_tokens}")
         self.model, self.question, self.scale, self.max_reply_tokens = model, question, scale, max_reply_tokens

@@ -236,7 +236,7 @@ def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
 def _task(line: str, where: str, key: str, needs_answer: bool) -> Task:
     try:
         entry = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also of numbers that are too long
+    except ValueError as error:
         raise ValueError(f"{where} is not JSON: {error} (key {key})") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise ValueError(f'{where} is not a task; write {{"prompt": "...", "answer": "..."}} (key {key})')

@@ -121,12 +121,14 @@ class ChatRenderer:
             PromptTooLongError: the prompt is over its limit even without any history.
         """
         recollection = recollection or Recollection()
-        self._check_roles(rules, observation, later=bool(recollection.turns))
-        key = _texts(rules, observation, recollection)
+        if observation.role != "user" or observation.messages:  # every template shows users
+            self._check_roles(rules, observation, later=bool(recollection.turns))
+        key = None if rules.tools else _shown(rules, observation, recollection)
         if key is not None and key in self._remembered:
             return self._remembered[key]
         prompt = self._fitted(rules, observation, recollection)
-        if key is not None and len(prompt.segments[0]) <= REMEMBERED_TOKENS:
+        read = prompt.segments[0].input
+        if key is not None and read.is_text and len(read) <= REMEMBERED_TOKENS:  # images would take gigabytes
             if len(self._remembered) == REMEMBERED:
                 self._remembered.clear()
             self._remembered[key] = prompt
@@ -241,9 +243,7 @@ class ChatRenderer:
     # From messages to ids
 
     def _check_roles(self, rules: Rules, observation: Observation, later: bool) -> None:
-        roles = _roles(observation)
-        if roles != ["user"]:  # which every template shows
-            self.template.check_roles(roles, later, self.writer.tools(rules.tools))
+        self.template.check_roles(_roles(observation), later, self.writer.tools(rules.tools))
 
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
         with self._refusing():
@@ -276,21 +276,21 @@ class ChatRenderer:
         return ModelInput.join([*parts, ModelInput.of_ids(ids[places[-1] + 1 :])])
 
 
-def _texts(rules: Rules, observation: Observation, recollection: Recollection) -> Hashable | None:
-    """Return all that a prompt of texts alone says; None if it has images, tools or messages of an environment."""
-    past = recollection.turns
-    if observation.images or observation.messages or rules.tools or any(turn.images or turn.messages for turn in past):
-        return None
+def _shown(rules: Rules, observation: Observation, recollection: Recollection) -> Hashable:
+    """Return all that a prompt without tools shows."""
+    past = [(t.observation, t.thought, t.action, t.role, t.images, t.messages) for t in recollection.turns]
     return (
         rules.system,
-        tuple([(text, reply) for text, reply in rules.examples]),
+        tuple(rules.examples),
         tuple(rules.actions.items()),
         tuple(rules.places.items()),
-        tuple([(turn.observation, turn.thought, turn.action, turn.role) for turn in past]),
+        tuple(past),
         recollection.note,
         observation.text,
         observation.short_term,
+        tuple(observation.images),
         observation.role,
+        observation.messages,
     )
 
 

@@ -24,7 +24,6 @@ PROBED = 64  # cached probes, by tools and roles
 Tool = Mapping[str, Any]  # a function as JSON schema, in the form that chat templates read
 Message = dict[str, Any]  # role, and content: a text, or images and a text as a list of items
 
-MOST_CHARS = 100_000  # of the probe; templates write a few thousand beside the messages
 _IMAGE = "input"  # key of an item that holds an image as the model reads it; templates do not look at it
 _SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
 _TOOL = "probe of a tool's answer"
@@ -127,11 +126,6 @@ class ChatTemplate:
         after = self.apply([*start, *messages], generate=True, tools=tools)
         return after[len(before) :] if close >= 0 and after.startswith(before) else None
 
-    @property
-    def rewrites(self) -> str:
-        """How a conversation of users and replies differs from the start of the longer one; empty if it does not."""
-        return self.rewriting()
-
     def rewriting(self, tools: Sequence[Tool] = (), roles: Sequence[str] = ("user",)) -> str:
         """Return how a rendered conversation differs from the start of the longer one; empty if it does not.
 
@@ -191,11 +185,6 @@ class ChatTemplate:
             text = self.apply(head + pair)
         except TemplateError as error:
             raise ValueError(f"{self.name} refuses [user, assistant] messages: {error}") from error
-        if len(text) > MOST_CHARS:
-            raise ValueError(
-                f"{self.name} writes {len(text)} characters for three short messages; put a chat_template.jinja that "
-                "writes less into the model folder, or choose another model (key model.init_args.model)"
-            )
         if not (_SYSTEM in text and _USER in text and _REPLY in text):
             raise ValueError(f"{self.name} leaves out the text of a user or assistant message")
         self.turn_close = self._close_of(text)
