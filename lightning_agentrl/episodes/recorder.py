@@ -1,4 +1,4 @@
-"""The recorder: collects the turns of one session into samples and says when there are enough."""
+"""Recorders: collect the turns of one session into samples until there are enough."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Recorder:
         return None
 
     def amend(self, episode: int, **changes: Any) -> None:
-        """Change the last turn of an episode, where only a turn of another episode shows what came of it.
+        """Change the last turn of an episode whose outcome only a turn of another episode shows.
 
         Args:
             episode: its number, as the turn has it.
@@ -100,15 +100,15 @@ class Recorder:
         raise ValueError(f"no turn of episode {episode} is in this recorder, so none can be amended")
 
     def truncate(self, stop: StopReason, last_state: Callable[[], tuple[Segment, ...]], lost: Sequence[str]) -> bool:
-        """End every running episode at its last turn here, where the environment cannot go on.
+        """End every running episode at its last turn here, because the environment cannot go on.
 
         Args:
             stop: why.
-            last_state: gives the prompt whose value stands for the rest.
-            lost: kinds of faults, to be noted in one of the turns.
+            last_state: returns the prompt from whose value the rest is bootstrapped.
+            lost: kinds of faults, which one of the turns notes.
 
         Returns:
-            Whether there is such a turn. Otherwise the episode was cut at the end of an earlier rollout, or has none.
+            Whether there was a running episode. Otherwise it was cut at the end of an earlier rollout, or has no turn.
         """
         looked_at: set[int] = set()
         found = False

@@ -29,7 +29,6 @@ class Source(Protocol):
 
     key: str  # the key of the config under which it was given
     judge: Judge | None  # of its turns
-    judge_timeout_seconds: float | None
     date: RunDate | None  # of the run
 
     @property

@@ -29,7 +29,7 @@ _ALTERNATIVE = re.compile(r"[\s,]*(?:or\b|[/|])(.*)")
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """What a reply says: its thought, and the action in the environment's own spelling (None: it names none).
+    """The thought of a reply, and its action in the environment's own spelling (None: it names none).
 
     ``action_start`` is the place in the reply, in characters, where the thought ends and naming the action begins.
     """
@@ -48,7 +48,7 @@ class ActionParser(ABC):
 
         Args:
             reply: the text the policy wrote.
-            actions: names of the allowed actions; empty where the environment takes any text.
+            actions: names of the allowed actions; empty if the environment takes any text.
             aliases: other spellings and the action that each one means; one whose action is not allowed is not used.
         """
 
@@ -78,8 +78,8 @@ class TolerantParser(ActionParser):
         """
         if not actions:
             raise ValueError("TolerantParser needs action names; use RawParser where an environment takes any text")
-        thought, said, action_start = split_reply(reply)
-        lines = said.splitlines()
+        thought, naming, action_start = split_reply(reply)
+        lines = naming.splitlines()
         line = (next(filter(normalise, lines), "") or next(filter(str.strip, lines), "")).strip()
         if line in actions:  # of names such as h and H the one that is meant
             return ParsedReply(thought, line, action_start)
@@ -161,7 +161,7 @@ def _names(
 ) -> tuple[re.Pattern[str], dict[str, str | None]]:
     """Return a pattern of all normalised names and aliases, longest first, and the actions that they mean.
 
-    Where one spelling means two actions, that is None.
+    A spelling that means two actions has None.
     """
     names: dict[str, str | None] = {}
     for action in actions:
