@@ -25,7 +25,7 @@ from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
 from lightning_agentrl.agents import KL
 from lightning_agentrl.agents.checks import check_trainer, warn_of_kl_in_groups
 from lightning_agentrl.commands import main as commands
-from lightning_agentrl.episodes.contract import read_contract
+from lightning_agentrl.episodes.contract import ContractReader
 from lightning_agentrl.prompts import ChatRenderer, PromptFormat
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import shown
@@ -192,7 +192,7 @@ def test_the_published_prompt_is_filled_by_the_environment() -> None:
     data = yaml.safe_load((FOLDER / "babyai_goto_qwen2.5-3b.yaml").read_text())["data"]["init_args"]
     env = gymnasium.make(data["env"]["id"])
     observation, _ = env.reset(seed=0)
-    contract = read_contract(env, begun=True)
+    contract = ContractReader().read(env)
     tokenizer = tiny_tokenizer()
     chat = ChatRenderer(tokenizer, PromptFormat(**data["prompt"] | {"max_prompt_tokens": 2000}))
     rules = Rules(contract.system_prompt, contract.examples, contract.actions, places=contract.places)

@@ -22,9 +22,8 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from aiohttp.typedefs import Handler, Middleware
 
 from lightning_agentrl.episodes.contract import Contract
-from lightning_agentrl.episodes.env_worker import EnvWorker, Start
+from lightning_agentrl.episodes.env_worker import EnvWorker, Start, make_worker
 from lightning_agentrl.episodes.environment import Answer, png
-from lightning_agentrl.episodes.hosting import make_worker
 from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.errors import ConfigError, EnvError
 from lightning_agentrl.errors.secrets import check_secrets, filled

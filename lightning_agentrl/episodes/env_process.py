@@ -1,9 +1,9 @@
-"""An environment in a process of its own: both ends of the pipe.
+"""An environment in a separate process: both ends of the pipe.
 
-The process is a new interpreter that is given the module path and how to make the environment. It imports this file and
-with it nothing but gymnasium and the errors, never torch or transformers. It ignores Ctrl-C. Its guard
-(:mod:`lightning_agentrl.episodes.descendants`) ends it with all its descendants when the trainer asks for that, or ends
-in any way, and ends the descendants when the environment's process ends by itself.
+The process is a new interpreter that imports this file and with it only gymnasium and the errors, never torch or
+transformers. A start method of `multiprocessing` would import the started script there, with all that it imports, and
+could not set the hash seed. The process ignores Ctrl-C. Its guard (:mod:`lightning_agentrl.episodes.descendants`) ends
+it with all its descendants when the trainer requests that or ends in any way, and ends the descendants when it ends.
 """
 
 from __future__ import annotations
@@ -12,29 +12,24 @@ import os
 import pickle
 import random
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from lightning_agentrl.episodes.contract import CONTRACT, Contract, contract_error
 from lightning_agentrl.episodes.environment import Answer, AsEnvErrors, Environment
+from lightning_agentrl.episodes.observation import CONTRACT, contract_error
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.faults import EnvError
-from lightning_agentrl.errors.problem import ConfigError, Problem, one_line
+from lightning_agentrl.errors.problem import ConfigError, one_line
 
-T = TypeVar("T")
-
-CLOSING_SECONDS = 5.0  # that an environment has to close
-_LOOK_SECONDS = 1.0  # between two checks that the process is alive, since its own children may hold the pipe open
+CLOSING_SECONDS = 5.0  # for the environment to close, and for its process to end
 _SERVE = """
 import sys
 sys.path[:] = {path!r}
@@ -43,20 +38,6 @@ guard_descendants()
 from lightning_agentrl.episodes.env_process import serve
 serve({pipe})
 """
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An error on its way to the trainer."""
-
-    kind: str
-    message: str
-    trace: str = ""
-    problem: Problem | None = None  # of the configuration
-
-    @property
-    def error(self) -> EnvError | ConfigError:
-        return ConfigError(self.problem) if self.problem else EnvError(self.kind, self.message, self.trace)
 
 
 class ProcessEnvironment:
@@ -68,43 +49,35 @@ class ProcessEnvironment:
             not count.
 
     Raises:
-        ConfigError: the recipe cannot be read in another process.
+        ConfigError: the recipe cannot be sent to another process.
         EnvError: no process can be started.
     """
 
     def __init__(self, recipe: Recipe, timeout: float | None = None) -> None:
-        order = _portable(recipe)
-        self._recipe, self._timeout = recipe, timeout
-        self._contract: Contract | None = None
-        self._waiting = False  # for an answer
-        self._closing_since: float | None = None
+        order = pickled(recipe)
+        self._key, self._timeout = recipe.key, timeout
+        self._made = False
+        self._answers = True  # the last call was answered, and the process runs
         try:
-            self._start(order)
-        except OSError as error:  # the machine has no process or no file left
+            self._pipe, theirs = Pipe()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, pipe=theirs.fileno())],
+                    stdin=subprocess.PIPE,  # closed with this object, or by the kernel when we end; then the guard acts
+                    pass_fds=(theirs.fileno(),),
+                    env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
+                    process_group=0,  # Ctrl-C does not reach it
+                )
+        except OSError as error:  # no process or no file is left
             raise EnvError("start", f"the environment's process cannot be started: {_named(error)}") from None
-
-    def _start(self, order: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, pipe=theirs.fileno())],
-                stdin=subprocess.PIPE,  # closed with this object, or by the kernel when we end; then the guard acts
-                pass_fds=(theirs.fileno(),),
-                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
-                process_group=0,  # Ctrl-C does not reach it
-            )
-        finally:
-            theirs.close()
-        self._pipe = Connection(ours.detach())
         self._pipe.send_bytes(order)
 
-    @property
-    def contract(self) -> Contract:
-        """What the environment offers before its first episode; waits until it is made."""
-        if self._contract is None:
+    def wait(self) -> None:
+        """Wait until the environment is made."""
+        if not self._made:
             self._receive("import", None)
-            self._contract = self._receive("make", self._timeout)
-        return self._contract
+            self._receive("make", self._timeout)
+            self._made = True
 
     def reset(self, seed: int) -> Answer:
         return self._ask("reset", seed)
@@ -121,28 +94,18 @@ class ProcessEnvironment:
     def drew(self) -> bool:
         return self._ask("drew")
 
-    def _begin_close(self) -> None:
-        """Ask the environment to close, unless it is busy."""
-        if self._contract is not None and not self._waiting and not self._pipe.closed:
-            self._closing_since = time.monotonic()
-            self._waiting = True
-            with suppress(OSError):  # the process is gone, which `close` reports
-                self._pipe.send(("close", ()))
-
     def close(self) -> None:
-        """Close the environment, then end the process. A busy one is ended at once."""
-        self._begin_close()
+        """Close the environment, then end the process. A busy environment is ended at once."""
         try:
-            if self._closing_since is not None and not self._pipe.closed:
-                self._receive("close", CLOSING_SECONDS, self._closing_since)
-                ends_by = self._closing_since + 2 * CLOSING_SECONDS
+            if self._made and self._answers:
+                self._ask("close", limit=CLOSING_SECONDS)
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(max(ends_by - time.monotonic(), 0.0))
+                    self._process.wait(CLOSING_SECONDS)
         finally:
             self.end()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            self._process.stdin.close()  # type: ignore[union-attr]
             self._process.wait()
+            self._answers = False
             self._pipe.close()
 
     def end(self) -> None:
@@ -151,145 +114,126 @@ class ProcessEnvironment:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)  # the guard, which no environment can hold up
 
-    def _ask(self, call: str, *args: Any) -> Any:
-        assert self.contract is not None
-        with suppress(OSError):  # the process is gone, which is reported below
+    def _ask(self, call: str, *args: Any, limit: float | None = None) -> Any:
+        self.wait()
+        with suppress(OSError):  # the process has ended, which is reported below
             self._pipe.send((call, args))
-        return self._receive(call, self._timeout)
+        return self._receive(call, limit or self._timeout)
 
-    def _receive(self, call: str, limit: float | None, since: float | None = None) -> Any:
-        """Wait for an answer and return it.
-
-        Args:
-            call: that is answered.
-            limit: seconds that it may take; None: any number.
-            since: when it began, by the monotonic clock; None: now.
+    def _receive(self, call: str, limit: float | None) -> Any:
+        """Wait at most ``limit`` seconds for the answer to a call and return it.
 
         Raises:
             EnvError: what the environment raised; ``died``: its process has ended; ``timeout``: it was ended here.
             ConfigError: the environment cannot be made.
         """
-        self._waiting = True
+        self._answers = False
         try:
-            if not self._comes(limit, time.monotonic() if since is None else since):
+            if not self._pipe.poll(limit):
                 self.end()
-                if call == "close":
-                    raise EnvError("timeout", f"the environment's close took longer than {limit:g} s")
-                raise EnvError(
-                    "timeout",
-                    f"the environment's {call} took longer than {limit:g} s, the most that "
-                    f"{self._recipe.key}.timeout_seconds allows",
-                )
+                allowed = "" if call == "close" else f", the most that {self._key}.timeout_seconds allows"
+                raise EnvError("timeout", f"the environment's {call} took longer than {limit:g} s{allowed}")
             answer = self._pipe.recv_bytes()
-        except (EOFError, OSError):
-            raise EnvError("died", f"the environment's process ended in {call} {self._how_it_ended()}") from None
-        self._waiting = False
+        except (EOFError, OSError):  # the guard ends all who might hold the pipe open
+            code = self._process.wait()
+            how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
+            raise EnvError("died", f"the environment's process ended in {call} {how}") from None
+        self._answers = True
         try:
-            result = pickle.loads(answer)
+            error, result = pickle.loads(answer)
         except Exception as error:  # noqa: BLE001 - its classes may not exist in this process
             raise contract_error(
                 f"what the environment gave in {call} cannot be read in the trainer ({_named(error)}); give plain "
                 "values"
             ) from None
-        if isinstance(result, _Failure):
-            raise result.error
+        if error is not None:
+            raise error(*result)
         return result
 
-    def _comes(self, limit: float | None, since: float) -> bool:
-        """Wait for an answer or the end of the process until ``limit`` seconds are over; return whether one is there.
 
-        Raises:
-            EOFError: the process has ended without an answer.
-        """
-        end = None if limit is None else since + limit
-        while True:
-            left = _LOOK_SECONDS if end is None else max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))
-            if self._pipe.poll(left):
-                return True
-            if self._ended:
-                if self._pipe.poll(0):
-                    return True
-                raise EOFError
-            if end is not None and time.monotonic() >= end:
-                return False
-
-    @property
-    def _ended(self) -> bool:
-        """Whether the process has ended; does not reap it, so that its id stays its own."""
-        if self._process.returncode is not None:
-            return True
-        try:
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return True
-
-    def _how_it_ended(self) -> str:
-        self.end()
-        code = self._process.wait()
-        return f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
-
-
-def _portable(recipe: Recipe) -> bytes:
-    """Return the pickled recipe for another process, with what this one has registered.
+def pickled(recipe: Recipe) -> bytes:
+    """Return the recipe for another process, with what this one has registered.
 
     Raises:
-        ConfigError: it cannot be sent, or only the started script has registered it.
+        ConfigError: it cannot be pickled, or only the started script has registered it.
     """
-    fix = f"or set {recipe.key}.worker to thread"
     spec = None if ":" in recipe.id else recipe.spec
     entry = None if spec is None else spec.entry_point
     home = entry.split(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
     if home == "__main__":
         raise ConfigError(
             f"the environment '{recipe.id}' is registered in the script that was started, which is not run in its "
-            f"process (key {recipe.key}.id); move it to a module and write module:{recipe.id}, {fix}"
+            f"process (key {recipe.key}.id); move it to a module and write module:{recipe.id}, or set "
+            f"{recipe.key}.worker to thread"
         )
     try:
         order = pickle.dumps(replace(recipe, registered=spec))
     except Exception as error:  # whatever the arguments raise
-        raise ConfigError(_not_portable(recipe.id, recipe.key, _named(error))) from error
+        raise ConfigError(_not_portable(recipe.id, recipe.key, error)) from error
     return pickle.dumps((recipe.id, recipe.key, order))
 
 
-def _not_portable(env_id: str, key: str, why: str) -> Problem:
-    return Problem(
-        f"the arguments of the environment '{env_id}' cannot be sent to its process: {why} (key {key}.kwargs); give "
-        f"plain values, or objects of importable classes, or set {key}.worker to thread"
+def _not_portable(env_id: str, key: str, error: Exception) -> str:
+    return (
+        f"the arguments of the environment '{env_id}' cannot be sent to its process: {_named(error)} (key "
+        f"{key}.kwargs); give plain values, or objects of importable classes, or set {key}.worker to thread"
     )
 
 
 def serve(pipe: int) -> None:
-    """Run the calls of the trainer, at the process's end of the pipe. Takes the number of an open file."""
+    """Answer the calls of the trainer, at the process's end of the pipe. Takes the number of an open file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    served = _Served(Connection(pipe))
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer is gone
-        _serve(Connection(pipe))
+        served.run()
 
 
-def _serve(pipe: Connection) -> None:
-    env_id, key, order = pickle.loads(pipe.recv_bytes())
-    recipe = _tried(lambda: _loaded(env_id, key, order))
-    _send(pipe, recipe if isinstance(recipe, _Failure) else None)
-    if isinstance(recipe, _Failure):
-        return
-    _seed_globals(0)
-    environment = _tried(lambda: Environment(recipe.make, alone=True))
-    _send(pipe, environment if isinstance(environment, _Failure) else environment.contract)
-    call = "close" if isinstance(environment, _Failure) else ""
-    while call != "close":
-        call, args = pipe.recv()
-        if call in ("reset", "renew"):
-            _seed_globals(*args)
-        _send(pipe, _tried(partial(getattr(environment, call), *args)))
+class _Served:
+    """The environment in its process."""
 
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
 
-def _loaded(env_id: str, key: str, order: bytes) -> Recipe:
-    try:
-        recipe = pickle.loads(order)
-    except Exception as error:  # whatever modules of the arguments raise
-        raise ConfigError(_not_portable(env_id, key, _named(error))) from error
-    with AsEnvErrors():
-        recipe.load()
-    return recipe
+    def run(self) -> None:
+        running = self.answer(self.load) and self.answer(self.make)
+        while running:
+            call, args = self.pipe.recv()
+            if call in ("reset", "renew"):
+                _seed_globals(*args)
+            self.answer(getattr(self.environment, call), *args)
+            running = call != "close"
+
+    def load(self) -> None:
+        env_id, key, order = pickle.loads(self.pipe.recv_bytes())
+        try:
+            self.recipe = pickle.loads(order)
+        except Exception as error:  # whatever modules of the arguments raise
+            raise ConfigError(_not_portable(env_id, key, error)) from error
+        with AsEnvErrors():
+            self.recipe.load()
+
+    def make(self) -> None:
+        _seed_globals(0)
+        self.environment = Environment(self.recipe.make, alone=True)
+
+    def answer(self, call: Callable[..., Any], *args: Any) -> bool:
+        """Send the result of a call, or the class and arguments of its error; return whether it has a result."""
+        error: type[Exception] | None = None
+        result: Any
+        try:
+            result = call(*args)
+        except EnvError as raised:
+            error, result = EnvError, (raised.kind, str(raised), raised.trace)
+        except ConfigError as raised:
+            error, result = ConfigError, (raised.problem,)
+        try:
+            data = pickle.dumps((error, result))
+        except Exception as raised:  # noqa: BLE001 - whatever the environment has put into its info
+            what = _unsendable(result.info) if isinstance(result, Answer) else ""
+            sentence = f"what the environment gave{what} cannot be sent to the trainer ({_named(raised)}); give plain"
+            data = pickle.dumps((EnvError, (CONTRACT, f"{sentence} values", "")))
+        self.pipe.send_bytes(data)
+        return error is None
 
 
 def _seed_globals(seed: int) -> None:
@@ -298,31 +242,12 @@ def _seed_globals(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def _tried(ask: Callable[[], T]) -> T | _Failure:
-    try:
-        return ask()
-    except EnvError as error:
-        return _Failure(error.kind, str(error), error.trace)
-    except ConfigError as error:
-        return _Failure("", str(error), problem=error.problem)
-
-
-def _send(pipe: Connection, result: Any) -> None:
-    try:
-        data = pickle.dumps(result)
-    except Exception as error:  # noqa: BLE001 - whatever the environment has put into its info
-        what = _unsendable(result.info) if isinstance(result, Answer) else ""
-        sentence = f"what the environment gave{what} cannot be sent to the trainer ({_named(error)}); give plain values"
-        data = pickle.dumps(_Failure(CONTRACT, sentence))
-    pipe.send_bytes(data)
-
-
 def _unsendable(info: Mapping[str, Any]) -> str:
     """Return a phrase that names the first entry that cannot be pickled; empty if all can."""
     for name, value in info.items():
         try:
             pickle.dumps(value)
-        except Exception:  # noqa: BLE001 - as above
+        except Exception:  # noqa: BLE001 - whatever the value raises
             return f" as info[{name!r}]"
     return ""
 

@@ -1,59 +1,73 @@
-"""Where an environment lives: four async calls, and behind them its construction, retries and replays.
+"""One environment of a run: where it lives, its running episode, and its recovery from errors.
 
-Its calls run in a thread, in the event loop if it declares that its steps take microseconds, or in a process of its own
-(:mod:`lightning_agentrl.episodes.env_process`). Any error in it is raised as an
-:class:`~lightning_agentrl.errors.faults.EnvError` with the place where it happened.
+Blocking calls run in a thread, in the event loop if the environment declares that its steps take microseconds, or in a
+separate process (:mod:`lightning_agentrl.episodes.env_process`). Any error in the environment is raised as an
+:class:`~lightning_agentrl.errors.faults.EnvError` with a note about episode and turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from lightning_agentrl.episodes.contract import CONTRACT, Contract
-from lightning_agentrl.episodes.environment import Answer, Hosted
+from lightning_agentrl.episodes.contract import Contract, read_contract
+from lightning_agentrl.episodes.daemon_threads import DaemonThreads
+from lightning_agentrl.episodes.env_process import ProcessEnvironment, pickled
+from lightning_agentrl.episodes.environment import Answer, Environment, Hosted
+from lightning_agentrl.episodes.observation import CONTRACT
+from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.episodes.wording import Wording, check_wording, reworded
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
-CLOSING_SECONDS = 30.0  # that a run waits for the close of an environment
+CLOSING_SECONDS = 30.0  # that a run waits for environments to close
 T = TypeVar("T")
 
 
 class ReplayDiffersError(EnvError):
-    """An environment that does not reach the same observation from the same seed and actions."""
+    """An environment that does not reach the same observation from the same seed and actions.
 
-    def __init__(self, message: str) -> None:
+    Args:
+        message: one sentence.
+        declared: the environment declares that it cannot.
+    """
+
+    def __init__(self, message: str, declared: bool = False) -> None:
         super().__init__("replay", message)
+        self.declared = declared
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where an episode begins."""
+    """The first state of an episode."""
 
     env: int  # number of the environment
     episode: int
     seed: int
 
+    def __str__(self) -> str:
+        return f"environment {self.env}, episode {self.episode} with seed {self.seed}"
+
 
 class EnvWorker:
     """One environment, its running episode as seed and actions, and its recovery from errors.
 
+    After an error the environment is made anew, the episode is replayed, and the call is repeated.
+
     Args:
-        make: makes the environment, at once and again after an error. A process starts in the background.
+        make: makes the environment, at once and again after an error.
         executor: runs the blocking calls; None: they run in the event loop.
-        retries: see :class:`EnvConfig`.
-        wording: what the config changes in the words of the environment.
-        wording_key: its key in the config.
+        retries: how often one call may fail.
+        wording: texts of the config that replace those of the environment.
+        wording_key: the key of the wording in the config.
         name: of the environment, for warnings.
     """
 
@@ -71,71 +85,61 @@ class EnvWorker:
         self.wording = wording
         self.wording_key = wording_key
         self.name = name
-        self.call = ""  # what the environment is doing: reset, step, render, or nothing
+        self.contract = Contract()  # what the environment offers now
+        self.call = ""  # the running call: reset, step, render, fork, close, or none
         self.moved_at = 0.0  # when that changed, on the monotonic clock
-        self.start: Start | None = None  # of the running episode
-        self.actions: list[str] = []  # of this episode
-        self.answer: Answer | None = None
+        self.start = Start(0, 0, 0)  # of the running episode
+        self.actions: list[str] = []  # of the running episode
+        self.answer: Answer | None = None  # the last one; None before the first episode
         self.errors: list[str] = []  # kinds of those that were recovered from and are in no turn yet
         self.lost_seeds: set[int] = set()  # of episodes that ended in faults since the last turn that was recorded
         self._make = make
-        self._environment = _made_or_not(make)
+        self._environment: Hosted | None = None
+        self._astray = True  # the environment is missing, or in another state than the recorded one
         self._forked: tuple[int, int] | None = None  # after so many actions of the episode, and the seed from there on
+        self._action: str | None = None  # the running action; None: the beginning of an episode
         self._given_up = False  # the running call was cancelled
-        self._closing: Future[None] | None = None
-        self._closes_by = 0.0  # on the monotonic clock
-        self._astray = False  # the environment may be further than the recorded actions
-
-    @property
-    def contract(self) -> Contract:
-        """What the environment offers now; before its first episode, as far as it is known."""
-        return self._environment.contract if self.answer is None else self.answer.contract
+        with suppress(EnvError):  # the first call makes it again, and raises it
+            self._environment, self._astray = make(), False
 
     # What an interaction waits for
 
     async def reset(self, start: Start) -> Answer:
         """Begin an episode and return its first answer."""
-        self._forked = None
-        with NotingWhere(start):
-            answer = await self._run("reset", lambda: self._reset(start))
-            self._count_mended(answer)
-            return self._begun(start, (), answer)
+        self._begin(start)
+        return self._see(await self._run("reset", partial(self._replayed, None)))
 
     async def step(self, action: str) -> Answer:
         """Take one action and return the answer."""
-        with NotingWhere(self._started, self.actions, action):
-            answer = await self._run("step", lambda: self._again(lambda: self._environment.step(action), action))
-            self.answer = self._reworded(answer)
-            self.actions.append(action)
-            self._count_mended(self.answer)
-            return self.answer
+        self._action = action
+        answer = self._see(await self._run("step", lambda: self._recovered().step(action)))
+        self.actions.append(action)
+        return answer
 
     async def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
-        with NotingWhere(self._started, self.actions, "render"):
-            # after an error it is that of the environment made anew
-            return await self._run("render", lambda: self._again(lambda: self._environment.draw(), "render"))
+        self._action = "render"
+        return await self._run("render", lambda: self._recovered().draw())
 
     async def fork(self, start: Start, actions: Sequence[str], fingerprint: str, seed: int) -> Answer:
-        """Replay an episode up to some moment, and let the environment draw from another seed from there on.
+        """Replay an episode up to some state, from which the environment draws different random numbers.
 
         Args:
             start: of the episode.
             actions: those taken until then.
             fingerprint: of the observation that they led to.
-            seed: of what is drawn from then on.
+            seed: of the random numbers from then on.
 
         Raises:
             ReplayDiffersError: they lead to another observation.
         """
-        self._forked = len(actions), seed
-        replayed = partial(self._replayed, start, actions, fingerprint)
-        with NotingWhere(start):
-            return self._begun(start, actions, await self._run("fork", lambda: self._again(replayed, None, start)))
+        self._begin(start, actions, (len(actions), seed))
+        return self._see(await self._run("fork", partial(self._replayed, fingerprint)))
 
     async def drew(self) -> bool:
         """Return whether the environment has drawn random numbers since it was forked."""
-        return await self._run("fork", lambda: self._environment.drew())
+        self._action = "fork"
+        return await self._run("fork", lambda: self._recovered().drew())
 
     async def aclose(self) -> None:
         """Close the environment."""
@@ -143,20 +147,21 @@ class EnvWorker:
 
     # The same without an event loop
 
-    def reset_now(self, start: Start) -> Answer:
-        """Begin an episode and return its first answer; so environments are checked before a run.
+    def wait(self) -> None:
+        """Wait until the environment is made, without retries."""
+        self._made().wait()
 
-        An answer of a wrong form is not asked for again.
+    def reset_now(self, start: Start) -> Answer:
+        """Begin an episode and return its first answer, to check an environment before a run.
 
         Raises:
-            ConfigError: the words of the config do not fit the environment's.
+            ConfigError: the wording of the config does not fit the environment.
         """
-        self._forked = None
-        with NotingWhere(start):
-            answer = self._reset(start, checks=True)
-            if self.wording is not None:
-                check_wording(answer.contract, self.wording, self.wording_key)
-            return self._begun(start, (), answer)
+        self._begin(start)
+        answer = self._attempts(partial(self._replayed, None), checks=True)
+        if self.wording is not None:
+            check_wording(answer.contract, self.wording, self.wording_key)
+        return self._see(answer)
 
     def replay_now(self, start: Start, actions: Sequence[str], fingerprint: str) -> Answer:
         """Begin an episode, replay its actions and return the last answer.
@@ -169,209 +174,155 @@ class EnvWorker:
         Raises:
             ReplayDiffersError: they lead to another observation.
         """
-        self._forked = None
-        with NotingWhere(start):
-            replayed = partial(self._replayed, start, actions, fingerprint)
-            return self._begun(start, actions, self._again(replayed, None, start))
-
-    def wait(self) -> None:
-        """Wait until the environment is made."""
-        assert self._environment.contract is not None
+        self._begin(start, actions)
+        return self._see(self._attempts(partial(self._replayed, fingerprint)))
 
     def close(self) -> None:
-        """Close the environment. An error of it is only a warning, and so is a close that does not return in time."""
-        self.begin_close()
-        closing, self._closing = self._closing, None
-        try:
-            if closing is None:
-                self._environment.close()
-            else:
-                closing.result(max(self._closes_by - time.monotonic(), 0.0))
-        except TimeoutError:
-            warnings.warn(
-                f"the close of {self.name} has not returned within {CLOSING_SECONDS:g} s; the run goes on without it",
-                stacklevel=2,
-            )
-        except EnvError as error:
-            warnings.warn(f"{error} (while it was closed)", stacklevel=2)
-
-    def begin_close(self) -> None:
-        """Let an environment whose calls may block close in a separate thread; :meth:`close` waits for it."""
-        if self.executor is not None and self._closing is None:
-            self._closing, self._closes_by = Future(), time.monotonic() + CLOSING_SECONDS
-            threading.Thread(target=self._close_into, args=(self._closing,), name="close", daemon=True).start()
-
-    def _close_into(self, closing: Future[None]) -> None:
-        try:
-            self._environment.close()
-            closing.set_result(None)
-        except EnvError as error:
-            closing.set_exception(error)
+        """Close the environment, as :func:`close_all` does."""
+        close_all([self])
 
     def take_errors(self) -> tuple[str, ...]:
         """Return the kinds of errors that were recovered from since the last call."""
         errors, self.errors = tuple(self.errors), []
         return errors
 
-    @property
-    def _started(self) -> Start:
-        assert self.start is not None, "reset comes first"
-        return self.start
+    def _begin(self, start: Start, actions: Sequence[str] = (), forked: tuple[int, int] | None = None) -> None:
+        self.start, self.actions, self._forked, self._action = start, list(actions), forked, None
 
-    def _begun(self, start: Start, actions: Sequence[str], answer: Answer) -> Answer:
-        self.start, self.actions, self.answer = start, list(actions), self._reworded(answer)
-        return self.answer
-
-    def _reworded(self, answer: Answer) -> Answer:
-        if self.wording is None:
-            return answer
-        return replace(answer, contract=reworded(answer.contract, self.wording))
-
-    def _count_mended(self, answer: Answer) -> None:
+    def _see(self, answer: Answer) -> Answer:
+        if self.wording is not None:
+            answer = replace(answer, contract=reworded(answer.contract, self.wording))
         if answer.mended:
-            self.errors.append("surrogates")  # mended without a retry
+            self.errors.append("surrogates")
+        self.answer, self.contract = answer, answer.contract
+        return answer
 
-    async def _run(self, call: str, blocking: Callable[[], T]) -> T:
-        """Run a call where the environment lives; return its result. A cancelled one is ended if possible."""
+    async def _run(self, call: str, attempt: Callable[[], T]) -> T:
+        """Run a call where the environment lives and return its result. A cancelled call is ended if possible."""
         self.call, self.moved_at, self._given_up = call, time.monotonic(), False
         try:
             if self.executor is None:
-                return blocking()
-            return await asyncio.get_running_loop().run_in_executor(self.executor, blocking)
+                return self._attempts(attempt)
+            return await asyncio.get_running_loop().run_in_executor(self.executor, self._attempts, attempt)
         except asyncio.CancelledError:
             self._given_up = self._astray = True
-            self._environment.end()
+            if self._environment is not None:
+                self._environment.end()
             raise
         finally:
             self.call, self.moved_at = "", time.monotonic()
 
-    # Blocking, where the environment lives
+    # Blocking, in the thread of the executor. No recorded state is set here, since the call may have been cancelled.
 
-    def _reset(self, start: Start, checks: bool = False) -> Answer:
-        return self._again(lambda: self._environment.reset(start.seed), None, start, checks)
-
-    def _again(self, ask: Callable[[], T], action: str | None, start: Start | None = None, checks: bool = False) -> T:
-        """Call the environment; after an error make it again, replay the episode and repeat the call.
+    def _attempts(self, attempt: Callable[[], T], checks: bool = False) -> T:
+        """Call the environment, and again after an error.
 
         Args:
-            ask: the call.
-            action: what the call does; None for one that begins an episode.
-            start: of the episode that the call begins.
-            checks: whether an answer of a wrong form is wrong input, and not an error that may pass.
-
-        Returns:
-            What the call returned.
+            attempt: brings the environment to the recorded state and calls it.
+            checks: an answer of a wrong form is wrong input, not an error that may pass.
 
         Raises:
-            EnvError: it failed once more than ``retries``, or cannot be repeated.
+            EnvError: the call failed once more than ``retries``, or cannot be repeated.
             ConfigError: the environment could never be made.
         """
         last: Exception | None = None
-        made_before, overcome = self._astray, len(self.errors)
-        for attempt in itertools.count():
+        overcome = len(self.errors)
+        for failed in itertools.count():
             try:
-                if attempt or self._astray:
-                    self._make_anew()
-                    if action is not None:
-                        assert self.answer is not None
-                        self._replayed(self._started, self.actions, self.answer.fingerprint)
-                return ask()
-            except ReplayDiffersError as error:
-                self._astray = True
-                del self.errors[overcome:]
-                raise error from last  # its state is unknown, so the episode cannot continue
+                return attempt()
             except (EnvError, ConfigError) as error:
-                if isinstance(error, ConfigError) and not (attempt or made_before):
-                    raise
-                fault = error if isinstance(error, EnvError) else EnvError("make", str(error))
-                wrong_input = checks and fault.kind == CONTRACT
-                repeats = action is None or self.contract.deterministic
                 self._astray = True
-                if wrong_input or attempt >= self.retries or self._given_up or not repeats:
+                begins = self._action is None
+                where = f"{self.start}, in its reset"
+                if not begins:
+                    where = f"{self.start}, in turn {len(self.actions)}, action {self._action!r}"
+                if (
+                    isinstance(error, ConfigError | ReplayDiffersError)
+                    or (checks and error.kind == CONTRACT)
+                    or not (begins or self.contract.deterministic)
+                    or failed >= self.retries
+                    or self._given_up
+                ):
                     del self.errors[overcome:]
-                    raise fault from (None if fault is error else error)
-                last = fault
-                self.errors.append(fault.kind)
-                where = _where(start or self._started, () if start else self.actions, action)
-                warn_each(f"{fault} ({where}); trying again")
+                    error.add_note(where)
+                    raise error from last or error.__cause__
+                last = error
+                self.errors.append(error.kind)
+                warn_each(f"{error} ({where}); trying again")
         raise AssertionError
 
-    def _make_anew(self) -> None:
-        with suppress(EnvError):  # it is broken already
-            self._environment.close()
-        self._environment = self._make()
+    def _made(self) -> Hosted:
+        """Return the environment, made anew if it is astray."""
+        environment = self._environment
+        if environment is not None and not self._astray:
+            return environment
+        if environment is not None:
+            with suppress(EnvError):  # it is broken already
+                environment.close()
+        try:
+            environment = self._environment = self._make()
+            if self._given_up:  # meanwhile
+                environment.end()
+            environment.wait()
+        except ConfigError as error:
+            if self.answer is not None:  # it could be made before
+                raise EnvError("make", str(error)) from error
+            raise
         self._astray = False
-        if self._given_up:  # meanwhile
-            self._environment.end()
+        return environment
 
-    def _replayed(self, start: Start, actions: Sequence[str], fingerprint: str) -> Answer:
-        """Replay an episode from its start and return the last answer.
+    def _recovered(self) -> Hosted:
+        """Return the environment in the recorded state: after an error, made anew and replayed."""
+        if self._astray:
+            assert self.answer is not None
+            self._replayed(self.answer.fingerprint)
+        return self._made()
+
+    def _replayed(self, fingerprint: str | None) -> Answer:
+        """Replay the running episode from its start and return the last answer.
+
+        Args:
+            fingerprint: of the observation that it led to; None: any.
 
         Raises:
-            ReplayDiffersError: it does not lead to the observation of this fingerprint, since the environment draws
-                randomness from elsewhere than its seed, or says so.
+            ReplayDiffersError: it leads to another observation, since the environment draws randomness from elsewhere
+                than its seed, or the environment declares that it cannot repeat an episode.
         """
-        if not self.contract.deterministic:
-            raise ReplayDiffersError(f"environment {start.env} declares that it cannot repeat an episode")
-        answer, (forked_at, seed) = self._environment.reset(start.seed), self._forked or (None, 0)
-        for taken, action in enumerate((*actions, None)):
+        environment = self._made()
+        answer, (forked_at, seed) = environment.reset(self.start.seed), self._forked or (None, 0)
+        if fingerprint is not None and not answer.contract.deterministic:
+            raise ReplayDiffersError(f"environment {self.start.env} declares that it cannot repeat an episode", True)
+        for taken, action in enumerate((*self.actions, None)):
             if taken == forked_at:
-                self._environment.renew(seed)
+                environment.renew(seed)
             if action is not None:
-                answer = self._environment.step(action)
-        if fingerprint != answer.fingerprint:
+                answer = environment.step(action)
+        if fingerprint is not None and answer.fingerprint != fingerprint:
             raise ReplayDiffersError(
-                f"environment {start.env} does not repeat its episode from seed and actions, so it cannot be resumed; "
-                "draw all its randomness from self.np_random, or declare the attribute `deterministic` as false"
+                f"environment {self.start.env} does not repeat its episode from seed and actions, so it cannot be "
+                "resumed; draw all its randomness from self.np_random, or declare the attribute `deterministic` as "
+                "false"
             )
         return answer
 
+    def _close(self) -> None:
+        if self._environment is not None:
+            self._environment.close()
+
 
 def close_all(workers: Sequence[EnvWorker]) -> None:
-    """Close environments, those whose calls may block beside each other."""
-    for worker in workers:
-        worker.begin_close()
-    for worker in workers:
-        worker.close()
-
-
-class _Unmade:
-    """Stands for an environment that could not be made; whatever asks for it learns why, and it is made anew."""
-
-    def __init__(self, error: EnvError) -> None:
-        self.error = error
-
-    @property
-    def contract(self) -> Contract:
-        raise self.error
-
-    def reset(self, seed: int) -> Answer:
-        raise self.error
-
-    def step(self, action: str) -> Answer:
-        raise self.error
-
-    def draw(self) -> bytes:
-        raise self.error
-
-    def renew(self, seed: int) -> None:
-        raise self.error
-
-    def drew(self) -> bool:
-        raise self.error
-
-    def close(self) -> None:
-        """Do nothing: there is none."""
-
-    def end(self) -> None:
-        """Do nothing: there is none."""
-
-
-def _made_or_not(make: Callable[[], Hosted]) -> Hosted:
-    try:
-        return make()
-    except EnvError as error:
-        return _Unmade(error)
+    """Close environments in parallel. An error, and a close that does not return in time, is only a warning."""
+    closes_by = time.monotonic() + CLOSING_SECONDS
+    for worker, closing in [(worker, DaemonThreads().submit(worker._close)) for worker in workers]:
+        try:
+            closing.result(max(closes_by - time.monotonic(), 0.0))
+        except TimeoutError:
+            warnings.warn(
+                f"the close of {worker.name} has not returned within {CLOSING_SECONDS:g} s; the run goes on without it",
+                stacklevel=2,
+            )
+        except EnvError as error:
+            warnings.warn(f"{error} (while it was closed)", stacklevel=2)
 
 
 def warn_each(text: str) -> None:
@@ -379,19 +330,51 @@ def warn_each(text: str) -> None:
     warnings.warn_explicit(text, UserWarning, __name__, 0)
 
 
-class NotingWhere:
-    """A context that notes in an error where it came from."""
+def make_worker(
+    recipe: Recipe,
+    executor: Executor | None = None,
+    place: Literal["thread", "process"] | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    wording: Wording | None = None,
+) -> EnvWorker:
+    """Return the worker of an environment where it is to run.
 
-    def __init__(self, start: Start, actions: Sequence[str] = (), action: str | None = None) -> None:
-        self.place = start, actions, action
+    Args:
+        recipe: of the environment.
+        executor: runs its calls if it lives in a thread; None: they run in the caller's.
+        place: where it lives; None: what the environment declares, else a thread.
+        timeout: most seconds of a call (``timeout_seconds``), which needs a process; None: no limit.
+        retries: how often a call may fail.
+        wording: texts of the config that replace those of the environment.
 
-    def __enter__(self) -> None: ...
+    Raises:
+        ConfigError: it cannot be imported, or cannot run there; with the key to change.
+    """
+    declared = None
+    if place != "process":
+        declared = read_contract({"worker": getattr(recipe.load(), "worker", None)}).worker
+        if declared == "process" and place == "thread":
+            raise ConfigError(
+                f"the environment '{recipe.id}' needs a separate process (its attribute `worker`); remove the key "
+                f"{recipe.key}.worker or set it to process"
+            )
+    where = place or declared or "thread"
+    make: Callable[[], Hosted]
+    if where == "process":
+        pickled(recipe)  # refuses what cannot be sent, before a run
+        make = partial(ProcessEnvironment, recipe, timeout)
+    elif timeout is not None:
+        raise ConfigError(no_timeout(timeout, recipe.key))
+    else:
+        make = partial(Environment, recipe.make)
+    executor = None if where == "inline" else executor
+    return EnvWorker(make, executor, retries, wording, f"{recipe.key}.wording", recipe.id)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            error.add_note(_where(*self.place))
 
-
-def _where(start: Start, actions: Sequence[str], action: str | None) -> str:
-    doing = "in its reset" if action is None else f"in turn {len(actions)}, action {action!r}"
-    return f"environment {start.env}, episode {start.episode} with seed {start.seed}, {doing}"
+def no_timeout(seconds: float, key: str) -> str:
+    """Return a sentence about a timeout that is given to an environment in a thread."""
+    return (
+        f"{key}.timeout_seconds {seconds:g} needs a process, since a thread cannot be ended; set {key}.worker to "
+        "process, or remove timeout_seconds"
+    )

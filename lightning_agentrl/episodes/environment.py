@@ -1,99 +1,37 @@
-"""An environment in the thread or process that runs it: its answers are checked, its errors get a type.
+"""A gymnasium environment in the thread or process that runs it.
 
-The processes of environments import this file, so it imports nothing but gymnasium, numpy and the errors.
+Environment processes import this file, so it imports only gymnasium, numpy and the errors.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import pickle
-import random
-import signal
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 
-from lightning_agentrl.episodes.contract import (
-    INFO_FLAGS,
-    INFO_TEXTS,
-    Contract,
-    as_float,
-    check_reward,
+from lightning_agentrl.episodes.contract import Contract, ContractReader
+from lightning_agentrl.episodes.generators import RandomState
+from lightning_agentrl.episodes.observation import (
+    OwnMessages,
     contract_error,
-    read_contract,
+    fingerprint_of,
+    is_image,
     read_flag,
-    read_metrics,
+    read_info,
+    read_observation,
+    read_reward,
     well_formed,
+    with_type,
 )
-from lightning_agentrl.episodes.observation import OwnMessages, fingerprint_of, is_image, read_observation, with_type
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.errors.secrets import masked
-
-Generator = np.random.Generator | np.random.RandomState | random.Random
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, type)
-_CODE = (ModuleType, FunctionType, MethodType, BuiltinFunctionType)  # lead to what is not the object's own
-
-
-def generators(root: object) -> list[Generator]:
-    """Return the generators of random numbers that an object holds, in its attributes and in what these hold."""
-    found, seen, waiting = [], set[int](), [root]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, (*_PLAIN, *_CODE, random.SystemRandom)):
-            continue
-        seen.add(id(one))
-        if isinstance(one, Generator):
-            found.append(one)
-        else:
-            waiting += reversed(list(_held(one)))
-    return found
-
-
-def _held(one: Any) -> Iterator[Any]:
-    if isinstance(one, Mapping):
-        yield from one.values()
-    elif isinstance(one, list | tuple | set | frozenset):
-        yield from one
-    yield from getattr(one, "__dict__", {}).values()
-    for kind in type(one).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        yield from (getattr(one, name, None) for name in ((slots,) if isinstance(slots, str) else slots))
-
-
-def global_state() -> bytes:
-    """Return where the generators of Python and numpy are that all share."""
-    return pickle.dumps((random.getstate(), np.random.get_state()))
-
-
-def reseed(generator: Generator, seed: int) -> None:
-    """Let a generator, and all who hold it, draw from a seed."""
-    if isinstance(generator, np.random.Generator):
-        kind: Any = type(generator.bit_generator)
-        generator.bit_generator.state = kind(seed).state
-    else:
-        generator.seed(seed)
-
-
-def state_of(generator: Generator) -> bytes:
-    """Return where a generator is; the same until it is drawn from."""
-    if isinstance(generator, np.random.Generator):
-        return pickle.dumps(generator.bit_generator.state)
-    return pickle.dumps(generator.getstate() if isinstance(generator, random.Random) else generator.get_state())
-
-
-_FORMS = {
-    "reset": ("(observation, info)", 2),
-    "step": ("(observation, reward, terminated, truncated, info)", 5),
-}
-_OUR_CALLS = (__name__, "lightning_agentrl.episodes.recipe")  # modules between the trainer and an environment
 
 
 @dataclass(frozen=True)
@@ -108,27 +46,26 @@ class Answer:
     truncated: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    mended: bool = False  # its texts had lone surrogates
+    mended: bool = False  # lone surrogates in its texts were replaced
     images: tuple[np.ndarray, ...] = field(default=(), compare=False)  # uint8 [height, width, 3], RGB
-    messages: OwnMessages = ()  # the environment's own, which say all of the observation
+    messages: OwnMessages = ()  # the environment's own, which show the whole observation
 
     @property
     def text(self) -> str:
-        """All of the observation's text, as a prompt shows it now."""
+        """The whole text of the observation, as a prompt shows it now."""
         return "\n".join(part for part in (self.short_term, self.observation) if part)
 
     @property
     def fingerprint(self) -> str:
-        """What tells observations apart: all of the text, and a hash of each image."""
+        """A text that is equal for equal observations."""
         return fingerprint_of(self.text, self.images)
 
 
 class Hosted(Protocol):
     """An environment somewhere. Every call blocks, and raises an EnvError if the environment fails."""
 
-    @property
-    def contract(self) -> Contract:
-        """What it offers before its first episode."""
+    def wait(self) -> None:
+        """Wait until the environment is made."""
 
     def reset(self, seed: int) -> Answer: ...
 
@@ -137,16 +74,15 @@ class Hosted(Protocol):
     def draw(self) -> bytes: ...
 
     def renew(self, seed: int) -> None:
-        """Draw other random numbers from now on."""
+        """Draw different random numbers from now on."""
 
     def drew(self) -> bool:
-        """Whether random numbers were drawn since they were renewed."""
+        """Return whether random numbers were drawn since :meth:`renew`."""
 
-    def close(self) -> None:
-        """Close the environment, if it is still there."""
+    def close(self) -> None: ...
 
     def end(self) -> None:
-        """End a running call, where that is possible."""
+        """End a running call, if that is possible."""
 
 
 class Environment:
@@ -154,44 +90,41 @@ class Environment:
 
     Args:
         make: makes it.
-        alone: the process is its own, so that it may go to another folder.
+        alone: the process runs nothing else.
 
     Raises:
-        EnvError: it cannot be made, or an attribute has a wrong type.
+        EnvError: the environment cannot be made.
         ConfigError: raised by ``make``.
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env], alone: bool = False) -> None:
-        self._folder = None if alone else _working_folder()
+        self._alone = alone
+        self._folder = os.getcwd()
         with AsEnvErrors():
             self.env = make()
-            self._check_folder()
-            self.contract = self._offered = read_contract(self.env, begun=False)
-            _check_code(self.env)
-        self._renewed: list[tuple[Generator, bytes]] = []  # generators, and where they were then
-        self._global = b""
+            self._check_code()
+        self._reader = ContractReader()
+        self._random: RandomState | None = None
 
     def reset(self, seed: int) -> Answer:
         """Begin the episode of this seed and return its first answer."""
         with AsEnvErrors():
-            observation, info = _values("reset", self.env.reset(seed=seed))
-            return self._answer(observation, info)
+            observation, info = _values(self.env.reset(seed=seed), "reset", "(observation, info)", 2)
+            answer = self._answer(observation, info)
+        if not self._alone and answer.contract.worker == "process":
+            raise contract_error(
+                "the environment needs a separate process, but declares it (attribute `worker`) only once it is made; "
+                "declare it on the class that is registered, or set the environment's key worker to process"
+            )
+        return answer
 
     def step(self, action: str) -> Answer:
         """Take one action and return the answer."""
         with AsEnvErrors():
-            observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
-            if not isinstance(reward, float) and not isinstance(reward, SupportsFloat):  # which takes long to ask
-                raise contract_error(f"the environment gave {with_type('a reward', reward)}; it must be a number")
-            try:
-                number = as_float(reward)
-            except (TypeError, ValueError):  # an array
-                raise contract_error(
-                    f"the environment gave {with_type('a reward', reward)}; it must be one number"
-                ) from None
-            check_reward("the environment", number)
+            form = "(observation, reward, terminated, truncated, info)"
+            observation, reward, terminated, truncated, info = _values(self.env.step(action), "step", form, 5)
             ends = read_flag("terminated", terminated), read_flag("truncated", truncated)
-            return self._answer(observation, info, number, *ends)
+            return self._answer(observation, info, read_reward(reward), *ends)
 
     def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
@@ -205,24 +138,18 @@ class Environment:
             return png((frame,))
 
     def renew(self, seed: int) -> None:
-        """Let all generators that the environment holds draw from seeds that are made of this one."""
+        """Let all random generators of the environment draw from this seed."""
         with AsEnvErrors():
-            own: list[Generator] = [self.env.unwrapped.np_random]
-            own += [one for one in generators(self.env.unwrapped) if one is not own[0]]
-            for one, child in zip(own, np.random.SeedSequence(seed).generate_state(len(own)), strict=True):
-                reseed(one, int(child))
-            self._renewed = [(one, state_of(one)) for one in own]
-            self._global = global_state()
+            self._random = RandomState(self.env.unwrapped, seed)
 
     def drew(self) -> bool:
-        """Whether one of them was drawn from since, or one that all share, or there are others now."""
-        known = {id(one) for one, _ in self._renewed}
+        """Return whether random numbers were drawn since :meth:`renew`, or there are new generators."""
+        assert self._random is not None
         with AsEnvErrors():
-            return (
-                self._global != global_state()
-                or any(state_of(one) != state for one, state in self._renewed)
-                or any(id(one) not in known for one in generators(self.env.unwrapped))
-            )
+            return self._random.changed()
+
+    def wait(self) -> None:
+        """Do nothing: the environment is made."""
 
     def close(self) -> None:
         with AsEnvErrors():
@@ -231,116 +158,67 @@ class Environment:
     def end(self) -> None:
         """Do nothing: a call in a thread cannot be ended."""
 
-    def _check_folder(self) -> None:
-        """Go back to the working folder of the process, where the run writes, if the environment has left it.
-
-        Raises:
-            EnvError: it has.
-        """
-        if self._folder is None or _working_folder() in (self._folder, None):  # removed: nothing has left it
-            return
-        os.chdir(self._folder)
-        raise contract_error(
-            "the environment changes the working folder of the trainer, where the run writes; give it a process of its "
-            "own (key worker: process of the environment), or let it use whole paths"
-        )
-
     def _answer(
         self, observation: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
     ) -> Answer:
-        self._check_folder()
-        given = read_observation(observation)
-        shown = given.mended()
-        if not isinstance(info, Mapping):
-            raise contract_error(f"the environment gave {with_type('an info', info)}; it must be a dictionary")
-        given_texts = {name: info[name] for name in INFO_TEXTS if name in info}
-        for name, text in given_texts.items():
-            if not isinstance(text, str):
-                raise contract_error(f"the environment gave {with_type(f'an info[{name!r}]', text)}; it must be text")
-        for name in INFO_FLAGS:
-            if (flag := info.get(name)) is not None and not isinstance(flag, bool):
-                read_flag(f"info[{name!r}]", flag)
-        texts = {name: well_formed(text) for name, text in given_texts.items()}
-        parts = {} if shown.messages else texts  # the observation by its duration, where it is not in messages
-        self._offered = read_contract(self.env, begun=True, last=self._offered)
+        if not self._alone and os.getcwd() != self._folder:
+            os.chdir(self._folder)
+            raise contract_error(
+                "the environment changes the working folder of the trainer, where the run writes; give it a separate "
+                "process (key worker: process of the environment), or let it use absolute paths"
+            )
+        seen = read_observation(observation)
+        given, metrics = read_info(info)
+        texts = {name: well_formed(text) for name, text in given.items()}
+        parts = {} if seen.messages else texts  # messages show the whole observation
         return Answer(
-            observation=parts.get("long_term_text", shown.text),
+            observation=parts.get("long_term_text", seen.text),
             short_term=parts.get("short_term_text", ""),
-            contract=self._offered,
+            contract=self._reader.read(self.env),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            metrics=read_metrics(info),
+            metrics=metrics,
             info={**info, **texts},
-            mended=texts != given_texts or (shown is not given and shown != given),
-            images=shown.images,
-            messages=shown.messages,
+            mended=seen.mended or texts != given,
+            images=seen.images,
+            messages=seen.messages,
         )
 
-
-def _working_folder() -> str | None:
-    """Return the working folder of this process; None where it was removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
-
-
-def _check_code(env: gymnasium.Env) -> None:
-    """Ask an environment that can tell whether its author or its arguments made a mistake.
-
-    Raises:
-        EnvError: the environment's sentence.
-    """
-    if env.has_wrapper_attr("check_code"):
-        try:
-            env.get_wrapper_attr("check_code")()
-        except ValueError as error:
-            raise contract_error(str(error)) from None
+    def _check_code(self) -> None:
+        """Let an environment that can check itself report a mistake of its author or in its arguments."""
+        if self.env.has_wrapper_attr("check_code"):
+            try:
+                self.env.get_wrapper_attr("check_code")()
+            except ValueError as error:
+                raise contract_error(str(error)) from None
 
 
-class AsEnvErrors:  # made of a generator, it would take four times as long
-    """A context that makes an EnvError of whatever an environment raises, even of what would end the process."""
+class AsEnvErrors:
+    """A context that turns whatever an environment raises, SystemExit included, into an EnvError."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, EnvError | ConfigError):
+        if error is None or isinstance(error, EnvError | ConfigError | KeyboardInterrupt):
             return
-        if isinstance(error, KeyboardInterrupt) and _interrupts_come_here():
-            return
-        sentence = masked(f"the environment raised {_named(error)}")
-        raise EnvError(type(error).__name__, sentence, masked(_trace(error))) from None
+        said = " ".join(traceback.format_exception_only(error)[0].split())
+        own = error.__traceback__  # the environment's part, without our calls and gymnasium's
+        while own and own.tb_next and str(own.tb_frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
+            own = own.tb_next
+        lines = "".join(traceback.format_exception(type(error), error, own))
+        raise EnvError(type(error).__name__, masked(f"the environment raised {said}"), masked(lines)) from None
 
 
-def _interrupts_come_here() -> bool:
-    """Return whether Ctrl-C is raised in this thread."""
-    main = threading.current_thread() is threading.main_thread()
-    return main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+_BETWEEN = ("lightning_agentrl", "gymnasium")  # packages between the trainer and an environment
 
 
-def _named(error: BaseException) -> str:
-    return " ".join("".join(traceback.format_exception_only(error)).splitlines()[0].split())
-
-
-def _trace(error: BaseException) -> str:
-    """Return the traceback below our own calls and gymnasium's, with the causes of the error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if module not in _OUR_CALLS and not module.startswith("gymnasium."):
-            break
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
-
-
-def _values(call: str, answer: Any) -> tuple[Any, ...]:
+def _values(answer: Any, call: str, form: str, count: int) -> tuple[Any, ...]:
     """Return what reset or step gave, if it has gymnasium's form.
 
     Raises:
         EnvError: it has another form.
     """
-    form, count = _FORMS[call]
     if isinstance(answer, tuple) and len(answer) == count:
         return answer
     got = f"{len(answer)} values" if isinstance(answer, tuple) else with_type("a value", answer)
@@ -348,7 +226,7 @@ def _values(call: str, answer: Any) -> tuple[Any, ...]:
 
 
 def png(images: Sequence[np.ndarray], longest: int | None = None) -> bytes:
-    """Return images, uint8 [height, width, 3], side by side as one PNG, which has at most ``longest`` pixels a side."""
+    """Return images, uint8 [height, width, 3], side by side as one PNG, scaled down to ``longest`` pixels a side."""
     from PIL import Image
 
     canvas = Image.new("RGB", (sum(one.shape[1] for one in images), max(one.shape[0] for one in images)), "white")

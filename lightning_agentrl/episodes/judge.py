@@ -1,8 +1,9 @@
-"""Judges: a reward for each turn in addition to the environment's, from a rule or from another model."""
+"""Judges: a reward for a turn beside that of the environment, from a rule or from another model."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 import traceback
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
-from lightning_agentrl.episodes.contract import as_float, check_reward
-from lightning_agentrl.episodes.env_worker import EnvWorker, NotingWhere, warn_each
+from lightning_agentrl.episodes.env_worker import EnvWorker, warn_each
+from lightning_agentrl.episodes.observation import as_float, check_reward
 from lightning_agentrl.errors import ConfigError, EnvError, first_line
 from lightning_agentrl.errors.secrets import masked
 from lightning_agentrl.models.language_model import LanguageModel
@@ -31,7 +32,7 @@ _NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][
 
 @dataclass(frozen=True)
 class JudgedTurn:
-    """The part of a turn that a judge sees."""
+    """What a judge is given of a turn."""
 
     task: str  # the rules of the environment
     observation: str
@@ -44,7 +45,7 @@ class JudgedTurn:
 
 
 class Judge(ABC):
-    """Strategy object: a reward for each turn in addition to the environment's; one for all turns of a source."""
+    """Strategy object: what a turn is worth beside the environment's reward. One judges all turns of a source."""
 
     key = "judge"  # of the config, once it belongs to a source
     date: RunDate | None = None  # of the run
@@ -52,10 +53,10 @@ class Judge(ABC):
 
     @abstractmethod
     async def judge(self, turn: JudgedTurn) -> float:
-        """Return the number that is added to the reward of a turn.
+        """Return what is added to the reward of a turn.
 
-        ``await`` everything that takes long, blocking calls in ``asyncio.to_thread``: otherwise all environments wait,
-        and no timeout ends the call.
+        It must ``await`` what takes long, blocking calls in ``asyncio.to_thread``: else all environments wait, and no
+        timeout ends it.
         """
 
     def start(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to load
@@ -69,30 +70,28 @@ async def verdict_on(turn: JudgedTurn, judge: Judge, worker: EnvWorker) -> float
     """Ask a judge about a turn, again after each failure as often as its environment may fail (``retries``).
 
     Args:
-        turn: the last one in the environment.
-        judge: gives the verdict.
-        worker: the environment. It shows the judge as its running call and counts failures that a retry repaired.
+        turn: that was played in ``worker``.
+        judge: what is asked.
+        worker: its running call is the judge meanwhile, and failures that were overcome count as its own.
 
     Raises:
         EnvError: the judge failed once more.
     """
-    assert worker.start is not None
     errors: list[str] = []
     worker.call, worker.moved_at = "judge", time.monotonic()
     try:
-        with NotingWhere(worker.start, worker.actions):
-            while True:
-                try:
-                    verdict = await one_verdict(turn, judge)
-                except EnvError as error:
-                    if len(errors) == worker.retries:
-                        raise
-                    errors.append(error.kind)
-                    place = f"environment {worker.start.env}, episode {worker.start.episode}"
-                    warn_each(f"{error} ({place}); trying again")
-                else:
-                    worker.errors += errors
-                    return verdict
+        while True:
+            try:
+                verdict = await one_verdict(turn, judge)
+            except EnvError as error:
+                if len(errors) == worker.retries:
+                    error.add_note(str(worker.start))
+                    raise
+                errors.append(error.kind)
+                warn_each(f"{error} ({worker.start}); trying again")
+            else:
+                worker.errors += errors
+                return verdict
     finally:
         worker.call, worker.moved_at = "", time.monotonic()
 
@@ -147,11 +146,13 @@ class PatternJudge(Judge):
 
     Args:
         pattern: regular expression, searched for in the whole reply; case matters only within ``(?-i:...)``.
-        reward: of a turn whose reply matches; negative to discourage a match.
+        reward: of a turn in which it is found; below 0 for what is not wanted.
     """
 
     def __init__(self, pattern: str, reward: float) -> None:
         self.pattern = compiled("PatternJudge", pattern)
+        if not math.isfinite(reward):
+            raise ValueError(f"PatternJudge: reward must be finite, got {reward}")
         self.reward = reward
 
     async def judge(self, turn: JudgedTurn) -> float:
@@ -162,7 +163,7 @@ class ModelJudge(Judge):
     """Another model that is asked about each turn and answers with a number.
 
     It runs in the trainer's process, once in each, on the device of the policy. It sees the images of a turn, if it
-    reads images. It decodes greedily, so equal turns get equal rewards.
+    reads images. Its answer is the most likely one, so equal turns are judged alike.
 
     Args:
         model: hub id or local folder.
@@ -178,6 +179,8 @@ class ModelJudge(Judge):
         scale: float = 0.1,
         max_reply_tokens: int = 64,
     ) -> None:
+        if not math.isfinite(scale):
+            raise ValueError(f"ModelJudge: scale must be finite, got {scale}")
         if max_reply_tokens < 1:
             raise ValueError(f"ModelJudge: max_reply_tokens must be at least 1, got {max_reply_tokens}")
         self.model, self.question, self.scale, self.max_reply_tokens = model, question, scale, max_reply_tokens

@@ -1,99 +1,79 @@
-"""What an environment shows: a text, a text with images, or messages of its own. Read and checked in one place.
+"""What an environment returns from ``reset`` and ``step``, read and checked.
 
-The processes of environments import this file, so it imports nothing but numpy and the errors.
+Environment processes import this file, so it imports only numpy and the errors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 
-from lightning_agentrl.episodes.contract import contract_error, in_short, plain_text, well_formed
+from lightning_agentrl.errors.faults import EnvError
 
-# As in prompts/memory.py, which a process of an environment does not load.
+CONTRACT = "contract"  # kind of an error that is wrong input when environments are checked before a run
+REWARD = "reward"  # kind of an error in a number that is trained on
+LARGEST_REWARD = 3.4e38  # the largest number of float32
+INFO_TEXTS = ("long_term_text", "short_term_text", "executed_action")  # entries of info
+INFO_FLAGS = ("success", "invalid_action")  # entries of info, None if the environment does not know
+ROLES = ("user", "tool", "assistant")  # of an environment's own messages
+_OUR_METRICS = ("retries", "judge")  # below env/, as are those that begin with one of the next line
+_OUR_PREFIXES = ("errors/", "lost/")
+
+# As in prompts/memory.py, which environment processes do not import.
 OwnMessages = tuple[tuple[str, tuple[str | None, ...]], ...]
-"""Of each message its role and, in order, its texts; None stands for the next image of the observation."""
-
-ROLES = ("user", "tool", "assistant")
+"""Role of each message and its texts in order; None stands for the next image of the observation."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """An observation as it was read.
+    """An observation, with U+FFFD for each lone surrogate.
 
     Args:
-        text: what people read of it.
+        text: its text for people.
         images: uint8 [height, width, 3], RGB, in the order in which they are shown.
-        messages: of the environment's own; empty where it leaves them to the trainer.
+        messages: the environment's own; empty if the trainer makes the message.
+        mended: there were lone surrogates.
     """
 
     text: str
     images: tuple[np.ndarray, ...] = field(default=(), compare=False)
     messages: OwnMessages = ()
-
-    def mended(self) -> Observed:
-        """Return it with U+FFFD for each lone surrogate."""
-        if not self.messages and self.text.isascii():
-            return self
-        messages = tuple((role, tuple(part and well_formed(part) for part in parts)) for role, parts in self.messages)
-        return replace(self, text=well_formed(self.text), messages=messages)
+    mended: bool = False
 
 
 def read_observation(observation: Any) -> Observed:
-    """Return what an environment shows. Images are copied, since environments may draw into the same array.
+    """Read what an environment shows: a text, a text with images, or messages.
+
+    Images are copied, since environments may draw into the same array.
 
     Raises:
-        EnvError: it is neither text, nor a dictionary of text and images, nor one of messages.
+        EnvError: the observation has another form.
     """
-    if isinstance(observation, str):
-        return Observed(plain_text(observation))
-    if isinstance(observation, Mapping) and set(observation) == {"messages"}:
-        return _of_messages(observation["messages"])
-    if not isinstance(observation, Mapping) or not set(observation) <= {"text", "images"}:
+    shown = {"text": observation} if isinstance(observation, str) else observation
+    if isinstance(shown, Mapping) and set(shown) == {"messages"}:
+        return _read_messages(shown["messages"])
+    if not isinstance(shown, Mapping) or not set(shown) <= {"text", "images"}:
         raise contract_error(
-            f"the environment gave {with_type('an observation', observation)}; observations must be text, or a "
-            "dictionary of 'text' and 'images', or of 'messages' alone (wrap the environment)"
+            f"the environment gave {with_type('an observation', shown)}; observations must be text, or a dictionary of "
+            "'text' and 'images', or of 'messages' alone (wrap the environment)"
         )
-    text, images = observation.get("text", ""), observation.get("images", ())
+    text, images = shown.get("text", ""), shown.get("images", ())
     if not isinstance(text, str):
         raise contract_error(f"the environment gave {with_type('the text of an observation', text)}; it must be text")
     if not isinstance(images, list | tuple):
         raise contract_error(
             f"the environment gave {with_type('the images of an observation', images)}; they must be a list of arrays"
         )
-    return Observed(plain_text(text), tuple(_image(one) for one in images))
+    sound = well_formed(text)
+    return Observed(sound, tuple(map(_image, images)), mended=sound != text)
 
 
-def fingerprint_of(text: str, images: Sequence[np.ndarray]) -> str:
-    """Return a text that is equal where an observation is equal: its own, and a hash of each image."""
-    hashes = (blake2b(f"{one.shape}".encode() + one.tobytes(), digest_size=16).hexdigest() for one in images)
-    return "\n".join([text, *(f"image {digest}" for digest in hashes)])
-
-
-def is_image(array: np.ndarray) -> bool:
-    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
-
-
-def with_type(what: str, value: Any) -> str:
-    return f"{what} of type {type(value).__name__}"
-
-
-def _image(image: Any) -> np.ndarray:
-    if not isinstance(image, np.ndarray):
-        raise contract_error(f"the environment gave {with_type('an image', image)}; it must be a numpy array")
-    if not is_image(image):
-        raise contract_error(
-            f"the environment gave an image of {image.dtype} {list(image.shape)}; images must be uint8 "
-            "[height, width, 3], RGB, with at least one pixel"
-        )
-    return image.copy()
-
-
-def _of_messages(given: Any) -> Observed:
+def _read_messages(given: Any) -> Observed:
     if not isinstance(given, list | tuple) or not given:
         raise contract_error(
             f"the environment gave {with_type('messages', given)}; they must be a list of at least one, such as "
@@ -110,35 +90,169 @@ def _of_messages(given: Any) -> Observed:
                 f"the environment gave message {number} the role {in_short(role)}; a role is one of {', '.join(ROLES)} "
                 "(rules of the game are the attribute `system_prompt`)"
             )
-        messages.append((plain_text(role), _parts(message["content"], images, number)))
+        messages.append((str.__str__(role), _parts(message["content"], images, number)))
     if messages[-1][0] == "assistant":
         raise contract_error("the last message of an environment is one that the policy replies to, not an assistant's")
-    return Observed(_text_of(messages), tuple(images), tuple(messages))
+    sound = tuple((role, tuple(part and well_formed(part) for part in parts)) for role, parts in messages)
+    texts = ["".join("[image]" if part is None else part for part in parts) for _, parts in sound]
+    if len(sound) > 1 or sound[0][0] != "user":
+        texts = [f"{role}: {text}" for (role, _), text in zip(sound, texts, strict=True)]
+    return Observed("\n\n".join(texts), tuple(images), sound, mended=sound != tuple(messages))
 
 
 def _parts(content: Any, images: list[np.ndarray], number: int) -> tuple[str | None, ...]:
-    """Return the parts of a message, no two texts next to each other; its images are added to the list."""
-    items = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    """Return the parts of a message, adjacent texts joined; its images are added to the list."""
     parts: list[str | None] = []
-    for given in items if isinstance(items, list | tuple) else [None]:
-        item = dict(given) if isinstance(given, Mapping) else {}
-        if item.keys() == {"type", "image"} and item["type"] == "image":
-            images.append(_image(item["image"]))
-            parts.append(None)
-        elif item.keys() == {"type", "text"} and item["type"] == "text" and isinstance(item["text"], str):
-            before = parts.pop() or "" if parts and parts[-1] is not None else ""
-            parts.append(f"{before}{item['text']}")
-        else:
-            raise contract_error(
-                f"the content of message {number} of the environment is {in_short(content)}; it must be a text, or a "
-                "list of {'type': 'text', 'text': ...} and {'type': 'image', 'image': array}"
-            )
+    items = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    for item in items if isinstance(items, list | tuple) else [None]:
+        match item:
+            case {"type": "image", "image": image}:
+                images.append(_image(image))
+                parts.append(None)
+            case {"type": "text", "text": str(text)}:
+                before = parts.pop() or "" if parts and parts[-1] is not None else ""
+                parts.append(f"{before}{text}")
+            case _:
+                raise contract_error(
+                    f"the content of message {number} of the environment is {in_short(content)}; it must be a text, or "
+                    "a list of {'type': 'text', 'text': ...} and {'type': 'image', 'image': array}"
+                )
     return tuple(parts)
 
 
-def _text_of(messages: Sequence[tuple[str, tuple[str | None, ...]]]) -> str:
-    """Return messages as people read them; a single one of the user without its role."""
-    texts = ["".join("[image]" if part is None else part for part in parts) for _, parts in messages]
-    if [role for role, _ in messages] == ["user"]:
-        return texts[0]
-    return "\n\n".join(f"{role}: {text}" for (role, _), text in zip(messages, texts, strict=True))
+def _image(image: Any) -> np.ndarray:
+    if not isinstance(image, np.ndarray):
+        raise contract_error(f"the environment gave {with_type('an image', image)}; it must be a numpy array")
+    if not is_image(image):
+        raise contract_error(
+            f"the environment gave an image of {image.dtype} {list(image.shape)}; images must be uint8 "
+            "[height, width, 3], RGB, with at least one pixel"
+        )
+    return image.copy()
+
+
+def is_image(array: np.ndarray) -> bool:
+    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
+
+
+def fingerprint_of(text: str, images: Sequence[np.ndarray]) -> str:
+    """Return a text that is equal for equal observations: their text, and a hash of each image."""
+    hashes = (blake2b(f"{one.shape}".encode() + one.tobytes(), digest_size=16).hexdigest() for one in images)
+    return "\n".join([text, *(f"image {digest}" for digest in hashes)])
+
+
+def read_reward(value: Any) -> float:
+    """Return the reward of a step.
+
+    Raises:
+        EnvError: it is not a number, or not finite.
+    """
+    try:
+        if isinstance(value, str):  # of which float() would read a number
+            raise TypeError
+        reward = as_float(value)
+    except (TypeError, ValueError):
+        raise contract_error(f"the environment gave {with_type('a reward', value)}; it must be a number") from None
+    check_reward("the environment", reward)
+    return reward
+
+
+def check_reward(whose: str, reward: float) -> None:
+    """Refuse a reward that is not finite in float32.
+
+    Args:
+        whose: who gave it, as the beginning of a sentence.
+        reward: the number.
+
+    Raises:
+        EnvError: of kind ``reward``.
+    """
+    if not abs(reward) <= LARGEST_REWARD:
+        sentence = f"{whose} gave the reward {as_float(reward):g}; a reward must be finite, {LARGEST_REWARD:g} at most"
+        raise EnvError(REWARD, sentence)
+
+
+def as_float(number: SupportsFloat) -> float:
+    """Return a number as a float; infinity for an integer that no float holds."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+def read_flag(what: str, value: Any) -> bool:
+    """Return a truth value of an environment: Python's or numpy's, or an integer 0 or 1.
+
+    Raises:
+        EnvError: it is something else.
+    """
+    if isinstance(value, bool | np.bool_) or (isinstance(value, int | np.integer) and value in (0, 1)):
+        return bool(value)
+    raise contract_error(f"the environment gave {what} = {in_short(value)}; it must be true or false")
+
+
+def read_info(info: Any) -> tuple[dict[str, str], dict[str, float]]:
+    """Return the texts of an info that we read, and the numbers in ``progression`` and ``metrics``.
+
+    Raises:
+        EnvError: an entry that we read is of a wrong type.
+    """
+    if not isinstance(info, Mapping):
+        raise contract_error(f"the environment gave {with_type('an info', info)}; it must be a dictionary")
+    texts = {name: info[name] for name in INFO_TEXTS if name in info}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise contract_error(f"the environment gave {with_type(f'an info[{name!r}]', text)}; it must be text")
+    for name in INFO_FLAGS:
+        if info.get(name) is not None:
+            read_flag(f"info[{name!r}]", info[name])
+    return texts, read_metrics(info)
+
+
+def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers in ``info["progression"]`` and ``info["metrics"]``.
+
+    Raises:
+        EnvError: something other than numbers by name, or a name of one of our metrics.
+    """
+    numbers: dict[str, float] = {}
+    for entry, needed in (("progression", "a number"), ("metrics", "a dictionary of names and numbers")):
+        if entry not in info:
+            continue
+        given = info[entry] if entry == "metrics" else {entry: info[entry]}
+        try:
+            numbers |= {well_formed(str(name)): float(value) for name, value in given.items()}
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            raise contract_error(
+                f"the environment reports info['{entry}'] = {in_short(info[entry])}, which must be {needed}"
+            ) from None
+    for name in numbers:
+        if name in _OUR_METRICS or name.startswith(_OUR_PREFIXES):
+            raise contract_error(
+                f"the environment reports '{name}' in info['metrics'], a name of the trainer's own metrics; choose "
+                "another"
+            )
+    return numbers
+
+
+def well_formed(text: str) -> str:
+    """Return the text as a plain str, with U+FFFD for each lone surrogate, which files and tokenizers refuse."""
+    text = str.__str__(text)  # no checkpoint could be read with numpy's type, which `rng.choice` gives
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def with_type(what: str, value: Any) -> str:
+    return f"{what} of type {type(value).__name__}"
+
+
+def in_short(value: Any) -> str:
+    """Return the value as Python shows it, cut to 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def contract_error(sentence: str) -> EnvError:
+    return EnvError(CONTRACT, sentence)

@@ -1,37 +1,36 @@
-"""How an environment is made, in any process: its id, its arguments, and what gymnasium says of them as wrong input.
+"""How to make an environment in any process, and what is wrong if that fails.
 
-The processes of environments import this file, so it imports nothing but gymnasium and the errors.
+Environment processes import this file, so it imports only gymnasium and the errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
-from lightning_agentrl.episodes.argument_types import argument_problem
 from lightning_agentrl.episodes.expert import ExpertActions
-from lightning_agentrl.episodes.make_errors import environment_problem, import_problem
-from lightning_agentrl.errors.problem import ConfigError
+from lightning_agentrl.errors.names import closest, import_fault, keys_of
+from lightning_agentrl.errors.problem import ConfigError, Problem, one_line
 from lightning_agentrl.errors.secrets import filled, masked
 
 ENV = "data.init_args.env"  # the key of a config for one environment
+_OURS = "agentrl_envs"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an environment is made, in any process.
+    """How to make an environment.
 
     Args:
         id: as ``gymnasium.make`` takes it.
         kwargs: arguments of the environment.
         key: the key of the config under which it was given.
-        registered: what the id stands for, in case the other process does not know it.
+        registered: the registration of the id, in case another process does not have it.
         expert: add the action of the scripted player to each info.
     """
 
@@ -47,52 +46,91 @@ class Recipe:
         Raises:
             ConfigError: gymnasium does not know the id or the arguments; with the key to change.
         """
-        if problem := argument_problem(self.id, self.kwargs, self.load(), self.key):
-            raise ConfigError(problem)
-        with self._as_config_errors():
+        self.load()
+        try:
             env = gymnasium.make(self.id, disable_env_checker=True, **filled(self.kwargs, f"{self.key}.kwargs"))
+        except ConfigError:
+            raise
+        except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
+            raise self._wrong(self._problem(error)) from error
         return ExpertActions(env, self.id) if self.expert else env
 
     def load(self) -> Callable[..., Any] | None:
-        """Import the environment and return what makes it, a class or a function; None if gymnasium does not know it.
+        """Import the environment and return its class or function; None if gymnasium does not know it.
 
         Raises:
             ConfigError: it cannot be imported.
         """
         if self.registered is not None:
             gymnasium.registry.setdefault(self.registered.id, self.registered)
-        self._import()
-        with self._as_config_errors():
-            entry = None if self.spec is None else self.spec.entry_point
+        if fault := import_fault(self.id.rpartition(":")[0]):
+            raise self._wrong(self._import_problem(fault))
+        entry = None if self.spec is None else self.spec.entry_point
+        try:
             return load_env_creator(entry) if isinstance(entry, str) else entry
-
-    def _import(self) -> None:
-        """Import the module that the id names.
-
-        Raises:
-            ConfigError: it cannot be imported, with the line of it that is at fault.
-        """
-        if module := self.id.rpartition(":")[0]:
-            try:
-                import_module(module)
-            except Exception as error:
-                problem = import_problem(self.id, self.key)
-                raise ConfigError(replace(problem, what=masked(problem.what))) from error
+        except ModuleNotFoundError as error:
+            raise self._wrong(self._problem(error)) from error
 
     @property
     def spec(self) -> EnvSpec | None:
-        """What is registered in this process under the id so far."""
-        with self._as_config_errors():
-            namespace, name, version = parse_env_id(self.id.split(":")[-1])
-            newest = find_highest_version(namespace, name) if version is None else version
-            return gymnasium.registry.get(get_env_id(namespace, name, newest))
-
-    @contextmanager
-    def _as_config_errors(self) -> Iterator[None]:
+        """The registration of the id in this process; None if there is none yet."""
         try:
-            yield
-        except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            problem = environment_problem(self.id, self.kwargs, error, self.key)
-            raise ConfigError(replace(problem, what=masked(problem.what))) from error
+            namespace, name, version = parse_env_id(self.id.split(":")[-1])
+        except gymnasium.error.Error:  # not the form of an id, which `make` reports
+            return None
+        newest = find_highest_version(namespace, name) if version is None else version
+        return gymnasium.registry.get(get_env_id(namespace, name, newest))
+
+    def _wrong(self, problem: Problem) -> ConfigError:
+        return ConfigError(replace(problem, what=masked(problem.what)))
+
+    def _import_problem(self, fault: str) -> Problem:
+        form = "an id is module:Name-v0, with a module that can be imported from where agentrl runs"
+        return Problem(
+            f"the environment '{self.id}' cannot be made: {fault}",
+            key=f"{self.key}.id",
+            fix=form if fault.startswith("no module") else "",
+        )
+
+    def _problem(self, error: Exception) -> Problem:
+        """Return what is wrong with the id or the arguments, from what gymnasium or the environment raised."""
+        module, _, name = self.id.rpartition(":")
+        if isinstance(error, gymnasium.error.UnregisteredEnv):
+            known = _ids_in(module)
+            suggestion = _close_id(name, module, known)
+            what = f"there is no environment '{self.id}'"
+            return Problem(what, key=f"{self.key}.id", suggestion=suggestion, known=known)
+        if isinstance(error, ModuleNotFoundError):
+            return self._import_problem(one_line(str(error)))
+        maker = self.load()
+        names = tuple(keys_of(maker if isinstance(maker, type) else None))
+        unknown = [argument for argument in self.kwargs if argument not in names]
+        if isinstance(error, TypeError) and names and unknown:
+            return Problem(
+                f"the environment '{self.id}' has no argument '{unknown[0]}'",
+                key=f"{self.key}.kwargs.{unknown[0]}",
+                suggestion=closest(unknown[0], names),
+                known=names,
+            )
+        return Problem(
+            f"the environment '{self.id}' with arguments {dict(self.kwargs)} cannot be made: {one_line(str(error))}",
+            key=f"{self.key}.kwargs" if self.kwargs else f"{self.key}.id",
+        )
+
+
+def _ids_in(module: str) -> tuple[str, ...]:
+    """Return the ids that a module has registered, as a config writes them."""
+    entries = {name: str(spec.entry_point) for name, spec in gymnasium.registry.items()}
+    return tuple(f"{module}:{name}" for name, entry in entries.items() if module and entry.startswith(f"{module}."))
+
+
+def _close_id(name: str, module: str, known: tuple[str, ...]) -> str:
+    """Return the id that a wrong one is close to; our own environments need their module before the name."""
+    if known:
+        return closest(f"{module}:{name}", known)
+    package, dot, last = name.rpartition(".")
+    if not module and dot and not import_fault(package):  # a dot in place of the colon
+        return closest(f"{package}:{last}", _ids_in(package)) or f"{package}:{last}"
+    if not module and find_spec(_OURS) and not import_fault(_OURS):
+        return closest(f"{_OURS}:{name}", _ids_in(_OURS), cutoff=0.85)
+    return ""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from lightning_agentrl.episodes.contract import Contract, contract_error
+from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
 from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.episode import Episode, Moment, Prompt, make_prompt
 from lightning_agentrl.episodes.judge import Judge
+from lightning_agentrl.episodes.observation import contract_error
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.memory import Memory, PastTurn
@@ -244,7 +245,7 @@ class Session:
         try:
             self._see(self.worker.replay_now(self._start, self.episode.actions, fingerprint))
         except EnvError as error:
-            if isinstance(error, ReplayDiffersError) and self.contract.deterministic:
+            if isinstance(error, ReplayDiffersError) and not error.declared:
                 raise
             self.lost.append(error.kind)
             self.leave()
@@ -264,7 +265,7 @@ class Session:
 
     def _see(self, answer: Answer) -> None:
         try:
-            images = self._renderer.see(answer.images) if answer.images else ()
+            images = self._renderer.see(answer.images)
         except ConfigError:
             raise
         except ValueError as error:

@@ -12,8 +12,7 @@ from typing import Any, Literal, Protocol
 import gymnasium
 import torch
 
-from lightning_agentrl.episodes.env_worker import EnvWorker
-from lightning_agentrl.episodes.hosting import make_worker, no_timeout
+from lightning_agentrl.episodes.env_worker import EnvWorker, make_worker, no_timeout
 from lightning_agentrl.episodes.judge import Judge, check_timeout
 from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.episodes.tasks import TaskSet
@@ -29,6 +28,7 @@ class Source(Protocol):
 
     key: str  # the key of the config under which it was given
     judge: Judge | None  # of its turns
+    judge_timeout_seconds: float | None
     date: RunDate | None  # of the run
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from lightning_agentrl.episodes.contract import Contract, contract_error
+from lightning_agentrl.episodes.contract import Contract
+from lightning_agentrl.episodes.observation import contract_error
 from lightning_agentrl.errors.names import closest
 from lightning_agentrl.errors.problem import ConfigError, Problem
 

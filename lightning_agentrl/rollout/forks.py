@@ -115,7 +115,7 @@ class Forks:
             with self.player.watchdog.watching(session):
                 await self._play_on(session, branch, chosen)
         except ReplayDiffersError as error:
-            if session.contract.deterministic:
+            if not error.declared:
                 raise
             raise ConfigError(
                 f"environment {moment.index} declares that it cannot repeat an episode, so its states cannot be "

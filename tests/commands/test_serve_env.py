@@ -26,7 +26,7 @@ import torch
 from aiohttp import ClientSession, ClientWebSocketResponse, WSCloseCode, WSServerHandshakeError, web
 
 from lightning_agentrl.commands.serve_env import _Played, environment_app
-from lightning_agentrl.episodes.hosting import make_worker
+from lightning_agentrl.episodes.env_worker import make_worker
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.metrics.numbers import over_ranks

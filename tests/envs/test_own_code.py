@@ -9,8 +9,8 @@ import gymnasium
 import pytest
 
 from agentrl_envs import TextEnv
-from lightning_agentrl.episodes.contract import CONTRACT
 from lightning_agentrl.episodes.environment import Environment
+from lightning_agentrl.episodes.observation import CONTRACT
 from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.errors import ConfigError, EnvError
 from lightning_agentrl.errors.names import import_fault
@@ -42,7 +42,7 @@ class Right(TextEnv):
 
 GONE = object()
 MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "forgotten property": ({"system_prompt": lambda self: "Walk."}, ["`system_prompt`", "@property"]),
+    "forgotten property": ({"system_prompt": lambda self: "Walk."}, ["system_prompt", "@property"]),
     "method for examples": ({"examples": lambda self: []}, ["examples", "@property"]),
     "actions as a list": ({"actions": ["left", "right"]}, ["actions", "list", "{"]),
     "no limit": ({"max_turns": GONE}, ["max_turns = 20"]),

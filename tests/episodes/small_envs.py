@@ -31,7 +31,6 @@ FAULTS = {
     "aborts": os.abort,
     "raises": lambda: [][1],
     "leaves": lambda: sys.exit(4),
-    "is interrupted": lambda: raised(KeyboardInterrupt),
     "stops": lambda: raised(StopIteration),
     "cancels": lambda: raised(asyncio.CancelledError),
     "hangs": lambda: threading.Event().wait(),

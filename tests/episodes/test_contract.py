@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from lightning_agentrl.episodes import observation
-from lightning_agentrl.episodes.contract import TEXTS, Contract, read_contract, read_flag, read_metrics
+from lightning_agentrl.episodes.contract import TEXTS, Contract, ContractReader
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Environment
+from lightning_agentrl.episodes.observation import read_flag, read_metrics
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.prompts import memory
 from lightning_agentrl.prompts.messages import PLACES
@@ -28,8 +29,12 @@ def offering(**attributes: Any) -> gymnasium.Env:
     return type("Offering", (Scripted,), attributes)()
 
 
+def read_contract(env: gymnasium.Env) -> Contract:
+    return ContractReader().read(env)
+
+
 def test_a_plain_environment_offers_nothing():
-    assert read_contract(Scripted(), begun=True) == Contract()
+    assert read_contract(Scripted()) == Contract()
 
 
 def test_what_is_offered_is_read_through_wrappers():
@@ -51,7 +56,7 @@ def test_what_is_offered_is_read_through_wrappers():
         render_mode="rgb_array",
         worker="inline",
     )
-    assert read_contract(gymnasium.wrappers.TimeLimit(Polite(inner), 5), begun=True) == Contract(
+    assert read_contract(gymnasium.wrappers.TimeLimit(Polite(inner), 5)) == Contract(
         actions={"left": "one step left"},
         aliases={"go left": "left"},
         default_action="left",
@@ -79,29 +84,30 @@ def test_what_is_offered_is_read_through_wrappers():
         {"observation_role": "tool"},
     ],
 )
-def test_what_is_known_is_not_told_apart_from_what_is_read_anew(now):
+def test_a_changed_attribute_is_read_again(now):
     before = {
         "actions": {"left": "one step left", "right": ""},
         "system_prompt": "Walk.",
         "mission": "go to the ball",
         "examples": [("a wall", "left")],
     }
-    last = read_contract(offering(**before), begun=True)
+    reader = ContractReader()
+    first = reader.read(offering(**before))
+    assert reader.read(offering(**before)) is first
     env = offering(**before | now)
-    read, known = read_contract(env, begun=True), read_contract(env, begun=True, last=last)
+    read, known = read_contract(env), reader.read(env)
     assert read == known
     assert list(read.actions) == list(known.actions)
-    known.actions["up"] = ""  # no alias of what the environment offers
+    known.actions["up"] = ""  # no alias of the environment's dictionary
     assert "up" not in env.actions
 
 
 def test_an_attribute_that_is_wrong_in_a_later_turn_is_refused():
-    last = read_contract(offering(actions={"left": ""}, default_action="left"), begun=True)
+    reader = ContractReader()
+    reader.read(offering(actions={"left": ""}, default_action="left"))
     for wrong in ({"actions": {"left": None}}, {"default_action": "right"}, {"free_text": 0}):
         with pytest.raises(EnvError, match="attribute"):
-            read_contract(
-                offering(**{"actions": {"left": ""}, "default_action": "left"} | wrong), begun=True, last=last
-            )
+            reader.read(offering(**{"actions": {"left": ""}, "default_action": "left"} | wrong))
 
 
 def test_attributes_that_are_made_up_as_they_are_asked_for_are_found():
@@ -111,7 +117,7 @@ def test_attributes_that_are_made_up_as_they_are_asked_for_are_found():
                 return "go home"
             raise AttributeError(name)
 
-    assert read_contract(Wished(Scripted()), begun=True).mission == "go home"
+    assert read_contract(Wished(Scripted())).mission == "go home"
 
 
 WRONG = {
@@ -135,29 +141,29 @@ def test_every_attribute_has_wrong_values():
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
-def test_a_wrong_type_is_refused_when_the_environment_is_made(name, value):
+def test_a_wrong_type_is_refused_at_the_first_reset(name, value):
     with pytest.raises(EnvError, match=rf"attribute `{name}` is .*; it must be ") as error:
-        EnvWorker(lambda: Environment(lambda: offering(**{name: value}))).wait()
+        EnvWorker(lambda: Environment(lambda: offering(**{name: value})), retries=2).reset_now(START)
     assert error.value.kind == "contract"
     assert repr(value) in str(error.value)
 
 
 @pytest.mark.parametrize("name", sorted(WRONG.keys() - {"render_mode"}))
-def test_a_forgotten_property_is_named_when_the_environment_is_made(name):
+def test_a_forgotten_property_is_named_at_the_first_reset(name):
     with pytest.raises(EnvError, match=rf"`{name}` is a method; write @property above it"):
-        Environment(lambda: offering(**{name: lambda self: "Walk."}))
+        Environment(lambda: offering(**{name: lambda self: "Walk."})).reset(0)
 
 
 @pytest.mark.parametrize("value", [lambda self: "look", 7, None])
 def test_names_that_an_environment_uses_for_itself_are_left_to_it(value):
-    contract = Environment(lambda: offering(mission=value, tips=value)).contract
+    contract = read_contract(offering(mission=value, tips=value))
     assert (contract.mission, contract.tips) == ("", "")
 
 
 def test_a_default_action_has_to_be_an_action():
     with pytest.raises(EnvError, match="`default_action` is 'wait', which is not one of its actions: left, right"):
-        Environment(lambda: offering(actions={"left": "", "right": ""}, default_action="wait"))
-    Environment(lambda: offering(default_action="wait"))  # where no action has a name, it is a text like any other
+        read_contract(offering(actions={"left": "", "right": ""}, default_action="wait"))
+    read_contract(offering(default_action="wait"))  # where no action has a name, it is a text like any other
 
 
 @pytest.mark.parametrize("kind", [property, cached_property])
@@ -169,7 +175,6 @@ def test_properties_may_need_an_episode_and_are_checked_in_it(kind):
     if kind is cached_property:
         prompt.__set_name__(None, "system_prompt")
     environment = Environment(lambda: offering(system_prompt=prompt))
-    assert environment.contract.system_prompt == ""
     assert environment.reset(7).contract.system_prompt == "Go to the ball."
     environment = Environment(lambda: offering(system_prompt=prompt))
     with pytest.raises(EnvError, match="`system_prompt` is 8"):
@@ -212,15 +217,12 @@ def test_actions_of_a_turn_stay_those_of_the_turn():
         ({"info": {"metrics": 3}}, r"info\['metrics'\] = 3, which must be a dictionary of names and numbers"),
         (
             {"info": {"metrics": {"gold": 10**400}}},
-            r"info\['metrics'\] = \{'gold': 1000.*whole number that no float holds",
+            r"info\['metrics'\] = \{'gold': 1000.*must be a dictionary of names and numbers",
         ),
-        ({"info": {"metrics": {"gold": 10**5000}}}, r"info\['metrics'\] = a value of type dict, .*no float holds"),
-        ({"info": {"progression": 10**400}}, r"info\['progression'\] = 1000.*whole number that no float holds"),
+        ({"info": {"progression": 10**400}}, r"info\['progression'\] = 1000.*, which must be a number"),
         ({"info": {"progression": "half"}}, r"info\['progression'\] = 'half', which must be a number"),
-        ({"info": {"metrics": {"errors/mine": 1}}}, r"'errors/mine' in info\['metrics'\], where that .* its errors"),
-        ({"info": {"metrics": {"gold": 1, "judge": 1}}}, r"'judge' in info\['metrics'\], where that .* a judge gave"),
-        ({"info": {"metrics": {"": 1}}}, r"reports '' in info\['metrics'\]; the name of a metric is one line of text"),
-        ({"info": {"metrics": {"gold\nmine": 1}}}, r"reports 'gold\\nmine' in info\['metrics'\]"),
+        ({"info": {"metrics": {"errors/mine": 1}}}, r"'errors/mine' in info\['metrics'\], a name of the trainer's"),
+        ({"info": {"metrics": {"gold": 1, "judge": 1}}}, r"'judge' in info\['metrics'\], a name of the trainer's"),
         ({"observation": 7}, "an observation of type int; observations must be text"),
         ({"reward": "much"}, "a reward of type str; it must be a number"),
     ],

@@ -84,7 +84,7 @@ class Busy(Counting):
 def test_a_judge_that_raises_is_asked_again(tiny_folder):
     with workplace(tiny_folder, [Scripted(4)]) as place:
         place.sessions[0].judge, place.sessions[0].worker.retries = Busy(2), 2
-        said = r"the judge raised OSError: the server is busy \(key judge\) \(environment 0, episode 0\); trying again"
+        said = r"judge raised OSError: the server is busy \(key judge\) \(environment 0, episode 0 .*\); trying again"
         with pytest.warns(UserWarning, match=said):
             turns = place.collect(4).turns
     assert [turn.metrics["judge"] for turn in turns] == pytest.approx([0.1, 0.2, 0.3, 0.4])
@@ -178,6 +178,13 @@ def test_a_pattern_is_searched_in_the_whole_reply():
     ]
     with pytest.raises(ValueError, match="not a regular expression"):
         PatternJudge("(", 1.0)
+
+
+def test_numbers_of_judges_are_finite():
+    with pytest.raises(ValueError, match="PatternJudge: reward must be finite, got nan"):
+        PatternJudge("key", math.nan)
+    with pytest.raises(ValueError, match=r"ModelJudge: scale must be finite.*inf"):
+        ModelJudge("somewhere", "How good?", scale=math.inf)
 
 
 @pytest.mark.parametrize("share", [0.0, math.nan, math.inf])

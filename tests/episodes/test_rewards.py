@@ -57,7 +57,7 @@ def test_past_its_retries_the_error_has_its_kind_and_place():
 
 
 def test_an_array_of_rewards_is_a_broken_contract():
-    with pytest.raises(EnvError, match="a reward of type ndarray; it must be one number") as error:
+    with pytest.raises(EnvError, match="a reward of type ndarray; it must be a number") as error:
         play([np.zeros(2)], retries=0)
     assert error.value.kind == "contract"
 

@@ -48,7 +48,6 @@ FAULT = StopReason.ENV_FAULT
 RAISED = {
     "raises": "IndexError",
     "leaves": "SystemExit",
-    "is interrupted": "KeyboardInterrupt",
     "stops": "StopIteration",
     "cancels": "CancelledError",
     "asks for too much memory": "MemoryError",
@@ -87,7 +86,7 @@ def places(rollout: Rollout) -> list[tuple[int, int, StopReason | None]]:
         ("process", "exits", "died"),
         *(
             pytest.param("process", fault, {**RAISED, **ENDED}[fault], marks=pytest.mark.slow)
-            for fault in ("leaves", "is interrupted", "aborts", "hangs")
+            for fault in ("leaves", "aborts", "hangs")
         ),
     ],
 )
@@ -180,7 +179,7 @@ def test_making_an_environment_may_fail_too(tiny_folder):
 
     def make() -> gymnasium.Env:
         made.append("one")
-        if len(made) == 1:
+        if len(made) <= 3:
             raise OSError("no licence is left")
         return Scripted(4)
 
@@ -767,7 +766,7 @@ def test_a_reply_that_could_not_be_read_is_asked_for_again(memory, tiny_folder):
             before += segment.input
     with pytest.raises(ValueError, match="ask_again must be at least 0, got -1"):
         TurnInteraction(ask_again=-1)
-    with pytest.raises(ValueError, match="reply_budget must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="reply_budget must be at least 1 or null, got 0"):
         TurnInteraction(reply_budget=0)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_agentrl.episodes.contract import INFO_FLAGS, INFO_TEXTS, LARGEST_REWARD, read_flag, read_metrics
+from lightning_agentrl.episodes.observation import INFO_FLAGS, INFO_TEXTS, LARGEST_REWARD, read_flag, read_metrics
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.tools.check_env.log import Log
 from lightning_agentrl.tools.check_env.seen import Seen

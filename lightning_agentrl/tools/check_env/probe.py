@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
-from lightning_agentrl.episodes.contract import Contract, read_contract
+from lightning_agentrl.episodes.contract import Contract, ContractReader
 from lightning_agentrl.episodes.environment import AsEnvErrors
 from lightning_agentrl.episodes.observation import Observed, fingerprint_of, read_observation
 from lightning_agentrl.episodes.recipe import Recipe
@@ -70,7 +70,7 @@ class Probe:
         """The check that a failure to make it belongs to."""
         self._kept: tuple[Mapping[str, Any], str | None] | None = None  # info of the last answer, and how it looked
         self._calls = 0
-        self._offer: list[Any] = []
+        self._reader = ContractReader()
         self._looked_at: set[tuple[str, str | bool]] = set()
 
     def made(self) -> gymnasium.Env:
@@ -216,22 +216,14 @@ class Probe:
         return seen
 
     def _contract(self) -> Contract:
-        """Return what is offered now: all is read after a reset, and when actions or rules have changed."""
-        env, last = self.made(), self.last
-
-        def read() -> Contract:
-            offer = _offered(env)
-            if last is not None and offer == self._offer:
-                return last.contract
-            self._offer = offer
-            return read_contract(env, begun=True)
-
+        """Return what the environment offers now; what it offered before, if that cannot be read."""
+        env = self.made()
         try:
             with AsEnvErrors(), alarm(STEP_SECONDS):
-                return self.run(read)
+                return self.run(lambda: self._reader.read(env))
         except EnvError as error:
             self._note("contract.attribute", str(error))
-        return last.contract if last else Contract()
+        return self._reader.contract
 
     def _texts(self, seen: Seen) -> None:
         said = self.actions[-1] if self.actions else ""
@@ -270,11 +262,6 @@ def time_limit(env: gymnasium.Env) -> int | None:
             return env._max_episode_steps
         env = env.env
     return None
-
-
-def _offered(env: gymnasium.Env) -> list[Any]:
-    values = [env.get_wrapper_attr(name) for name in ("actions", "system_prompt") if env.has_wrapper_attr(name)]
-    return [dict(value) if isinstance(value, Mapping) else value for value in values]
 
 
 def _generators() -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_agentrl.episodes.contract import INFO_TEXTS, Contract
+from lightning_agentrl.episodes.contract import Contract
+from lightning_agentrl.episodes.observation import INFO_TEXTS
 from lightning_agentrl.tools.check_env.texts import mined
 
 _OFFERED = ("available_actions", "admissible_commands", "valid_actions", "legal_actions", "actions")  # lists in info
