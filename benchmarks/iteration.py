@@ -31,7 +31,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
+from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows, evaluation_mode
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.engines import SamplingRequest
 from lightning_agentrl.models.allocator import keep_freed_memory
@@ -98,7 +98,7 @@ class RawStages(RolloutCallback):
     def score(self, agent: PPOAgent) -> None:
         """Actor with values, then the reference."""
         rows = action_rows(self.rollout)
-        with agent.evaluation_mode():
+        with evaluation_mode(agent):
             reader = agent.reader
             both = [*rows, *bootstrap_rows(self.rollout).values()]
             for model, those in ((agent.actor, both), (agent.models.reference, rows)):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import lightning as L
-import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
@@ -20,30 +19,27 @@ from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, es
 from lightning_agentrl.agents.checkpoint import guard_checkpoints
 from lightning_agentrl.agents.checks import check_rounded, check_run, choose_correction
 from lightning_agentrl.agents.engine_check import EngineCheck
-from lightning_agentrl.agents.hooks import Attempt, watching
+from lightning_agentrl.agents.hooks import Attempt, play_held_out, show_engine, show_rollout
 from lightning_agentrl.agents.logged_numbers import leave_out_hints, leave_out_moves
-from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.metrics_of_run import (
     RecentEpisodes,
     describe_collected,
-    describe_gradient,
     describe_prepared,
     describe_step,
     describe_times,
 )
 from lightning_agentrl.agents.models import Compute, models_for, readers_for
 from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
-from lightning_agentrl.agents.optim import Optim, Steps, begin_steps, optimizer_for
+from lightning_agentrl.agents.optim import Optim, Steps
 from lightning_agentrl.agents.resume import begin_run, load_agent, save_agent, settings_of
-from lightning_agentrl.agents.scoring import Needs, naming_missing, reader_for, score_for_update
+from lightning_agentrl.agents.scoring import Needs, naming_missing, policy_handle, reader_for, score_for_update
 from lightning_agentrl.agents.selection import corrected, lost_rows, select, without_not_finite, without_rows
 from lightning_agentrl.agents.trainer_keys import check_callbacks
 from lightning_agentrl.agents.update import CurrentScores, compute_gradient, take_step
 from lightning_agentrl.agents.zero import prepare_zero
 from lightning_agentrl.distributed import Ranks, raise_once
-from lightning_agentrl.engines import PolicyHandle
-from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
-from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
+from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
+from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic, follow_returns
@@ -109,7 +105,7 @@ class Agent(L.LightningModule, ABC):
         critic = check_kind(critic, Critic, f"{KEYS}.critic")
         self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)
         self.correction = check_kind(correction, OffPolicyCorrection, f"{KEYS}.correction")
-        self.default_correction = TruncatedWeights()  # of tokens that older weights sampled
+        self.chosen_correction: OffPolicyCorrection | None = None  # in a run for which none is configured
         self.group_filter = check_kind(group_filter, GroupFilter, f"{KEYS}.group_filter")
         self.lora = check_kind(lora, LoRA, f"{KEYS}.lora")
         self.train_tower = train_tower
@@ -118,7 +114,6 @@ class Agent(L.LightningModule, ABC):
         self.temperature = temperature
         self.variance_proxy = variance_proxy
         self._freed = FreedMemory()
-        self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.run_id = ""  # made in a run's first fit, kept by its checkpoints
         self.made_of: dict[str, Any] = {}  # settings, base weights and versions of the run
         self.steps = Steps(self.optim)
@@ -129,8 +124,6 @@ class Agent(L.LightningModule, ABC):
         self.further_needs = Needs()  # of callbacks
         self.validation_metrics = EpisodeMetrics()
         self._rollout_metrics: dict[str, float] = {}  # of the rollout that is trained on
-        self.gradient_watch: Any = None  # a GradientWatch under ZeRO
-        self.saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
 
     # What a researcher overrides
 
@@ -138,7 +131,7 @@ class Agent(L.LightningModule, ABC):
     def needs(self) -> Needs:
         """What is computed for a rollout. A subclass adds with ``super().needs | Needs(...)`` what its methods read."""
         return self.further_needs | Needs(
-            old_logps=self.corrects,
+            old_logps=self.correction is not None and self.correction.needs_old_logps,
             values=self.critic is not None,
             sum_pi_squared=self.advantage.needs_sum_pi_squared or self.variance_proxy,
             greedy_baseline=self.advantage.needs_greedy_baseline,
@@ -205,7 +198,8 @@ class Agent(L.LightningModule, ABC):
         with self.clock.stage("log"):
             metrics = describe_prepared(self, rollout, faulty_B, faults, lost_B, chosen)
             if collected_now:
-                metrics |= self._show(rollout)
+                metrics |= describe_collected(self, rollout)
+                show_rollout(self, rollout)
         metrics |= follow_returns(self.critic, metrics)
         return Prepared(chosen, metrics)
 
@@ -222,24 +216,6 @@ class Agent(L.LightningModule, ABC):
         advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
         return rollout.union(advantages=advantages, returns=returns)
 
-    def _show(self, rollout: Rollout) -> dict[str, float]:
-        """Show a collected rollout to the callbacks; return the numbers of how it was collected."""
-        metrics = describe_collected(rollout, self.datamodule, self.policy_version, self.held_steps, self.device)
-        metrics |= self.recent_episodes.update(rollout)
-        for callback in watching(self.trainer):
-            callback.on_rollout(self.trainer, self, rollout)
-        return metrics
-
-    @property
-    def filters_groups(self) -> bool:
-        """Whether some groups of a rollout may not be trained on; the critic's warm-up takes them all."""
-        return self.group_filter is not None and self.phase == "train"
-
-    @property
-    def corrects(self) -> bool:
-        """Whether tokens are weighted or rejected by how far engine and trainer are apart."""
-        return self.correction is not None and self.correction.needs_old_logps
-
     # Iteration, part 2: one optimizer step
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
@@ -252,15 +228,10 @@ class Agent(L.LightningModule, ABC):
             gradient = compute_gradient(self, rollout, first)
             attempt = Attempt(self.policy_version, batch_idx, gradient.means, gradient.norms, self._rollout_metrics)
             taken = self.steps.allow(self.trainer, attempt, gradient.fault)
-            norms = take_step(self, gradient, taken)
-            not_finite = self.steps.finite.in_a_row > 0
-            if self.critic is not None and self.critic.fitted:
-                self.critic.fit(None if not_finite else self.ranks.sum, first and self.phase == "train")
+            norms = take_step(self, gradient, taken, first)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        metrics = describe_step(gradient.means, norms, not_finite, not taken) | batch.metrics
-        if self.variance_proxy and "actor" in norms and not not_finite:
-            metrics |= describe_gradient(rollout, norms["actor"], self.ranks.sum)
-        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
+        metrics = describe_step(self, rollout, gradient.means, norms, taken)
+        self.log_dict(metrics | batch.metrics, on_step=False, on_epoch=True, batch_size=1)
 
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither
@@ -279,18 +250,7 @@ class Agent(L.LightningModule, ABC):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         if self.trainer.sanity_checking:  # a sanity check plays no episodes
             return
-        self.validation_metrics.update(self.play_held_out(batch.seeds))
-
-    def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
-        """Play one whole episode per seed with the current weights, and show some of them to the callbacks."""
-        callbacks = watching(self.trainer)
-        seen: list[Any] = []
-        most = max((callback.held_out_watched for callback in callbacks), default=0)
-        results = self.datamodule.play_held_out(seeds, self.policy_version, seen.append, most)
-        seen.sort(key=lambda episode: episode.place)
-        for callback in callbacks:
-            callback.on_held_out(self.trainer, self, seen)
-        return results
+        self.validation_metrics.update(play_held_out(self, batch.seeds))
 
     def on_validation_epoch_end(self) -> None:
         if self.trainer.sanity_checking:
@@ -341,7 +301,7 @@ class Agent(L.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """Return AdamW and the scheduler of its groups; a subclass may return others, also without a scheduler."""
-        return optimizer_for(self)
+        return self.steps.configure(self)
 
     def on_fit_start(self) -> None:
         self.steps.check_optimizer(self.trainer)
@@ -353,7 +313,7 @@ class Agent(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
-        begin_steps(self)
+        self.steps.begin(self)
         if (template := self.datamodule.renderer.template).writes_date:
             rank_zero_info(f"{template.name} writes the date: {self.datamodule.date.now:%Y-%m-%d} in the whole run")
 
@@ -388,11 +348,6 @@ class Agent(L.LightningModule, ABC):
         """Optimizer steps attempted before, also those that a guard skipped, which ``global_step`` does not count."""
         return self.steps.attempts
 
-    @property
-    def held_steps(self) -> range:
-        """Numbers of those attempts that leave the policy as it is, in a warm-up of the critic."""
-        return self.steps.held(self.trainer)
-
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         self.monitors.logged(name)
         super().log(name, *args, **kwargs)
@@ -409,45 +364,22 @@ class Agent(L.LightningModule, ABC):
         """
         return self.monitors.value(name, self.trainer.callback_metrics, self.phase, watcher)
 
-    def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
-        """Return what an engine needs of the policy."""
-        return PolicyHandle(self.actor, stop_token_ids, self.reader.precision)
-
-    def advance_or_leave(self, rows: int) -> None:
-        self.clock.advance(rows)
-        self.datamodule.stopping.look()
-
-    @contextmanager
-    def evaluation_mode(self) -> Iterator[None]:
-        """Use eval mode, no gradients and the trainer's precision."""
-        self.eval()
-        try:
-            with torch.no_grad(), self.reader.precision():
-                yield
-        finally:
-            self.train()
-            self.models.release()
-
     def _connect(self) -> None:
         if (reference := self.models.reference) is not None:
             kept = self.lora is not None or self.models.rounded  # a base is shared already
             reference.to(self.device, dtype=None if kept else self.actor.lm.dtype)
         self.reader = reader_for(self)
         self.datamodule.connect(
-            self.policy_handle(()),
+            policy_handle(self),
             self.tokenizer,
             self.context_length,
             self.prepare,
             lambda: self.policy_version,
-            lambda: self.held_steps,
+            lambda: self.steps.held(self.trainer),
             self.clock,
             self.image_reader,
             self.temperature,
-            self._after_sync,
+            partial(show_engine, self),
             self.needs.greedy_baseline,
             self.needs.forks,
         )
-
-    def _after_sync(self) -> None:
-        for callback in watching(self.trainer):
-            callback.on_engine_sync(self.trainer, self)

@@ -16,7 +16,7 @@ from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.optim import check_schedules, planned_steps
 from lightning_agentrl.agents.strategies import check_strategy, in_lockstep
 from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys, no_precision
-from lightning_agentrl.losses import AggregationMode, GroupFilter
+from lightning_agentrl.losses import AggregationMode, GroupFilter, TruncatedWeights
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.kernels import check_kernels, slow_in_bfloat16
 from lightning_agentrl.models.loading import read_config
@@ -254,11 +254,11 @@ def warn_of_kl_in_groups(advantage: AdvantageEstimator, kl_in_reward: bool, grou
 
 def choose_correction(agent: Any) -> None:
     """Give an agent importance weights if older weights sample, unless a correction is configured."""
-    if agent.correction is agent.default_correction:  # of an earlier run
+    if agent.correction is agent.chosen_correction:  # of an earlier run
         agent.correction = None
     staleness = agent.datamodule.max_staleness
     if agent.correction is None and staleness > 0:
-        agent.correction = agent.default_correction
+        agent.correction = agent.chosen_correction = TruncatedWeights()
         rank_zero_info(
             f"rollouts are collected ahead (data.init_args.max_staleness {staleness}), so tokens are weighted by "
             "TruncatedWeights; name another correction, or NoCorrection, at model.init_args.correction"

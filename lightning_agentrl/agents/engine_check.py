@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import lightning as L
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from lightning_agentrl.agents.engine_comparison import EngineComparison
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.agents.scoring import action_rows
+from lightning_agentrl.agents.scoring import action_rows, evaluation_mode
 from lightning_agentrl.distributed import all_gather, raise_once, rank
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.errors import EngineMismatchError
@@ -131,7 +132,7 @@ def comparison_of(agent: Any) -> EngineComparison:
         data.first_inputs,
         agent.tokenizer,
         replace(agent.reader, advance=lambda count: None),
-        agent.evaluation_mode,
+        partial(evaluation_mode, agent),
         derive_seed(data.seed, rank()),
         data.stopping,
     )

@@ -11,6 +11,7 @@ from typing import Any, cast
 import lightning as L
 
 from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.types import Rollout
 
@@ -37,6 +38,30 @@ class RolloutCallback(L.Callback, ABC):
 def watching(trainer: L.Trainer) -> list[RolloutCallback]:
     """Return the callbacks that see rollouts."""
     return [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, RolloutCallback)]
+
+
+def show_rollout(agent: Any, rollout: Rollout) -> None:
+    """Show a collected rollout to the callbacks."""
+    for callback in watching(agent.trainer):
+        callback.on_rollout(agent.trainer, agent, rollout)
+
+
+def show_engine(agent: Any) -> None:
+    """Let the callbacks use the engine that has taken over new weights."""
+    for callback in watching(agent.trainer):
+        callback.on_engine_sync(agent.trainer, agent)
+
+
+def play_held_out(agent: Any, seeds: Sequence[int]) -> list[EpisodeResult]:
+    """Play one whole episode per seed with the current weights, and show some of them to the callbacks."""
+    callbacks = watching(agent.trainer)
+    seen: list[WholeEpisode] = []
+    most = max((callback.held_out_watched for callback in callbacks), default=0)
+    results = agent.datamodule.play_held_out(seeds, agent.policy_version, seen.append, most)
+    seen.sort(key=lambda episode: episode.place)
+    for callback in callbacks:
+        callback.on_held_out(agent.trainer, agent, seen)
+    return results
 
 
 class Verdict(IntEnum):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import Reduce, token_energy, value_statistics, variance_proxies
 from lightning_agentrl.agents.optim import stop_run
-from lightning_agentrl.agents.selection import report_left_out, without_rows
+from lightning_agentrl.agents.selection import filters_groups, report_left_out, without_rows
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.losses import effective_share
 from lightning_agentrl.metrics.episodes import succeeded
@@ -29,7 +29,6 @@ from lightning_agentrl.metrics.rollout import (
     token_numbers,
 )
 from lightning_agentrl.metrics.text import TextMetrics
-from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import Rollout
 
 WINDOW = "rollout/success_window"
@@ -53,11 +52,12 @@ def describe_prepared(
         RunStoppedError: no turn of any rank has finite numbers.
     """
     # Without a correction only a rank that leaves rows out has a mask, and all ranks must log the same names.
-    described = rollout if agent.corrects else replace(rollout, loss_mask=None)
+    corrects = agent.correction is not None and agent.correction.needs_old_logps
+    described = rollout if corrects else replace(rollout, loss_mask=None)
     # Without values, nothing stands for the returns of what is lost or rejected.
     returned = None if agent.advantage.needs_values else without_rows(rollout, lost_B).trained_mask
     numbers = describe(described, agent.device, agent.ranks.sum, faulty_B, returned)
-    if agent.filters_groups:
+    if filters_groups(agent):
         numbers |= over_ranks(kept_groups(rollout, chosen), agent.device)
     return numbers | report_left_out(rollout, faulty_B, faults, partial(stop_run, agent.trainer))
 
@@ -97,42 +97,37 @@ def describe(
     return numbers
 
 
-def describe_collected(
-    rollout: Rollout, data: RolloutDataModule, version: int, held_steps: range, device: torch.device
-) -> dict[str, float]:
-    """Return the numbers of how a rollout was collected by name; every rank must call it.
-
-    Args:
-        rollout: seen for the first time.
-        data: that has collected it.
-        version: of the policy that is trained on it.
-        held_steps: in which the version grows and the policy stays the same.
-        device: where ranks can exchange tensors.
-    """
-    numbers: dict[str, float] = {}
+def describe_collected(agent: Any, rollout: Rollout) -> dict[str, float]:
+    """Return the numbers of how a rollout was collected by name; every rank must call it, once for each rollout."""
+    numbers, data = agent.recent_episodes.update(rollout), agent.datamodule
     if data.max_staleness:
-        ages = staleness_numbers(rollout.turns, version, data.steps_per_iteration, held_steps)
-        numbers |= over_ranks(ages, device)
+        held = agent.steps.held(agent.trainer)
+        ages = staleness_numbers(rollout.turns, agent.policy_version, data.steps_per_iteration, held)
+        numbers |= over_ranks(ages, agent.device)
     if len(data.pool.names) > 1:
-        numbers |= over_ranks(source_numbers(rollout.turns, data.source_of), device)
+        numbers |= over_ranks(source_numbers(rollout.turns, data.source_of), agent.device)
     return numbers
 
 
 def describe_step(
-    means: Mapping[str, float], norms: Mapping[str, float], not_finite: bool, skipped: bool
+    agent: Any, rollout: Rollout, means: Mapping[str, float], norms: Mapping[str, float], taken: bool
 ) -> dict[str, float]:
-    """Return the numbers of a step by name.
+    """Return the numbers of a step by name; every rank must call it.
 
     Args:
+        agent: an ``Agent``.
+        rollout: this rank's part of the mini-batch.
         means: of losses and other numbers over the mini-batch.
         norms: of the gradients before clipping, by group.
-        not_finite: whether one of them, or of the losses, is not finite; then such numbers are not logged.
-        skipped: whether the step was not taken.
+        taken: whether the step was taken.
     """
+    not_finite = agent.steps.finite.in_a_row > 0
     numbers = {**means, **{f"grad_norm/{name}": norm for name, norm in norms.items()}}
-    if not_finite:
+    if not_finite:  # such numbers are not logged
         numbers = {name: x for name, x in numbers.items() if math.isfinite(x)}
-    return numbers | {"guard/not_finite": float(not_finite), "guard/skipped": float(skipped)}
+    elif agent.variance_proxy and "actor" in norms:
+        numbers |= describe_gradient(rollout, norms["actor"], agent.ranks.sum)
+    return numbers | {"guard/not_finite": float(not_finite), "guard/skipped": float(not taken)}
 
 
 def describe_times(agent: Any) -> dict[str, float]:

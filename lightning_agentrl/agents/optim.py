@@ -176,42 +176,6 @@ def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> No
             )
 
 
-def optimizer_for(agent: Any) -> dict[str, Any]:
-    """Make the optimizer of an agent with its scheduler, and masters of its 16-bit weights; forget those of other runs.
-
-    Args:
-        agent: an ``Agent`` with models, attached to a trainer.
-    """
-    kept = agent.masters.release(agent.named_parameters())  # of an earlier run of this agent
-    agent.masters = MasterWeights(agent.named_parameters(), agent.saved_weights or kept)
-    agent.saved_weights = {}
-    zero = isinstance(agent.trainer.strategy, DeepSpeedStrategy)
-    if agent.gradient_watch is not None:
-        agent.gradient_watch.release()
-    agent.gradient_watch = GradientWatch(p for p in agent.parameters() if p.requires_grad) if zero else None
-    sharded = agent.device_mesh is not None
-    optimizer = make_optimizer(agent.models, agent.masters, agent.optim, zero, sharded)
-    scheduler = agent.steps.make_scheduler(optimizer, agent.trainer)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-def begin_steps(agent: Any) -> None:
-    """Attach masters to the optimizer that Lightning holds, and set its rates and decay as they are configured.
-
-    Args:
-        agent: an ``Agent`` whose checkpoint, if any, was loaded.
-    """
-    agent.masters.attach(optimizer := agent.trainer.optimizers[0])  # which a subclass may have made
-    zero = isinstance(agent.trainer.strategy, DeepSpeedStrategy)  # steps on copies of its own
-    if left := [] if zero else not_stepped_on(agent.named_parameters(), agent.masters, optimizer):
-        rank_zero_warn(
-            f"{len(left)} of the agent's parameters are in no group of the optimizer and stay as they are, such as "
-            f"{left[0]}; add them in configure_optimizers, or call requires_grad_(False)"
-        )
-    for difference in agent.steps.begin(agent.trainer):
-        rank_zero_info(difference)
-
-
 def make_optimizer(
     models: Models, masters: MasterWeights, optim: Optim, zero: bool, sharded: bool
 ) -> torch.optim.AdamW:
@@ -360,13 +324,37 @@ class Steps:
         self.skipped = 0  # attempts of the whole run, also before it was resumed, that a guard skipped
         self.warmup = 0  # steps taken while the actor was held
         self.finite = FiniteSteps(optim.max_not_finite)
+        self.masters = MasterWeights((), {})  # float32 copies of 16-bit weights that are trained
+        self.saved_weights: Mapping[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
+        self.gradient_watch: GradientWatch | None = None  # under ZeRO
         self.follows_schedule = True  # no other scheduler was returned by configure_optimizers
         self._scheduler: LambdaLR | None = None
         self._configured: list[dict[str, Any]] = []  # rate and decay of each group before a checkpoint is loaded
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy without the scheduler, which belongs to a trainer."""
+        return {**vars(self), "_scheduler": None}
+
     def begin_anew(self) -> None:
         """Forget the steps of an earlier run. Attempts continue: they number the weights in the turns of episodes."""
         self.skipped = self.warmup = self.finite.in_a_row = 0
+
+    def configure(self, agent: Any) -> dict[str, Any]:
+        """Return the optimizer of an agent and its scheduler; forget those of an earlier run.
+
+        Args:
+            agent: an ``Agent`` with models, attached to a trainer.
+        """
+        kept = self.masters.release(agent.named_parameters())
+        self.masters = MasterWeights(agent.named_parameters(), self.saved_weights or kept)
+        self.saved_weights = {}
+        zero = isinstance(agent.trainer.strategy, DeepSpeedStrategy)
+        if self.gradient_watch is not None:
+            self.gradient_watch.release()
+        self.gradient_watch = GradientWatch(p for p in agent.parameters() if p.requires_grad) if zero else None
+        optimizer = make_optimizer(agent.models, self.masters, self.optim, zero, sharded=agent.device_mesh is not None)
+        scheduler = self.make_scheduler(optimizer, agent.trainer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> LambdaLR:
         """Return the scheduler of both groups, to be stepped once per optimizer step that is taken."""
@@ -411,12 +399,20 @@ class Steps:
             {"lr": group.get("initial_lr", group["lr"]), "weight_decay": group.get("weight_decay")} for group in groups
         ]
 
-    def begin(self, trainer: L.Trainer) -> list[str]:
-        """Take learning rates and weight decay from the configuration, in a resumed run too.
+    def begin(self, agent: L.LightningModule) -> None:
+        """Attach masters to the optimizer; take rates and weight decay from the configuration, also in a resumed run.
 
-        Returns:
-            Sentences about the differences from the checkpoint.
+        Args:
+            agent: an ``Agent`` whose checkpoint, if any, was loaded.
         """
+        trainer = agent.trainer
+        self.masters.attach(optimizer := trainer.optimizers[0])  # which a subclass may have made
+        zero = isinstance(trainer.strategy, DeepSpeedStrategy)  # steps on copies of its own
+        if left := [] if zero else not_stepped_on(agent.named_parameters(), self.masters, optimizer):
+            rank_zero_warn(
+                f"{len(left)} of the agent's parameters are in no group of the optimizer and stay as they are, such as "
+                f"{left[0]}; add them in configure_optimizers, or call requires_grad_(False)"
+            )
         groups = trainer.optimizers[0].param_groups
         before = [dict(group) for group in groups]
         for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
@@ -427,12 +423,10 @@ class Steps:
                 group["weight_decay"] = configured["weight_decay"]
         self.write_rates(trainer, _lowered(trainer))
         self._end_at_max_steps(trainer)
-        return [
-            f"{key} of the {group['name']}: {group[key]}, in the checkpoint it was {old[key]}"
-            for old, group in zip(before, groups, strict=True)
-            for key in ("lr", "weight_decay")
-            if key in group and group[key] != old[key]
-        ]
+        for old, group in zip(before, groups, strict=True):
+            for key in ("lr", "weight_decay"):
+                if key in group and group[key] != old[key]:
+                    rank_zero_info(f"{key} of the {group['name']}: {group[key]}, in the checkpoint it was {old[key]}")
 
     def write_rates(self, trainer: L.Trainer, lowered: float) -> None:
         """Write the learning rates of the next step into the optimizer, multiplied by ``lowered``."""

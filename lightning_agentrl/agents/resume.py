@@ -122,7 +122,7 @@ def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
     Raises:
         RunStoppedError: weights or states of the optimizer are not finite.
     """
-    weights = agent.masters.in_place_of(checkpoint["state_dict"])
+    weights = agent.steps.masters.in_place_of(checkpoint["state_dict"])
     frozen = {} if agent.lora is None else frozen_weights(agent)
     checkpoint["state_dict"] = {name: weight for name, weight in weights.items() if name not in frozen}
     refuse_not_finite(checkpoint, agent.trainer)
@@ -212,7 +212,7 @@ def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] |= frozen_weights(agent)
     if "state_dict" in checkpoint:  # sharded strategies have read the weights already
         check_weights(checkpoint["state_dict"], agent.state_dict())
-    agent.saved_weights = checkpoint.get("state_dict", {})
+    agent.steps.saved_weights = checkpoint.get("state_dict", {})
     if agent._trainer is None:
         given = {name for name, value in agent.hparams.items() if value is not None}
         if missing := [name for name in saved["undescribed"] if name not in given | {*agent.undescribed}]:

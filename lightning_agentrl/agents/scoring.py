@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.distributed import max_over_ranks
+from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import of_first_tokens
 from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.critic import Critic, values_of
@@ -125,6 +126,28 @@ def cached_precision(plugin: Precision) -> Iterator[None]:
         yield
 
 
+def _advance_or_leave(agent: Any, rows: int) -> None:
+    agent.clock.advance(rows)
+    agent.datamodule.stopping.look()
+
+
+@contextmanager
+def evaluation_mode(agent: Any) -> Iterator[None]:
+    """Use an agent's models in eval mode, without gradients and in the trainer's precision."""
+    agent.eval()
+    try:
+        with torch.no_grad(), agent.reader.precision():
+            yield
+    finally:
+        agent.train()
+        agent.models.release()
+
+
+def policy_handle(agent: Any) -> PolicyHandle:
+    """Return what an engine needs of an agent's policy; stop tokens are added by the collector."""
+    return PolicyHandle(agent.actor, (), agent.reader.precision)
+
+
 def reader_for(agent: Any) -> Reader:
     """Return the settings of the forward passes of an agent whose run has started."""
     strategy = agent.trainer.strategy
@@ -134,7 +157,7 @@ def reader_for(agent: Any) -> Reader:
         agent.compute.max_tokens_per_micro_batch,
         agent.device,
         agent.models.share_prefixes,
-        agent.clock.advance if lockstep else agent.advance_or_leave,
+        agent.clock.advance if lockstep else partial(_advance_or_leave, agent),
         agree=max_over_ranks if lockstep else None,
         images=agent.actor.image_reader,
         trains_tower=agent.train_tower,
@@ -172,7 +195,7 @@ def score_for_update(agent: Any, rollout: Rollout) -> Rollout:
     bypass = agent.correction is not None and agent.correction.bypass  # then the engine's log-probs are the old ones
     needs = agent.needs | Needs(old_logps=several and not bypass)
     total = rows_to_score(agent.models, rollout, needs)
-    with agent.datamodule.stopping.together(), agent.clock.stage("score", total), agent.evaluation_mode():
+    with agent.datamodule.stopping.together(), agent.clock.stage("score", total), evaluation_mode(agent):
         rollout = score_rollout(agent.models, rollout, needs, agent.reader)
     agent.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
     return rollout

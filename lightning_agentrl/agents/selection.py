@@ -20,6 +20,11 @@ from lightning_agentrl.types import Rollout, Scores, StopReason
 MAY_LACK = ("greedy_scores", "state_values", "forked_end_values")  # NaN for lost episodes and states without branches
 
 
+def filters_groups(agent: Any) -> bool:
+    """Return whether some groups of a rollout may be left out; the critic's warm-up takes them all."""
+    return agent.group_filter is not None and agent.phase == "train"
+
+
 def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tuple[Rollout, Rollout]:
     """Choose the rows to train on, and whiten the advantages over their tokens.
 
@@ -35,7 +40,7 @@ def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tu
     # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
     takes_lost = agent.phase == "critic_warmup" and agent.advantage.needs_values
     chosen_B = ~(faulty_B if takes_lost else faulty_B | lost_B)
-    if agent.filters_groups:
+    if filters_groups(agent):
         kept_B = kept_rows(rollout.select(chosen_B), agent.group_filter, agent.ranks.gather)
         chosen_B[chosen_B.clone()] = kept_B
     if agent.advantage.whiten:

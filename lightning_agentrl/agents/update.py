@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_agentrl.agents.finite import first_fault
 from lightning_agentrl.agents.models import random_from
 from lightning_agentrl.agents.optim import GROUPS, clip_by_group, step_or_discard, sync_gradients, without_sync
-from lightning_agentrl.agents.scoring import action_rows, of_turns, score_policy, to_columns
+from lightning_agentrl.agents.scoring import action_rows, evaluation_mode, of_turns, score_policy, to_columns
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import aggregate, first_tokens, masked_sum, row_weights
@@ -66,19 +66,20 @@ def compute_gradient(agent: Any, rollout: Rollout, first: bool) -> Gradient:
     optimizer, held = agent.optimizers(), () if agent.phase == "train" else ("actor",)
     means, fault, tokens = accumulate_gradients(agent, rollout, first)
     model, backward = agent.trainer.strategy.model, agent.manual_backward
-    sync_gradients(model, optimizer, agent.masters, agent.trainer.world_size, backward, held)
+    sync_gradients(model, optimizer, agent.steps.masters, agent.trainer.world_size, backward, held)
     # DDP and masked tokens leave gradients of 0, on which Adam would still move.
     norms = clip_by_group(optimizer, agent.optim.limits, held if tokens else GROUPS)
     return Gradient(means, fault, norms, held)
 
 
-def take_step(agent: Any, gradient: Gradient, allowed: bool) -> dict[str, float]:
-    """Step the optimizer, or drop the gradient.
+def take_step(agent: Any, gradient: Gradient, allowed: bool, first: bool) -> dict[str, float]:
+    """Step the optimizer, or drop the gradient; fit a critic that has no gradient.
 
     Args:
         agent: an ``Agent``.
         gradient: which the parameters hold.
         allowed: whether to step; the same on all ranks.
+        first: no step was taken since the rollout was scored.
 
     Returns:
         The norms of the gradient by group, those under ZeRO too.
@@ -87,6 +88,9 @@ def take_step(agent: Any, gradient: Gradient, allowed: bool) -> dict[str, float]
     norms = gradient.norms | step_or_discard(optimizer, agent.trainer.strategy, allowed)
     optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
     agent.steps.count(agent, gradient.held, allowed)
+    if agent.critic is not None and agent.critic.fitted:
+        not_finite = agent.steps.finite.in_a_row > 0
+        agent.critic.fit(None if not_finite else agent.ranks.sum, new_policy=first and agent.phase == "train")
     return norms
 
 
@@ -140,7 +144,7 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
             agent.clock.advance(len(index))
     numbers = torch.stack([*sums.values(), *gaps]).tolist() if sums else []
     totals = dict(zip(sums, numbers, strict=False))
-    watch = agent.gradient_watch
+    watch = agent.steps.gradient_watch
     fault = "the gradient is not finite" if watch is not None and not watch.finite() else ""
     if not all(math.isfinite(totals[name]) for name in LOSSES if name in totals):
         fault = first_fault(losses)
@@ -158,7 +162,7 @@ def _ready_for_loss(agent: Any, rollout: Rollout, first: bool) -> Rollout:
     if not agent.needs.mini_batch_logps:
         return rollout
     if current is None:
-        with agent.evaluation_mode():
+        with evaluation_mode(agent):
             scores, _ = score_policy(agent.actor, rollout, replace(agent.reader, advance=lambda count: None))
         torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
         current = scores.old_logps

@@ -71,7 +71,7 @@ class PolicyFolder(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         agent = cast(Agent, pl_module)
         # In 16 bits models compute with what is rounded: weights with masters, gathered shares, the base below LoRA.
-        rounds = any((agent.masters, units(agent.actor), agent.lora)) and "bf16" in str(trainer.precision)
+        rounds = any((agent.steps.masters, units(agent.actor), agent.lora)) and "bf16" in str(trainer.precision)
         exact = exact_weights(agent) if rounds else None
         with gathered(agent.actor) if exact is None else nullcontext():
             if trainer.is_global_zero:
@@ -88,6 +88,6 @@ def exact_weights(agent: Agent) -> dict[str, Tensor]:
     if units(actor):
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return cast(dict[str, Tensor], get_model_state_dict(actor, options=options))
-    weights = agent.masters.in_place_of(actor.state_dict())
+    weights = agent.steps.masters.in_place_of(actor.state_dict())
     frozen = {} if agent.lora is None else frozen_weights(actor)
     return {name: weight for name, weight in weights.items() if name not in frozen}

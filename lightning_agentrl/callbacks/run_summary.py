@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint import in_order
+from lightning_agentrl.agents.hooks import play_held_out
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means
@@ -99,7 +100,7 @@ class RunSummary(L.Callback):
     def _play(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         data = cast(RolloutDataModule, cast(Any, trainer).datamodule)
         metrics = EpisodeMetrics(data.pool.names).to(pl_module.device)
-        results = cast(Agent, pl_module).play_held_out(data.validation_seeds())
+        results = play_held_out(pl_module, data.validation_seeds())
         metrics.update(results)
         numbers = metrics.compute()
         own = {name: _results(numbers, f"source/{name}/") for name in data.pool.names}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.agents.scoring import Reader, row_scores
+from lightning_agentrl.agents.scoring import Reader, evaluation_mode, row_scores
 from lightning_agentrl.metrics.numbers import Mean, over_ranks
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.types import ModelInput, Rollout, Row, input_of
@@ -34,7 +34,7 @@ class ThoughtInformation(RolloutCallback):
         pairs = thoughts_of(rollout)
         step = max(len(pairs) / COMPARED, 1.0)
         picked = [pairs[int(k * step)] for k in range(min(COMPARED, len(pairs)))]
-        with agent.evaluation_mode():
+        with evaluation_mode(agent):
             logps = cross_logps(agent.actor, picked, replace(agent.reader, advance=lambda count: None))
         weight = len(picked) if len(picked) > 1 else 0
         information, found = mutual_information(logps) if weight else (0.0, 0.0)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.scoring import policy_handle
 from lightning_agentrl.agents.zero import zero_stage
 from lightning_agentrl.models.allocator import resident_bytes, trim
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
@@ -74,7 +75,7 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
         longest = max(longest, agent.compute.max_tokens_per_micro_batch)
     reads = max(sum(len(rows[i].logit_positions) for i in index) for index in plans)
     window = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
-    handle = replace(agent.policy_handle(()), max_model_len=window, trained_meanwhile=data.max_staleness > 0)
+    handle = replace(policy_handle(agent), max_model_len=window, trained_meanwhile=data.max_staleness > 0)
     engine = data.engine.memory(handle, data.at_a_time)
     activations, on_cpu = activation_bytes(agent, longest, reads), agent.device.type == "cpu"
     return MemoryPlan(

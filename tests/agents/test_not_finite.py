@@ -239,7 +239,7 @@ def test_what_was_watched_in_a_faulty_step_is_no_fault_of_the_next(tmp_path, exa
 
     def watched(agent):
         optimizer = configure(agent)
-        agent.gradient_watch = GradientWatch(agent.parameters())
+        agent.steps.gradient_watch = GradientWatch(agent.parameters())
         return optimizer
 
     monkeypatch.setattr(FaultyAgent, "configure_optimizers", watched)

@@ -29,7 +29,7 @@ class WithMore(PPOAgent):
     def configure_optimizers(self) -> Any:
         made = super().configure_optimizers()
         if self.steps_on_it:
-            made["optimizer"].param_groups[0]["params"] += self.masters.of(self.more.parameters())
+            made["optimizer"].param_groups[0]["params"] += self.steps.masters.of(self.more.parameters())
         return made
 
 

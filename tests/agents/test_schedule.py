@@ -189,7 +189,7 @@ def test_a_second_run_warms_up_and_schedules_anew(tmp_path: Path, tiny_folder: P
         rates_seen = RatesSeen()
         rates = fit(tmp_path, agent, 5, [warmup, rates_seen], data={"max_staleness": 1})
         runs.append((rates, rates_seen.of_iterations))
-        held.append(agent.held_steps)
+        held.append(agent.steps.held(agent.trainer))
     assert [phase for phase, _ in runs[0][1]] == ["critic_warmup"] * 2 + ["train"] * 3
     assert runs[0][1][-1][1] == 1.0
     assert runs[0] == runs[1]

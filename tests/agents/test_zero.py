@@ -141,7 +141,7 @@ def test_gradients_of_a_second_run_are_seen_by_its_own_watch_alone(tiny_folder):
     agent.configure_model()
     agent._trainer = Trainer()
     agent._trainer.datamodule = make_data()
-    watches = [agent.configure_optimizers() and agent.gradient_watch for _ in range(2)]
+    watches = [agent.configure_optimizers() and agent.steps.gradient_watch for _ in range(2)]
     (torch.inf * next(agent.actor.parameters()).sum()).backward()
     assert [watch.finite() for watch in watches] == [True, False]
 

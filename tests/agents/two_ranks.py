@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.laboratory.every_estimator import estimators
 from lightning_agentrl.advantages import Forked
 from lightning_agentrl.agents import KL, Needs, Optim, PPOAgent
+from lightning_agentrl.agents.scoring import evaluation_mode
 from lightning_agentrl.agents.selection import corrected, kept_rows, token_noise
 from lightning_agentrl.losses import (
     AggregationMode,
@@ -78,7 +79,7 @@ class Everything(PPOAgent):
         return rollout if rollout.scores.values is not None else super().score(rollout)
 
     def prepare(self, rollout: Rollout) -> Prepared:
-        with self.evaluation_mode():
+        with evaluation_mode(self):
             rollout = self.score(rollout)
         misread = 0.4 * (token_noise(rollout, 0) - 0.5) * rollout.action_mask  # by the engine
         rollout = rollout.union(rollout_logps=rollout.rollout_logps + misread)
