@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lightning_agentrl.episodes.contract import Contract, read_contract
-from lightning_agentrl.episodes.daemon_threads import DaemonThreads
 from lightning_agentrl.episodes.env_process import ProcessEnvironment, pickled
 from lightning_agentrl.episodes.environment import Answer, Environment, Hosted
 from lightning_agentrl.episodes.observation import CONTRACT
@@ -308,6 +308,27 @@ class EnvWorker:
     def _close(self) -> None:
         if self._environment is not None:
             self._environment.close()
+
+
+class DaemonThreads(ThreadPoolExecutor):
+    """An executor that starts a daemon thread for each call.
+
+    A call that never returns holds up neither other calls nor the exit of the interpreter, which waits for the threads
+    of an ordinary executor.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+                    future.set_exception(error)
+
+        threading.Thread(target=work, name="call", daemon=True).start()
+        return future
 
 
 def close_all(workers: Sequence[EnvWorker]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import gymnasium
 import torch
@@ -21,36 +21,6 @@ from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.prompts.template import RunDate
 
 ENVS = "data.init_args.envs"  # the key of several sources
-
-
-class Source(Protocol):
-    """A maker of environments of one kind."""
-
-    key: str  # the key of the config under which it was given
-    judge: Judge | None  # of its turns
-    judge_timeout_seconds: float | None
-    date: RunDate | None  # of the run
-
-    @property
-    def share(self) -> float:
-        """Its part of all that is played, relative to the other sources."""
-
-    @property
-    def name(self) -> str:
-        """What it is called in metrics."""
-
-    @property
-    def label(self) -> str:
-        """What its episodes follow from, besides a seed."""
-
-    def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Make an environment for training, or for validation; without executor, calls run in the caller's thread."""
-
-    def start(self, device: torch.device) -> None:
-        """Prepare for playing; called once the policy is on this device."""
-
-    def release(self) -> None:
-        """Give back what was prepared; called when a run has ended."""
 
 
 @dataclass
@@ -152,12 +122,15 @@ class EnvConfig:
         return Recipe(self.id, self.kwargs, self.key, expert=self._expert)
 
 
+Source = EnvConfig | TaskSet
+
+
 def as_gym_takes(env: Any) -> Any:
     """Return a config for the arguments of ``gymnasium.make`` as a mapping; any other value unchanged."""
     return EnvConfig(**env) if isinstance(env, Mapping) else env
 
 
-def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | None) -> list[Source]:
+def all_sources(env: EnvConfig | None, envs: Sequence[Source] | None) -> list[Source]:
     """Return all sources in the order in which they were given, each with its key.
 
     Raises:
@@ -175,6 +148,5 @@ def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | Non
         source.key = ENV if env is not None else f"{ENVS}[{place}]"
         if not 0 < source.share < math.inf:
             raise ValueError(f"{source.key}.share must be above 0 and finite, got {source.share}")
-        if isinstance(source, EnvConfig | TaskSet):
-            source.check()
+        source.check()
     return sources

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import gymnasium
 import torch
 
-from lightning_agentrl.episodes.daemon_threads import DaemonThreads
-from lightning_agentrl.episodes.env_worker import EnvWorker
+from lightning_agentrl.episodes.env_worker import DaemonThreads, EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.judge import Judge, check_timeout, compiled
 from lightning_agentrl.episodes.observation import as_float, check_reward, well_formed

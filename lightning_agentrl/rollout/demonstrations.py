@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from lightning_agentrl.distributed import all_gather, rank, world_size
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.episodes.env_pool import EnvPool
-from lightning_agentrl.episodes.expert import EXPERT_ACTION
+from lightning_agentrl.episodes.recipe import EXPERT_ACTION
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import EnvConfig, Source

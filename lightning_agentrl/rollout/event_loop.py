@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from lightning_agentrl.episodes.daemon_threads import DaemonThreads
+from lightning_agentrl.episodes.env_worker import DaemonThreads
 
 T = TypeVar("T")
 
