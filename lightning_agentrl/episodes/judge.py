@@ -206,11 +206,6 @@ class ModelJudge(Judge):
             sentence = str(error).replace("model.init_args.model", f"{self.key}.init_args.model")
             raise ConfigError(sentence) from error
         room = policy.context_length - self.max_reply_tokens
-        if room < 1:
-            raise ValueError(
-                f"the context of the judge '{self.model}' has {policy.context_length} tokens, and its answers may have "
-                f"{self.max_reply_tokens}; lower {self.key}.init_args.max_reply_tokens"
-            )
         words = PromptFormat(think=False, instruction="", max_prompt_tokens=room)
         self._chat = ChatRenderer(tokenizer, words, reader, self.date).free_text
         engine = TransformersEngine(max_batch=1, admission="as_they_come")  # company would change the last bits

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lightning_agentrl.engines import PolicyHandle, Reply, TransformersEngine
+from lightning_agentrl.episodes.episode import Episode, Prompt, make_prompt
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn
 from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
@@ -142,6 +143,34 @@ def test_notes_of_an_episode_are_in_its_prompts_after_a_resume_too(tiny_folder, 
     assert notes[0, 4] == ["fact 1", "fact 2", "fact 3"]
     assert notes[0, 5] == ["fact 2", "fact 3", "fact 4"]
     assert notes[0, 6] == ["none yet"], "the next episode begins without notes"
+
+
+@pytest.mark.parametrize("memory", [WindowMemory(2), FullMemory()])
+def test_a_prompt_is_made_once_for_each_observation(tiny_folder, monkeypatch, memory):
+    made: list[int] = []
+
+    def counting(episode: Episode, *args: Any) -> Prompt:
+        made.append(episode.turn)
+        return make_prompt(episode, *args)
+
+    monkeypatch.setattr("lightning_agentrl.episodes.session.make_prompt", counting)
+    with workplace(tiny_folder, [Scripted(4)], memory=memory) as place:
+        place.collect(6)
+        past = place.sessions[0].episode.past
+    assert made == [0, 1, 2, 3, 0, 1, 2]  # no prompt follows the end of an episode; the last one is the bootstrap state
+    assert [turn.follows for turn in past] == [-1, 0]
+
+
+def test_a_moment_stays_as_its_episode_goes_on(tiny_folder):
+    with workplace(tiny_folder, [Scripted(9)], memory=FullMemory()) as place:
+        place.collect(2)
+        session = place.sessions[0]
+        moment, before = session.moment(), session.state_dict()
+        place.collect(3)
+        other = place.session(0, Scripted(9))
+        place.loop.run(other.enter(moment, seed=1))
+        assert other.state_dict() == before
+        assert session.episode.turn == 5
 
 
 def test_a_session_before_its_first_episode(tiny_folder):
