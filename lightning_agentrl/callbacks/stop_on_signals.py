@@ -1,16 +1,19 @@
-"""Saving when a run is told to end."""
+"""Save and end a run at a signal."""
 
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import lightning as L
@@ -21,22 +24,27 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning_agentrl.agents.checkpoint import last_good_checkpoint, remove
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
-from lightning_agentrl.callbacks.signal_watch import SignalWatch
+from lightning_agentrl.distributed import rank
 from lightning_agentrl.rollout import RolloutDataModule
-from lightning_agentrl.rollout.stopping import Stopped
+from lightning_agentrl.rollout.stopping import Stopped, Stopping
 
-OFF = "trainer.enable_checkpointing is false"
 SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2  # Lightning's name of what a job that is started again goes on with
+LOOK_SECONDS = 0.5  # between two looks at the time and at requests without a signal
+TELL_SECONDS = 5.0  # for the last sentence, which asks a disk
+SECOND_AFTER = 1.0  # seconds in which one signal may come twice: `timeout` sends it to the process and to its group
 
 
 class StopOnSignals(L.Callback):
-    """Saving when the run is told to end, by SIGTERM, Ctrl-C or a terminal that is closed, to any of its processes.
+    """Saving when the run is told to end, by SIGTERM, Ctrl-C or a terminal that is closed.
 
     A collection, scoring or validation is left and repeated when the run goes on. An update is finished. Then the run
     saves ``stopped-<iterations>.ckpt`` beside its other checkpoints and ends with 143 after SIGTERM, 130 after Ctrl-C,
     129 after SIGHUP, which a terminal sends as it is closed (but to no run that was started with ``nohup``).
     A run without a server of its engine, for longer than it may wait, does so too, with 143. A second signal ends it at
     once. SIGUSR1 saves ``saved-<iterations>.ckpt`` after the running stage and goes on.
+
+    A process passes its signals on to those that it has started. Of a signal to one of the others alone, all processes
+    learn where they meet: after a collection, scoring, validation or update.
 
     Under SLURM, SIGUSR1 (``sbatch --signal=SIGUSR1@90``) ends the run too, and ``scontrol`` puts the job back into the
     queue, where the same command goes on with what was saved.
@@ -53,7 +61,6 @@ class StopOnSignals(L.Callback):
         self.grace_seconds = grace_seconds
         self.command: Sequence[str] = ()  # of this run, which with another ckpt_path continues it
         self.ends_at: float | None = None  # by the monotonic clock, after a signal
-        self._saved = ""  # checkpoint that a signal asked for
         self._watch: SignalWatch | None = None
 
     # Lightning puts its own handlers in place after on_fit_start
@@ -83,86 +90,188 @@ class StopOnSignals(L.Callback):
         if threading.current_thread() is not threading.main_thread():
             rank_zero_warn("signals are not handled, since Python does so in the main thread only and this is another")
             return
-        requeues = _requeue_signal(trainer)
+        stopping, requeues = _data(trainer).stopping, _requeue_signal(trainer)
         ends = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *([] if requeues is None else [requeues])]
         saves = [number for number in (signal.SIGUSR1,) if number not in ends]
-        stopping = _data(trainer).stopping
-        stopping.begin(lambda: self._save_and_go_on(trainer))
+        stopping.begin(lambda: _say(f"SIGUSR1 came: {self._save(trainer, 'saved')}"))
+
+        launcher = trainer.strategy.launcher
         self._watch = SignalWatch(
             ends,
             saves,
             stopping,
             self.grace_seconds,
-            lambda: _say_at_once(self._announcement(trainer, stopping.asked)),
-            lambda reason: _say_at_once(self._sentence(trainer, stopping.asked, reason)),
+            pass_on=lambda number: None if launcher is None else launcher.kill(number),
+            asked=lambda: _say_at_once(self._announcement(trainer, stopping.asked)),
+            ended=lambda reason: _say_at_once(self._sentence(trainer, stopping.asked, reason)),
         )
-
-    def _save_and_go_on(self, trainer: L.Trainer) -> None:
-        saved = self._save(trainer, ends=False)
-        _say(f"SIGUSR1 came: {self._saved} is saved" if saved else f"SIGUSR1 came: nothing is saved, since {OFF}")
-
-    def _end(self, trainer: L.Trainer, stopped: Stopped) -> None:
-        said = "there was nothing to save"
-        if trainer.state.fn == TrainerFn.FITTING:
-            requeues = stopped.number == _requeue_signal(trainer)
-            said = (
-                "all is saved"
-                if self._save(trainer, ends=True, for_slurm=requeues)
-                else f"nothing is saved, since {OFF}"
-            )
-            if requeues and trainer.is_global_zero:
-                said += f", and {_requeue()}"
-        self.ends_at = None if self._watch is None else self._watch.ends_at
-        _say(self._sentence(trainer, stopped.number, said))
-
-    def _save(self, trainer: L.Trainer, ends: bool, for_slurm: bool = False) -> bool:
-        """Save, unless the run has no checkpoints; return whether it did. All ranks must call it."""
-        callback = trainer.checkpoint_callback
-        if callback is None:
-            return False
-        name = f"{'stopped' if ends else 'saved'}-{trainer.current_epoch}"
-        if not for_slurm and isinstance(
-            callback, RunCheckpoints
-        ):  # removed like its others when it is none of the last
-            self._saved = callback.save(trainer, name=name)
-            return True
-        folder = getattr(callback, "dirpath", None) or run_folder(trainer) / "checkpoints"
-        path = str(Path(folder) / f"{name}.ckpt")
-        if for_slurm:  # where the job that is started again looks for it
-            root = trainer.default_root_dir
-            path = trainer.strategy.broadcast(cast(Any, trainer)._checkpoint_connector.hpc_save_path(root))
-        trainer.save_checkpoint(path, weights_only=False)
-        if for_slurm and trainer.is_global_zero:
-            saved = Path(path).parent.glob(SLURM_SAVED)
-            for old in sorted(saved, key=lambda file: int(file.stem.rpartition("_")[2]))[:-SLURM_KEPT]:
-                remove(old)
-        if isinstance(callback, RunCheckpoints):
-            callback.name_last(trainer, path)
-        self._saved = path
-        return True
 
     def _close(self) -> None:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
-    # Sentences
+    def _end(self, trainer: L.Trainer, stopped: Stopped) -> None:
+        done = "there was nothing to save"
+        if trainer.state.fn == TrainerFn.FITTING:
+            requeues = stopped.number == _requeue_signal(trainer)
+            saved = self._save(trainer, "stopped", for_slurm=requeues)
+            done = "all is saved" if saved.endswith("is saved") else saved
+            if requeues and trainer.is_global_zero:
+                done += f", and {_requeue()}"
+        self.ends_at = None if self._watch is None else self._watch.ends_at
+        _say(self._sentence(trainer, stopped.number, done))
+
+    def _save(self, trainer: L.Trainer, what: str, for_slurm: bool = False) -> str:
+        """Save, unless the run has no checkpoints; return what was done. All ranks must call it."""
+        callback, name = trainer.checkpoint_callback, f"{what}-{trainer.current_epoch}"
+        if callback is None:
+            return "nothing is saved, since trainer.enable_checkpointing is false"
+        if isinstance(callback, RunCheckpoints) and not for_slurm:  # removed later as its others are
+            return f"{callback.save(trainer, name=name)} is saved"
+        if for_slurm:  # where the job that is started again looks for it
+            root = Path(trainer.default_root_dir)
+            saved = sorted(root.glob(SLURM_SAVED), key=lambda file: int(file.stem.rpartition("_")[2]))
+            number = int(saved[-1].stem.rpartition("_")[2]) + 1 if saved else 1
+            path = Path(trainer.strategy.broadcast(str(root / SLURM_SAVED.replace("*", str(number)))))
+        else:
+            path = Path(getattr(callback, "dirpath", None) or run_folder(trainer) / "checkpoints", f"{name}.ckpt")
+        trainer.save_checkpoint(path, weights_only=False)
+        if for_slurm and trainer.is_global_zero:
+            for old in saved[: 1 - SLURM_KEPT]:
+                remove(old)
+        if isinstance(callback, RunCheckpoints):
+            callback.name_last(trainer, str(path))
+        return f"{path} is saved"
 
     def _announcement(self, trainer: L.Trainer, number: int) -> str:
-        return (
-            f"{_why(trainer, number)}: the run saves and ends, in at most {self.grace_seconds:g} s; "
-            "a second signal ends it at once"
-        )
+        limit = f"in at most {self.grace_seconds:g} s"
+        return f"{_why(trainer, number)}: the run saves and ends, {limit}; a second signal ends it at once"
 
     def _sentence(self, trainer: L.Trainer, number: int, what: str) -> str:
-        done = trainer.current_epoch
-        where = f"in the validation of iteration {done + 1}" if trainer.validating else f"after iteration {done}"
-        why = _why(trainer, number)
-        head = f"stopped {where}: {why}, {what}"
+        done, why = trainer.current_epoch, _why(trainer, number)
         if trainer.state.fn != TrainerFn.FITTING:
             return f"stopped: {why}, {what}"
+        where = f"in the validation of iteration {done + 1}" if trainer.validating else f"after iteration {done}"
         path = last_good_checkpoint(trainer)
-        return f"{head}; {how_to_continue(path, self.command)}" if path else f"{head}; there is no checkpoint yet"
+        then = how_to_continue(path, self.command) if path else "there is no checkpoint yet"
+        return f"stopped {where}: {why}, {what}; {then}"
+
+
+class SignalWatch:
+    """A thread that passes signals on to :class:`Stopping`, and ends the process when its time is over.
+
+    Python runs a handler once its main thread is free, which may wait inside torch for minutes. But the interpreter
+    writes the number of a signal to a pipe at once, and the thread reads it there.
+
+    Must be made in the main thread. Signals that the process was started to ignore, as Ctrl-C in the background of a
+    script, are left alone.
+
+    Args:
+        ends: signals that ask the run to end.
+        saves: signals that ask it to save and go on.
+        stopping: what the run looks at.
+        grace_seconds: from the first signal to the end of the process, if the run has not ended by then.
+        pass_on: sends a signal to the processes that this one has started.
+        asked: called once the run is asked to end.
+        ended: called with the reason before the thread ends the process.
+    """
+
+    def __init__(
+        self,
+        ends: Sequence[int],
+        saves: Sequence[int],
+        stopping: Stopping,
+        grace_seconds: float,
+        pass_on: Callable[[Any], object],
+        asked: Callable[[], object],
+        ended: Callable[[str], object],
+    ) -> None:
+        heeded = [number for number in (*ends, *saves) if signal.getsignal(number) is not signal.SIG_IGN]
+        self.saves, self.stopping = saves, stopping
+        self.grace_seconds, self.pass_on, self.asked, self.ended = grace_seconds, pass_on, asked, ended
+        self.ends_at: float | None = None  # by the monotonic clock, once the run is asked to end
+        self._came_at: float | None = None  # the first signal
+        self._over = threading.Event()
+        self._pipe, self._written = os.pipe()
+        os.set_blocking(self._written, False)
+        self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        self._earlier = {number: signal.signal(number, _in_the_pipe) for number in heeded}
+        self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and put the earlier handlers back, unless others were set since, as Lightning does."""
+        for number, handler in self._earlier.items():
+            if signal.getsignal(number) is _in_the_pipe:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
+        signal.set_wakeup_fd(self._earlier_pipe)
+        self._over.set()
+        self._thread.join()
+        os.close(self._written)
+        os.close(self._pipe)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            readable, _, _ = select.select([self._pipe], [], [], LOOK_SECONDS)
+            for number in os.read(self._pipe, 4096) if readable else b"":
+                self._came(number)
+            if self.stopping.asked and self.ends_at is None:
+                self.ends_at = time.monotonic() + self.grace_seconds
+                self.asked()
+            if self.ends_at is not None and time.monotonic() > self.ends_at:
+                self._end(f"and it could not save within {self.grace_seconds:g} s")
+
+    def _came(self, number: int) -> None:
+        if number not in self._earlier:  # of another handler
+            return
+        self.pass_on(number)
+        if number == signal.SIGHUP:
+            drop_lost_outputs()
+        if number in self.saves:
+            self.stopping.saves += 1
+        elif self._came_at is None:
+            self._came_at = time.monotonic()
+            self.stopping.ask(number)
+        elif time.monotonic() - self._came_at > SECOND_AFTER:
+            self._end("and a second one ended it at once")
+
+    def _end(self, reason: str) -> None:
+        """End the process, whatever its other threads do."""
+        code = 128 + self.stopping.asked if rank() == 0 else 0
+        timer = threading.Timer(TELL_SECONDS, os._exit, [code])  # the disk of the last checkpoint may stall
+        timer.daemon = True
+        timer.start()
+        self.ended(reason)
+        os._exit(code)
+
+
+def _in_the_pipe(number: int, frame: FrameType | None) -> None:
+    """Do nothing. Without a handler, no number would be written to the pipe."""
+
+
+def _forget() -> None:
+    """Let signals to a forked process end it, and not its parent's run."""
+    heeded = [number for number in signal.valid_signals() if signal.getsignal(number) is _in_the_pipe]
+    if heeded:
+        signal.set_wakeup_fd(-1)
+    for number in heeded:
+        signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def drop_lost_outputs() -> None:
+    """Let output to a terminal that is gone, or to a closed pipe, go nowhere, so that no error ends the run unsaved."""
+    polled = select.poll()
+    for number in (1, 2):
+        polled.register(number, 0)  # errors are reported without being asked for
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number, event in polled.poll(0):
+        if event & (select.POLLERR | select.POLLHUP):
+            os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def how_to_continue(path: str | Path, command: Sequence[str]) -> str:
@@ -212,12 +321,12 @@ def _why(trainer: L.Trainer, number: int) -> str:
 
 
 @rank_zero_only
-def _say(sentence: str) -> None:
-    print(f"agentrl: {sentence}", file=sys.stderr, flush=True)
+def _say_at_once(sentence: str) -> None:
+    """Write past Python's buffers, which another thread may hold."""
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, f"agentrl: {sentence}\n".encode())
 
 
 @rank_zero_only
-def _say_at_once(sentence: str) -> None:
-    """Write past Python's buffers, which another thread may hold."""
-    with suppress(OSError):  # nobody may read it any more
-        os.write(2, f"agentrl: {sentence}\n".encode())
+def _say(sentence: str) -> None:
+    print(f"agentrl: {sentence}", file=sys.stderr, flush=True)

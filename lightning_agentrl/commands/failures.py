@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 
-from lightning_agentrl.errors import CheckpointNotSavedError, ConfigError, EnvError, Problem, causes
-from lightning_agentrl.errors.foreign_messages import disk_full, logger_refusal, out_of_memory, unknown_metric
+from lightning_agentrl.errors import (
+    CheckpointNotSavedError,
+    ConfigError,
+    EnvError,
+    Problem,
+    causes,
+    first_line,
+    one_line,
+)
+from lightning_agentrl.errors.foreign_messages import (
+    disk_full,
+    logger_refusal,
+    lost_rank,
+    not_met,
+    out_of_memory,
+    unknown_metric,
+)
 
 _TOKENS = "model.init_args.compute.max_tokens_per_micro_batch"
 _BATCH = "the engine's batch (data.init_args.engine.init_args.max_batch)"
@@ -43,6 +59,36 @@ def explained(error: BaseException, stage: str = "") -> ConfigError | None:
     for cause in causes(error):
         if problem := _memory(cause, stage) or _disk(cause) or unknown_metric(cause) or logger_refusal(cause):
             return _raised_from(error, problem)
+    return None
+
+
+def lost_process(error: BaseException, saved: bool) -> Problem | None:
+    """Describe processes that never met, or of which one was lost; None for other errors.
+
+    Args:
+        error: what ended this process.
+        saved: whether there is a checkpoint to continue from.
+    """
+    for cause in causes(error):
+        if not_met(cause):
+            place = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+            return Problem(
+                f"the processes of this run did not meet at {place} ({one_line(first_line(cause))})",
+                fix="start the command on all nodes (trainer.num_nodes) with the address of the first, whose port they "
+                "must reach",
+            )
+        if lost := lost_rank(cause):
+            at = f" at {lost.address}" if lost.address else ""
+            then = "continue with --ckpt_path last" if saved else "start again, as there is no checkpoint"
+            if lost.closed:
+                return Problem(
+                    f"another process of this run{at} has ended", fix=f"its own output says why; then {then}"
+                )
+            return Problem(
+                f"another process of this run{at} did not take part in time",
+                fix="look at its machine, and at the network to it; if it hangs, its own output says where, and if it "
+                f"is slow, raise trainer.strategy.init_args.timeout; then {then}",
+            )
     return None
 
 

@@ -36,7 +36,6 @@ from lightning_agentrl.agents.checkpoint import CheckpointedTrainer, exists, las
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import check_keys, refuse_foreign_keys
 from lightning_agentrl.callbacks import StopOnSignals
-from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
 from lightning_agentrl.callbacks.run_checkpoints import WORDS, named_checkpoint
 from lightning_agentrl.callbacks.run_folder import RunRecord
 from lightning_agentrl.callbacks.trainer import CALLBACKS, DEFAULTS, with_defaults
@@ -44,7 +43,7 @@ from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import ConstructorError, construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.empty_keys import empty_keys
 from lightning_agentrl.commands.ending import lost_reader
-from lightning_agentrl.commands.failures import explained
+from lightning_agentrl.commands.failures import explained, lost_process
 from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
@@ -247,8 +246,6 @@ class AgentCLI(LightningCLI):
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
             raise ConfigError(trainer_problem(error, self.settings.trainer)) from error
-        self.nodes = NodeNames()
-        cast(Any, trainer).callbacks.append(self.nodes)
         if self.settings.get("dry_run"):
             # it writes before training starts
             kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
@@ -323,7 +320,7 @@ class AgentCLI(LightningCLI):
             return None
         if isinstance(error, CheckpointError):
             return ConfigError(Problem(f"the checkpoint '{path}' {error.reason}", key="ckpt_path", fix=error.fix))
-        if problem := lost_process(error, self.nodes, bool(last_good_checkpoint(self.trainer))):
+        if problem := lost_process(error, bool(last_good_checkpoint(self.trainer))):
             return ConfigError(problem)
         if config_error := explained(error, agent.clock.failed_in or ("" if playing else "load")):
             return config_error

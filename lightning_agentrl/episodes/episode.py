@@ -64,7 +64,7 @@ class Episode:
     def state_dict(self, images: PixelTable) -> dict[str, Any]:
         """Return the episode as plain types, with the pixels of its images added to the table."""
         return vars(self) | {
-            "actions": [builtin(action) for action in self.actions],
+            "actions": list(map(builtin, self.actions)),
             "past": [past_to_plain(turn, images) for turn in self.past],
             "context": segments_to_plain(self.context, images),
         }

@@ -20,15 +20,15 @@ from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser, named, spellings
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
 
-WHOLE_EPISODE_TURNS = 1000  # after which an episode that is played whole is truncated where nothing else is said
+WHOLE_EPISODE_TURNS = 1000  # default limit of an episode that is played whole
 
-NOTHING = Answer("", "", Contract())  # to a reply that is asked for again
+NOTHING = Answer("", "", Contract())  # the environment's answer to a reply that is asked for again
 
 
 class Interaction(ABC):
     """A turn loop, which plays one session until the recorder is full. Many run at a time.
 
-    What has to outlive a call belongs in the session, since one object serves all sessions and is not in checkpoints.
+    Keep state in the session: one object serves all sessions and is not in checkpoints.
     """
 
     max_reply_tokens: int
@@ -47,14 +47,14 @@ class TurnInteraction(Interaction):
 
     Args:
         max_reply_tokens: cap on the tokens of one reply.
-        parser: reads the action out of a reply; TolerantParser when not given. Where an environment takes free text, as
+        parser: reads the action out of a reply; TolerantParser when not given. If an environment takes free text, as
             one-turn tasks do, the whole reply is the action.
         invalid_penalty: what an invalid reply costs.
         invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by it, or ``truncate``
             the episode after it (with the penalty added).
         max_turns: truncate episodes here; the environment's own limit applies in any case. None: after 1,000 turns
-            where whole episodes are played (groups, validation), else never.
-        reply_budget: tokens of all replies of an episode. The last one is cut where they are used up, and the episode
+            if whole episodes are played (groups, validation), else never.
+        reply_budget: tokens of all replies of an episode. The last reply is cut when they are used up, and the episode
             is truncated. None: no limit.
         ask_again: how often a reply that names no action is asked for again before the default action is taken. Each
             such reply is trained like others, as a turn of the rollout with the penalty as its reward, but the
@@ -71,16 +71,12 @@ class TurnInteraction(Interaction):
         reply_budget: int | None = None,
         ask_again: int = 0,
     ) -> None:
-        if max_reply_tokens < 1:
-            raise ValueError(f"max_reply_tokens must be at least 1, got {max_reply_tokens}")
         if invalid_mode not in ("add", "replace", "truncate"):
             raise ValueError(f"invalid_mode must be add, replace or truncate, got '{invalid_mode}'")
-        if max_turns is not None and max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1 or null, got {max_turns}")
-        if reply_budget is not None and reply_budget < 1:
-            raise ValueError(f"reply_budget must be at least 1 or null, got {reply_budget}")
-        if ask_again < 0:
-            raise ValueError(f"ask_again must be at least 0, got {ask_again}")
+        least = {"max_reply_tokens": 1, "max_turns": 1, "reply_budget": 1, "ask_again": 0}
+        for name, value in zip(least, (max_reply_tokens, max_turns, reply_budget, ask_again), strict=True):
+            if value is not None and value < least[name]:
+                raise ValueError(f"{name} must be at least {least[name]}, got {value}")
         self.max_reply_tokens = max_reply_tokens
         self.parser = parser or TolerantParser()
         self.invalid_penalty = invalid_penalty
@@ -128,7 +124,7 @@ class TurnInteraction(Interaction):
         engine_seconds: float,
         recorder: Recorder,
     ) -> Turn:
-        """Let the environment do what a reply says."""
+        """Execute a sampled reply in the environment and return the turn."""
         episode, observed, contract = session.episode, session.worker.answer, session.contract
         assert observed is not None
         index, shown, renderer = episode.turn, prompt.observation, session.renderer
@@ -167,7 +163,7 @@ class TurnInteraction(Interaction):
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE
         cut = truncated or (stop is None and recorder.at_last_turn)
-        # Where an episode ends at a reply that is not executed, the answer before it is how it ended.
+        # If an episode ends at a reply that is not executed, the answer before it holds the outcome.
         last = observed if ask_again and stop is not None else result
         success = last.info.get("success")
         return Turn(
@@ -204,7 +200,7 @@ class TurnInteraction(Interaction):
         )
 
     def _parse(self, text: str, contract: Contract) -> ParsedReply:
-        """Return what the text of a reply says.
+        """Return the thought and the action of a reply.
 
         Raises:
             EnvError: there are no actions that it could name.
@@ -234,6 +230,6 @@ class TurnInteraction(Interaction):
 
 
 def invents(reply: str, cut: bool, contract: Contract) -> bool:
-    """Return whether a reply that names no action names something else, as if it were one."""
+    """Return whether a reply without an action names one that does not exist."""
     names = spellings(contract.actions, contract.aliases)
     return bool(contract.actions) and judge(named(reply, names), cut, names)[0] is Invalid.INVENTED

@@ -1,9 +1,8 @@
-"""Judges: a reward for a turn beside that of the environment, from a rule or from another model."""
+"""Judges: a reward for each turn in addition to the environment's, from a rule or from another model."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
 import traceback
@@ -32,7 +31,7 @@ _NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][
 
 @dataclass(frozen=True)
 class JudgedTurn:
-    """What a judge is given of a turn."""
+    """The part of a turn that a judge sees."""
 
     task: str  # the rules of the environment
     observation: str
@@ -45,7 +44,7 @@ class JudgedTurn:
 
 
 class Judge(ABC):
-    """Strategy object: what a turn is worth beside the environment's reward. One judges all turns of a source."""
+    """Strategy object: a reward for each turn in addition to the environment's; one for all turns of a source."""
 
     key = "judge"  # of the config, once it belongs to a source
     date: RunDate | None = None  # of the run
@@ -53,10 +52,10 @@ class Judge(ABC):
 
     @abstractmethod
     async def judge(self, turn: JudgedTurn) -> float:
-        """Return what is added to the reward of a turn.
+        """Return the number that is added to the reward of a turn.
 
-        It must ``await`` what takes long, blocking calls in ``asyncio.to_thread``: else all environments wait, and no
-        timeout ends it.
+        ``await`` everything that takes long, blocking calls in ``asyncio.to_thread``: otherwise all environments wait,
+        and no timeout ends the call.
         """
 
     def start(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to load
@@ -70,9 +69,9 @@ async def verdict_on(turn: JudgedTurn, judge: Judge, worker: EnvWorker) -> float
     """Ask a judge about a turn, again after each failure as often as its environment may fail (``retries``).
 
     Args:
-        turn: that was played in ``worker``.
-        judge: what is asked.
-        worker: its running call is the judge meanwhile, and failures that were overcome count as its own.
+        turn: the last one in the environment.
+        judge: gives the verdict.
+        worker: the environment. It shows the judge as its running call and counts failures that a retry repaired.
 
     Raises:
         EnvError: the judge failed once more.
@@ -146,13 +145,11 @@ class PatternJudge(Judge):
 
     Args:
         pattern: regular expression, searched for in the whole reply; case matters only within ``(?-i:...)``.
-        reward: of a turn in which it is found; below 0 for what is not wanted.
+        reward: of a turn whose reply matches; negative to discourage a match.
     """
 
     def __init__(self, pattern: str, reward: float) -> None:
         self.pattern = compiled("PatternJudge", pattern)
-        if not math.isfinite(reward):
-            raise ValueError(f"PatternJudge: reward must be finite, got {reward}")
         self.reward = reward
 
     async def judge(self, turn: JudgedTurn) -> float:
@@ -163,7 +160,7 @@ class ModelJudge(Judge):
     """Another model that is asked about each turn and answers with a number.
 
     It runs in the trainer's process, once in each, on the device of the policy. It sees the images of a turn, if it
-    reads images. Its answer is the most likely one, so equal turns are judged alike.
+    reads images. It decodes greedily, so equal turns get equal rewards.
 
     Args:
         model: hub id or local folder.
@@ -179,8 +176,6 @@ class ModelJudge(Judge):
         scale: float = 0.1,
         max_reply_tokens: int = 64,
     ) -> None:
-        if not math.isfinite(scale):
-            raise ValueError(f"ModelJudge: scale must be finite, got {scale}")
         if max_reply_tokens < 1:
             raise ValueError(f"ModelJudge: max_reply_tokens must be at least 1, got {max_reply_tokens}")
         self.model, self.question, self.scale, self.max_reply_tokens = model, question, scale, max_reply_tokens

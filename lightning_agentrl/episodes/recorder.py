@@ -1,4 +1,4 @@
-"""The recorder: collects the turns of one session into samples and says when there are enough."""
+"""Recorders: collect the turns of one session into samples until there are enough."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Recorder:
         self.goes_on = turns is not None  # the session plays another episode when one ends
         self.grows = grows
         self.longest: int | None = None  # most turns of a whole episode
+        self.recorded = 0  # turns that are here
         self._on_turn = on_turn
         self._samples: list[tuple[list[Segment], list[Turn]]] = []
 
@@ -38,11 +39,6 @@ class Recorder:
     def ended(self) -> bool:
         """Whether the last turn ended its episode."""
         return bool(self._samples) and self._samples[-1][1][-1].done
-
-    @property
-    def recorded(self) -> int:
-        """The number of turns that are here."""
-        return sum(len(turns) for _, turns in self._samples)
 
     @property
     def at_last_turn(self) -> bool:
@@ -72,16 +68,20 @@ class Recorder:
             turns.append(turn)
         else:
             self._samples.append(([prompt.as_segment(), action], [turn]))
+        self.recorded += 1
         if self.turns_left is not None:
             self.turns_left -= 1
         self._on_turn()
 
     def last_of(self, episode: int) -> Turn | None:
         """Return the last turn of an episode that is here; None if there is none."""
-        return next((turns[-1] for _, turns in reversed(self._samples) if turns[-1].episode == episode), None)
+        for _, turns in reversed(self._samples):
+            if turns[-1].episode == episode:
+                return turns[-1]
+        return None
 
     def amend(self, episode: int, **changes: Any) -> None:
-        """Change the last turn of an episode, where only a turn of another episode shows what came of it.
+        """Change the last turn of an episode whose outcome only a turn of another episode shows.
 
         Args:
             episode: its number, as the turn has it.
@@ -100,15 +100,15 @@ class Recorder:
         raise ValueError(f"no turn of episode {episode} is in this recorder, so none can be amended")
 
     def truncate(self, stop: StopReason, last_state: Callable[[], tuple[Segment, ...]], lost: Sequence[str]) -> bool:
-        """End every running episode at its last turn here, where the environment cannot go on.
+        """End every running episode at its last turn here, because the environment cannot go on.
 
         Args:
             stop: why.
-            last_state: gives the prompt whose value stands for the rest.
-            lost: kinds of faults, to be noted in one of the turns.
+            last_state: returns the prompt from whose value the rest is bootstrapped.
+            lost: kinds of faults, which one of the turns notes.
 
         Returns:
-            Whether there is such a turn. Otherwise the episode was cut at the end of an earlier rollout, or has none.
+            Whether there was a running episode. Otherwise it was cut at the end of an earlier rollout, or has no turn.
         """
         looked_at: set[int] = set()
         found = False
@@ -145,6 +145,7 @@ class EpisodeRecorder(Recorder):
         self.group = group
         self._part_left: int | None = None
         self._samples = [(list(sample.segments), list(sample.turns)) for sample in samples]
+        self.recorded = sum(len(sample.turns) for sample in samples)
 
     def go_on(self, turns: int | None) -> None:
         """Begin a part of at most ``turns`` turns; None: until the episode ends."""

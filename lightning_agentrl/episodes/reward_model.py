@@ -28,7 +28,7 @@ _READING = threading.Lock()  # one pair at a time, from all threads
 class RewardModel(Scorer):
     """A transformers sequence classifier with one output, which is the reward; loaded once in each process.
 
-    It runs on the device of the policy. Prompt and reply are read as a conversation where the classifier's tokenizer
+    It runs on the device of the policy. Prompt and reply are read as a conversation if the classifier's tokenizer
     has a chat template, else as a pair. The answers of tasks are not used.
 
     Args:
@@ -46,7 +46,7 @@ class RewardModel(Scorer):
         return {**vars(self), "_classifier": None, "_tokenizer": None, "_dated": {}, "_safe": None}
 
     def release(self) -> None:
-        """Leave the model."""
+        """Drop the model."""
         self._classifier: PreTrainedModel | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._dated: dict[str, Any] = {}

@@ -265,7 +265,7 @@ class Session:
 
     def _see(self, answer: Answer) -> None:
         try:
-            images = self._renderer.see(answer.images)
+            images = self._renderer.see(answer.images) if answer.images else ()
         except ConfigError:
             raise
         except ValueError as error:

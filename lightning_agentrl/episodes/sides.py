@@ -19,17 +19,16 @@ from lightning_agentrl.types.rounding import ROUNDING
 
 
 class SidesInteraction(TurnInteraction):
-    """Plays every side of a game with the policy. The turns of each side are an episode of its own.
+    """Plays every side of a game with the policy. The turns of each side form a separate episode.
 
-    After every reset and step the environment says in ``info["side"]`` whose turn it is, a number from 0, and in
-    ``info["side_turns"]`` how many turns each side has had; where the game ends it gives in ``info["side_rewards"]``
-    what each side has earned, which is the reward of its last turn; that of the step itself is the same for the side
-    which moved. Rewards of other steps belong to who moved. Only whole games can be played so, as groups are.
-    Takes the arguments of ``TurnInteraction``, without ``ask_again``. Limits of turns and tokens are those of a game,
-    over all sides.
+    After every reset and step, ``info["side"]`` of the environment is the number (from 0) of the side to move, and
+    ``info["side_turns"]`` lists how many turns each side has had. At the end of the game, ``info["side_rewards"]``
+    lists the reward of each side's last turn; for the side that moved it equals the reward of the step. Rewards of
+    other steps belong to the side that moved. Only whole games can be played, as in groups. Takes the arguments of
+    ``TurnInteraction``, without ``ask_again``. Limits of turns and tokens hold for a game, over all sides.
     """
 
-    forks: ClassVar[bool] = False  # what a side earns depends on turns of the others
+    forks: ClassVar[bool] = False  # the reward of a side depends on turns of the others
 
     async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
         if recorder.goes_on:
@@ -43,7 +42,7 @@ class SidesInteraction(TurnInteraction):
         while not recorder.full:
             side, played = _whose_turn(_info(session))
             episode = len(played) * session.episode.number + side
-            if played[side] != had[episode]:  # their order could not be told
+            if played[side] != had[episode]:  # the order of turns would be unknown
                 raise contract_error(
                     f"info['side_turns'] says that side {side} has had {in_short(played[side])} turns, where it has "
                     f"had {had[episode]}; each reply that it was asked for counts as one"

@@ -92,7 +92,8 @@ class TaskSet:
         held_out: file of the tasks that validation plays; those of ``path`` when not given.
         system: system message of every task.
         share: its part of all that is played, relative to the other sources.
-        retries: how often the score of a reply may fail, such as where a server is busy; it is then asked for again.
+        retries: how often the score of a reply may fail, for example because a server is busy; it is then computed
+            again.
         scorer_timeout_seconds: most seconds for the score of a reply, with its wait for other replies. A longer call
             counts as failed. None: no limit.
     """
@@ -108,8 +109,7 @@ class TaskSet:
     def __post_init__(self) -> None:
         self.key = "data.init_args.envs"
         self.date: RunDate | None = None
-        self.judge: Judge | None = None  # its scorer says all
-        self.judge_timeout_seconds: float | None = None
+        self.judge: Judge | None = None  # its scorer is the whole reward
 
     def check(self) -> None:
         """Refuse numbers out of range.
@@ -235,7 +235,7 @@ def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
 def _task(line: str, where: str, key: str, needs_answer: bool) -> Task:
     try:
         entry = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also of numbers that are too long
+    except ValueError as error:
         raise ValueError(f"{where} is not JSON: {error} (key {key})") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise ValueError(f'{where} is not a task; write {{"prompt": "...", "answer": "..."}} (key {key})')

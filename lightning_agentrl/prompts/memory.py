@@ -1,7 +1,7 @@
 """Memory: how much of the past of an episode the next prompt shows.
 
-Memories hold no state. The past of the episode is given to them, so one object serves all environments and nothing of
-it needs a checkpoint.
+Memories hold no state: they get the past of the episode as an argument. So one object serves all environments, and
+checkpoints hold none of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.plain import PixelTable, SavedPixels, builtin, inputs_from_plain, inputs_to_plain
 
-# Each turn reads the episode again, so what was read is remembered: 400 turns are then some milliseconds.
+# Each turn reads all notes of the episode again. With a cache, 400 turns take some milliseconds.
 NOTE_CHARS = 120  # of a note; a longer one is cut after a word
 _NOTE = re.compile(r"^[ \t>*_`\"'#-]{0,8}note[ *_`]{0,4}:(.*)", re.IGNORECASE | re.MULTILINE)
 REMEMBERED, REMEMBERED_CHARS = 1 << 14, 1 << 12  # replies, and their length: 130 megabytes of ASCII at most
@@ -171,10 +171,11 @@ class FullMemory(Memory):
 class NotebookMemory(Memory):
     """Facts that the model wrote itself, above the observation, and the last turns.
 
-    Every prompt says how to write one: a line of a reply such as ``note: the key is in the left room``, of which 120
-    characters are kept. A note is used when a later reply has its words again, as a note or within other text; case
-    and punctuation do not matter. Where a new one finds no place, the least used goes, of several the one that was
-    longest not used. A reply that is asked for again leaves no notes, and neither does an episode.
+    Every prompt explains how to write one: a line of a reply such as ``note: the key is in the left room``, of which
+    120 characters are kept. A note counts as used when a later reply repeats its words, as a note or within other text;
+    case and punctuation do not matter. If the notebook is full, a new note replaces the least used one, and of several
+    the one that was not used for the longest time. A reply that is asked for again leaves no notes. Each episode begins
+    without notes.
 
     Args:
         notes: number of notes that are kept.
@@ -220,14 +221,14 @@ def kept_notes(replies: Iterable[str], notes: int) -> tuple[str, ...]:
 
     Args:
         replies: oldest first.
-        notes: how many are kept at most.
+        notes: the most that are kept.
     """
     kept: list[_Note] = []
     for number, reply in enumerate(replies):
         read = _remembered if len(reply) <= REMEMBERED_CHARS else _read
-        said, written = read(reply)
+        words_of_reply, written = read(reply)
         for note in kept:
-            if f" {note.words} " in said:
+            if f" {note.words} " in words_of_reply:
                 note.used, note.last = note.used + 1, number
         for text, words in written:
             if any(note.words == words for note in kept):

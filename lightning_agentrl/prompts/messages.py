@@ -27,7 +27,7 @@ class PromptFormat:
             for the names of the actions, and ``{{`` and ``}}`` for braces; an empty text omits the instruction.
         examples: show the worked examples of the environment.
         system: system message in place of the environment's; an empty text omits the message. In it ``{mission}``,
-            ``{actions}`` and ``{tips}`` stand for what the environment says: the mission of the episode, the actions
+            ``{actions}`` and ``{tips}`` stand for texts of the environment: the mission of the episode, the actions
             with their descriptions, and its hints; ``{{`` and ``}}`` stand for braces.
         max_prompt_tokens: the most tokens of a rendered prompt, those of images included; the oldest history is dropped
             first.
@@ -76,7 +76,7 @@ def _check_places(name: str, text: str, known: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Rules:
-    """What an environment says in every prompt.
+    """The texts of an environment that every prompt shows.
 
     Args:
         system: rules and task. Descriptions of actions that it lacks are listed below it.
@@ -95,7 +95,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment shows in one turn.
+    """The observation of one turn.
 
     Args:
         text: long-term text.
@@ -114,11 +114,11 @@ class Observation:
 
 
 class MessageWriter:
-    """A writer of the messages of prompts, in which no text of an environment passes for a special token.
+    """Writes the messages of prompts, in which no text of an environment passes for a special token.
 
     Args:
         prompt_format: the wording.
-        template: in whose form messages are written.
+        template: gives messages the form that it reads.
         safe: filter for text of environments and earlier replies.
         free_text: for environments that take the whole reply: observations get no heading, examples no format.
     """
@@ -162,7 +162,7 @@ class MessageWriter:
         return messages
 
     def observed(self, observation: Observation, note: str = "", instruction: str = "") -> list[Message]:
-        """Return the messages of an observation, with what else belongs to its turn in the last one."""
+        """Return the messages of an observation; the last one also has the note and the instruction."""
         if observation.messages:
             above = self._safe("\n".join(filter(None, (note, observation.short_term))))
             return self._own(observation, above, instruction)
@@ -202,7 +202,7 @@ class MessageWriter:
         return f"THINK: {thought}\nACTION: {action}" if thought else f"ACTION: {action}"
 
     def tools(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Return tools whose names and descriptions cannot pass for special tokens; what is called stays as it was."""
+        """Return a copy of the tools in which no text passes for a special token."""
 
         def harmless(value: Any) -> Any:
             if isinstance(value, Mapping):

@@ -29,7 +29,7 @@ _ALTERNATIVE = re.compile(r"[\s,]*(?:or\b|[/|])(.*)")
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """What a reply says: its thought, and the action in the environment's own spelling (None: it names none).
+    """The thought of a reply, and its action in the environment's own spelling (None: it names none).
 
     ``action_start`` is the place in the reply, in characters, where the thought ends and naming the action begins.
     """
@@ -48,7 +48,7 @@ class ActionParser(ABC):
 
         Args:
             reply: the text the policy wrote.
-            actions: names of the allowed actions; empty where the environment takes any text.
+            actions: names of the allowed actions; empty if the environment takes any text.
             aliases: other spellings and the action that each one means; one whose action is not allowed is not used.
         """
 
@@ -78,13 +78,14 @@ class TolerantParser(ActionParser):
         """
         if not actions:
             raise ValueError("TolerantParser needs action names; use RawParser where an environment takes any text")
-        thought, said, action_start = split_reply(reply)
-        lines = said.splitlines()
-        line = next((line for line in lines if normalise(line)), next((x for x in lines if x.strip()), "")).strip()
-        exact = [name for name in actions if name == line]  # of names such as h and H the one that is meant
-        exact = exact or [name for name in actions if name.casefold() == line.casefold()]  # also names of marks only
-        if len(exact) == 1:
-            return ParsedReply(thought, exact[0], action_start)
+        thought, naming, action_start = split_reply(reply)
+        lines = naming.splitlines()
+        line = (next(filter(normalise, lines), "") or next(filter(str.strip, lines), "")).strip()
+        if line in actions:  # of names such as h and H the one that is meant
+            return ParsedReply(thought, line, action_start)
+        same = [name for name in actions if name.casefold() == line.casefold()]  # also names of marks only
+        if len(same) == 1:
+            return ParsedReply(thought, same[0], action_start)
         pattern, names = _names(tuple(actions), tuple(aliases.items()))
         action = _find(normalise(line, names), pattern, names)
         return ParsedReply(thought, action, action_start)
@@ -96,7 +97,8 @@ def split_reply(reply: str) -> tuple[str, str, int]:
     Returns:
         Its thought and the text that names its action, both without their keys, and where that begins, in characters.
     """
-    end_of_block = max((match.end() for match in _THINK_END.finditer(reply)), default=0)
+    blocks = list(_THINK_END.finditer(reply))
+    end_of_block = blocks[-1].end() if blocks else 0
     keys = list(_ACTION.finditer(reply, end_of_block)) or list(_BARE_ACTION.finditer(reply, end_of_block))
     start, end = (keys[-1].start(), keys[-1].end()) if keys else (len(reply), end_of_block)
     think = _THINK.search(reply, 0, start)
@@ -138,15 +140,19 @@ def named(reply: str, names: Collection[str] = ()) -> str:
         reply: the text.
         names: of the actions, see :func:`spellings`.
     """
-    lines = (normalise(line, names) for line in split_reply(reply)[1].splitlines())
-    return next(filter(None, lines), "")
+    for line in split_reply(reply)[1].splitlines():
+        if text := normalise(line, names):
+            return text
+    return ""
 
 
 def spellings(actions: Collection[str], aliases: Mapping[str, str]) -> dict[str, str]:
     """Return the actions by their names and aliases, as replies are compared with them."""
-    known = {normalise(alias): action for alias, action in aliases.items() if action in actions}
-    known |= {normalise(name): name for name in actions}
-    return {spelling: action for spelling, action in known.items() if spelling}
+    known: dict[str, str] = {}
+    for text, action in [*aliases.items(), *zip(actions, actions, strict=True)]:
+        if action in actions and (spelling := normalise(text)):
+            known[spelling] = action
+    return known
 
 
 @lru_cache(maxsize=256)
@@ -155,7 +161,7 @@ def _names(
 ) -> tuple[re.Pattern[str], dict[str, str | None]]:
     """Return a pattern of all normalised names and aliases, longest first, and the actions that they mean.
 
-    Where one spelling means two actions, that is None.
+    A spelling that means two actions has None.
     """
     names: dict[str, str | None] = {}
     for action in actions:

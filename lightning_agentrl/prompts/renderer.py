@@ -1,4 +1,4 @@
-"""Chat rendering: what is said in a prompt, as the tokens the policy reads, within the limits of a prompt."""
+"""Chat rendering: messages to token ids, within the limits of a prompt."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class RenderedPrompt:
 
 
 class PromptTooLongError(ValueError):
-    """What an environment says now does not fit into a prompt, even without history."""
+    """The current observation does not fit into a prompt, even without history."""
 
 
 class ChatRenderer:
-    """A renderer of prompts with the chat template of a tokenizer.
+    """Renders prompts with the chat template of a tokenizer.
 
     Text of the environment and of earlier replies is not trusted; see :class:`Untrusted`.
 
     Args:
         tokenizer: with a chat template.
         prompt_format: the wording of prompts.
-        image_reader: what the model makes of images; None: it reads text only.
+        image_reader: converts images to model inputs; None: the model reads text only.
         date: of the run, which some templates write; now when not given.
 
     Raises:
@@ -72,7 +72,7 @@ class ChatRenderer:
         self.format = prompt_format or PromptFormat()
         self.image_reader = image_reader
         self.template = ChatTemplate(tokenizer, image_reader, date)
-        # A text of so many characters is over the limit of tokens, whatever it says; megabytes are never encoded.
+        # Any text of more characters is over the limit of tokens, so texts are cut there and megabytes never encoded.
         longest = max(map(len, tokenizer.get_vocab()))
         self._most = longest * (self.format.max_prompt_tokens + 1)
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=self._most)
@@ -88,8 +88,6 @@ class ChatRenderer:
         other.writer = MessageWriter(other.format, self.template, self._safe, free_text=True)
         other._remembered = {}
         return other
-
-    # What sessions ask for
 
     def see(self, images: Sequence[np.ndarray]) -> tuple[ModelInput, ...]:
         """Return images of an observation, uint8 [height, width, 3], as the model reads them.
@@ -112,21 +110,23 @@ class ChatRenderer:
         """Return the prompt of one turn as one segment.
 
         Args:
-            rules: what the environment says in every prompt.
-            observation: what it shows now.
-            recollection: what the memory shows of the episode; None: nothing.
+            rules: texts of the environment for every prompt.
+            observation: the current one.
+            recollection: the part of the episode that the memory shows; None: nothing.
 
         Raises:
             RefusedMessagesError: the template does not show messages of these roles.
             PromptTooLongError: the prompt is over its limit even without any history.
         """
         recollection = recollection or Recollection()
-        self._check_roles(rules, observation, later=bool(recollection.turns))
-        key = _texts(rules, observation, recollection)
+        if observation.role != "user" or observation.messages:  # every template shows users
+            self._check_roles(rules, observation, later=bool(recollection.turns))
+        key = None if rules.tools else _shown(rules, observation, recollection)
         if key is not None and key in self._remembered:
             return self._remembered[key]
         prompt = self._fitted(rules, observation, recollection)
-        if key is not None and len(prompt.segments[0]) <= REMEMBERED_TOKENS:
+        read = prompt.segments[0].input
+        if key is not None and read.is_text and len(read) <= REMEMBERED_TOKENS:  # images would take gigabytes
             if len(self._remembered) == REMEMBERED:
                 self._remembered.clear()
             self._remembered[key] = prompt
@@ -177,8 +177,8 @@ class ChatRenderer:
             closed: whether the reply ended with the token that closes a turn. Otherwise the close comes first, as glue.
 
         Raises:
-            RefusedMessagesError: the template does not show messages of these roles, or rewrites earlier ones where it
-                does.
+            RefusedMessagesError: the template does not show messages of these roles, or rewrites earlier messages for
+                them.
             ValueError: the template is not append-only.
         """
         self._check_roles(rules, observation, later=True)
@@ -238,12 +238,8 @@ class ChatRenderer:
                 break
         return shortest
 
-    # From messages to ids
-
     def _check_roles(self, rules: Rules, observation: Observation, later: bool) -> None:
-        roles = _roles(observation)
-        if roles != ["user"]:  # which every template shows
-            self.template.check_roles(roles, later, self.writer.tools(rules.tools))
+        self.template.check_roles(_roles(observation), later, self.writer.tools(rules.tools))
 
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
         with self._refusing():
@@ -276,21 +272,21 @@ class ChatRenderer:
         return ModelInput.join([*parts, ModelInput.of_ids(ids[places[-1] + 1 :])])
 
 
-def _texts(rules: Rules, observation: Observation, recollection: Recollection) -> Hashable | None:
-    """Return all that a prompt of texts alone says; None if it has images, tools or messages of an environment."""
-    past = recollection.turns
-    if observation.images or observation.messages or rules.tools or any(turn.images or turn.messages for turn in past):
-        return None
+def _shown(rules: Rules, observation: Observation, recollection: Recollection) -> Hashable:
+    """Return all that a prompt without tools shows."""
+    past = [(t.observation, t.thought, t.action, t.role, t.images, t.messages) for t in recollection.turns]
     return (
         rules.system,
-        tuple([(text, reply) for text, reply in rules.examples]),
+        tuple(rules.examples),
         tuple(rules.actions.items()),
         tuple(rules.places.items()),
-        tuple([(turn.observation, turn.thought, turn.action, turn.role) for turn in past]),
+        tuple(past),
         recollection.note,
         observation.text,
         observation.short_term,
+        tuple(observation.images),
         observation.role,
+        observation.messages,
     )
 
 

@@ -1,4 +1,4 @@
-"""The chat template of a tokenizer: what it makes of messages, and what it can and cannot do, found out once."""
+"""Chat templates: messages to text, one probe of what a template can do, and a filter for untrusted text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from lightning_agentrl.types import ModelInput
 from lightning_agentrl.types.model_input import ImageReader
 
 CLEANED, CLEANED_CHARS = 256, 1 << 14  # cached texts and their length: rules and past turns are in many prompts
-ROUNDS = 3  # of breaking what a normaliser makes of broken text; one is enough for all known ones
+ROUNDS = 3  # of breaking markers that a normalizer restores; one round is enough for all normalizers that we met
 PROBED = 64  # cached probes, by tools and roles
 Tool = Mapping[str, Any]  # a function as JSON schema, in the form that chat templates read
 Message = dict[str, Any]  # role, and content: a text, or images and a text as a list of items
 
-MOST_CHARS = 100_000  # of the probe; templates write a few thousand beside the messages
 _IMAGE = "input"  # key of an item that holds an image as the model reads it; templates do not look at it
 _SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
 _TOOL = "probe of a tool's answer"
@@ -37,7 +36,7 @@ _REPLIES = (  # with their thoughts, as a prompt asks for them and as reasoning 
 
 
 class RefusedMessagesError(ValueError):
-    """The chat template cannot show what an environment gave as messages of its own."""
+    """The chat template cannot show the messages of an environment."""
 
 
 class RunDate:
@@ -57,7 +56,7 @@ class ChatTemplate:
 
     Args:
         tokenizer: with a chat template.
-        image_reader: what the model makes of images; None: it reads text only.
+        image_reader: converts images to model inputs; None: the model reads text only.
         date: of the run; now when not given.
 
     Raises:
@@ -127,11 +126,6 @@ class ChatTemplate:
         after = self.apply([*start, *messages], generate=True, tools=tools)
         return after[len(before) :] if close >= 0 and after.startswith(before) else None
 
-    @property
-    def rewrites(self) -> str:
-        """How a conversation of users and replies differs from the start of the longer one; empty if it does not."""
-        return self.rewriting()
-
     def rewriting(self, tools: Sequence[Tool] = (), roles: Sequence[str] = ("user",)) -> str:
         """Return how a rendered conversation differs from the start of the longer one; empty if it does not.
 
@@ -172,7 +166,7 @@ class ChatTemplate:
                 f"{self.name} leaves out the tools of the environment ({', '.join(left_out)}); choose a model whose "
                 "template has tools (key model.init_args.model), or describe them in the system text"
             )
-        shown = [said for said in (_SYSTEM, _USER, _REPLY) if said in text]
+        shown = [content for content in (_SYSTEM, _USER, _REPLY) if content in text]
         if len(shown) < 3 or self._close_of(text) != self.turn_close:
             raise ValueError(
                 f"{self.name} leaves out the system text or a message where it shows tools, or does not close a reply "
@@ -191,11 +185,6 @@ class ChatTemplate:
             text = self.apply(head + pair)
         except TemplateError as error:
             raise ValueError(f"{self.name} refuses [user, assistant] messages: {error}") from error
-        if len(text) > MOST_CHARS:
-            raise ValueError(
-                f"{self.name} writes {len(text)} characters for three short messages; put a chat_template.jinja that "
-                "writes less into the model folder, or choose another model (key model.init_args.model)"
-            )
         if not (_SYSTEM in text and _USER in text and _REPLY in text):
             raise ValueError(f"{self.name} leaves out the text of a user or assistant message")
         self.turn_close = self._close_of(text)
@@ -208,7 +197,7 @@ class ChatTemplate:
         whole = self.apply([*head, *pair, pair[0]], generate=True)
         special = special_strings(self.tokenizer)
         self.markers = role_markers(whole, (_SYSTEM, _USER, _REPLY), special)
-        with suppress(TemplateError):  # it knows no tools
+        with suppress(TemplateError):  # a template without tools
             answered = self.apply([*head, *pair, self.message("tool", _TOOL)], generate=True)
             self.markers |= role_markers(answered, (_SYSTEM, _USER, _REPLY, _TOOL), special)
 
@@ -357,10 +346,10 @@ class Untrusted:
     ) -> None:
         special = special_strings(tokenizer)
         self._start = re.compile(f"(?=(?:{_any_of({*special, *markers})}))(.)", re.DOTALL)
-        # But for the one that stands for what is not in the vocabulary.
-        known = [text for text in special if text != tokenizer.unk_token]
-        self._any = re.compile(_any_of({*known, *markers}))
-        self._special_ids = set(cast(list[int], tokenizer.convert_tokens_to_ids(known)))
+        # All but the token for words that are not in the vocabulary.
+        forged = [text for text in special if text != tokenizer.unk_token]
+        self._any = re.compile(_any_of({*forged, *markers}))
+        self._special_ids = set(cast(list[int], tokenizer.convert_tokens_to_ids(forged)))
         self._tokenizer = tokenizer
         self._max_chars = max_chars
         self._remembered = lru_cache(CLEANED)(self._clean)

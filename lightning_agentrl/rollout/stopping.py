@@ -1,4 +1,4 @@
-"""Leaving work before its end: who asks for it, where a rank may, and how all ranks do it together."""
+"""Leave work before its end: one flag, which each rank looks at, and which all ranks agree on where they meet."""
 
 from __future__ import annotations
 
@@ -29,22 +29,18 @@ class _Left(Exception):
 
 
 class Stopping:
-    """What a run is asked for while it works: to end, or to save and go on.
-
-    Any thread may ask, on any rank. A rank that works alone looks whether to leave, and the ranks agree once each of
-    them is through or has left: after a collection, a scoring, a validation and an update.
-    """
+    """Requests to end a run, or to save it and go on, from any thread of any rank."""
 
     def __init__(self) -> None:
         self.asked = 0  # number of the signal that asks to end; 0: none
         self.reason = ""  # why it ends without a signal
-        self.saves = 0  # how often it was asked to save and go on
-        self.save: Callable[[], object] | None = None  # None: nobody handles an end
-        self._saved = 0
+        self.saves = 0  # requests to save and go on
+        self.save: Callable[[], object] | None = None  # None: an end is not handled
+        self._saved = 0  # of these requests
         self._inside = False  # work that may be left
 
     def begin(self, save: Callable[[], object]) -> None:
-        """Forget what an earlier run was asked for.
+        """Forget the requests to an earlier run.
 
         Args:
             save: saves the run; called on all ranks.
@@ -62,58 +58,35 @@ class Stopping:
             raise _Left
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Work inside :meth:`together` in which ranks do not wait for each other; then all go on, or all leave."""
-        error: Exception | None = None
-        try:
-            yield
-        except Exception as raised:  # noqa: BLE001 - raised again below
-            error = self._or_left(raised) if self._inside else raised
-        if self._inside and (asked := max(all_gather(self.asked))):
-            self.asked = asked
-            raise error or _Left
-        with raise_once():
-            if error is not None:
-                raise error
-
-    @contextmanager
     def together(self, alone: bool = False) -> Iterator[None]:
         """Work that a rank may leave; then agree. All ranks enter and leave together.
 
         An engine that is gone ends the run as SIGTERM would.
 
         Args:
-            alone: ranks do not wait for each other inside, so an error of one is told to all at the end.
+            alone: ranks do not wait for each other inside, so all raise an error of one.
 
         Raises:
             Stopped: see :meth:`agree`.
         """
-        error: Exception | None = None
         self._inside = True
         try:
-            yield
-        except Exception as raised:
-            error = self._or_left(raised)
-            if not (self.asked or alone):
-                raise
+            with self.apart() if alone else self._leaving():
+                yield
+        except _Left:
+            pass
         finally:
             self._inside = False
-        if self.asked and error is not None and not isinstance(error, _Left):  # of an engine that another rank has left
-            kind = type(error).__name__
-            rank_zero_warn(f"the run is asked to end, and its work ended with {kind}: {one_line(str(error))}")
-        self._agree(failed=error is not None)
-        if alone:
-            with raise_once():
-                if error is not None:
-                    raise error
+        self.agree()
 
-    def _or_left(self, error: Exception) -> Exception:
-        """Return the error of some work; that of an engine that is gone asks to end, and is one of leaving."""
-        if not isinstance(error, EngineGoneError) or self.save is None or self.asked:
-            return error
-        self.reason = one_line(str(error))
-        self.ask(signal.SIGTERM)
-        return _Left()
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Work inside :meth:`together` in which ranks do not wait for each other; then all go on, or all leave."""
+        with raise_once(), self._leaving():
+            yield
+        if self._inside and (asked := max(all_gather(self.asked))):
+            self.asked = asked
+            raise _Left
 
     def agree(self) -> None:
         """Do what any rank is asked for. All ranks must call it, where the run can be continued from.
@@ -121,15 +94,29 @@ class Stopping:
         Raises:
             Stopped: on all ranks, if one is asked to end.
         """
-        self._agree(failed=False)
-
-    def _agree(self, failed: bool) -> None:
-        """Do the same after work that may have failed on this rank: what cannot be continued from is not saved."""
-        wishes = all_gather((self.asked, self.saves, failed))
-        asked, saves, failures = (max(of_ranks) for of_ranks in zip(*wishes, strict=True))
-        if asked:
+        saves = self.saves  # once: a signal may come meanwhile
+        requests = all_gather((self.asked, saves > self._saved))
+        if asked := max(number for number, _ in requests):
             self.asked = asked
             raise Stopped(asked)
-        if saves > self._saved and self.save is not None and not failures:
-            self._saved = saves
+        self._saved = saves
+        if self.save is not None and any(save for _, save in requests):
             self.save()
+
+    @contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """Catch what ends work because the run is asked to end, or because its engine is gone."""
+        try:
+            yield
+        except _Left:
+            pass
+        except Exception as error:
+            gone = isinstance(error, EngineGoneError) and self.save is not None and self._inside
+            if not self.asked and not gone:
+                raise
+            if not self.asked:
+                self.reason = one_line(str(error))
+                self.ask(signal.SIGTERM)
+            else:  # an engine that another rank has left
+                kind = type(error).__name__
+                rank_zero_warn(f"the run is asked to end, and its work ended with {kind}: {one_line(str(error))}")

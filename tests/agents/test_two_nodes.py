@@ -171,7 +171,7 @@ def test_two_nodes_whose_link_is_cut_for_ten_seconds_give_the_weights_of_one_pro
 
 
 @pytest.mark.parametrize("how", ["torchrun", "variables"])
-def test_nodes_whose_link_stays_cut_end_and_name_each_other(cluster: Cluster, exact_folder: Path, how: str) -> None:
+def test_nodes_whose_link_stays_cut_end_and_say_why(cluster: Cluster, exact_folder: Path, how: str) -> None:
     folder = cluster.fit("two", how, exact_folder, timeout=LIMIT)
     wait_for_iterations(folder, cluster)
     cluster.network.cut("node1")
@@ -179,10 +179,10 @@ def test_nodes_whose_link_stays_cut_end_and_name_each_other(cluster: Cluster, ex
     codes = cluster.ends(LIMIT + ENDS)
     print(f"\n{how}: ended with {codes} after {time.monotonic() - began:.0f} s")
     assert all(codes), logs(folder)
-    for own, other in (NODES, NODES[::-1]):
+    for own in NODES:
         output = " ".join((folder / f"{own}.txt").read_text(errors="replace").split())
-        name = f"node {NODES.index(other)} ({other}, {cluster.network.address(other)})"
-        assert f"agentrl: {name} does not answer any more" in output, logs(folder)
+        assert "agentrl: another process of this run" in output, logs(folder)
+        assert "--ckpt_path last" in output, logs(folder)
 
 
 def test_a_node_that_never_comes_is_told(cluster: Cluster, exact_folder: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_agentrl.agents.checkpoint import _aside
 from lightning_agentrl.agents.resume import check_weights
-from lightning_agentrl.commands.failures import explained
+from lightning_agentrl.commands.failures import explained, lost_process
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, EnvError
+from tests.agents.processes import next_port
 from tests.cli import Command, Config, changed, run_command, sentence
 from tests.disks import mounted
 
@@ -265,3 +267,35 @@ def test_weights_of_another_model_are_counted() -> None:
         caught.value
     )
     assert "a [3] instead of [2]" in str(caught.value)
+
+
+# Other processes
+
+
+@pytest.mark.parametrize(
+    ("output", "what"),
+    [
+        ("gloo [10.0.0.2]:1234 Connection closed by peer", "another process of this run at 10.0.0.2 has ended"),
+        ("gloo Timed out waiting 2000ms for recv", "another process of this run did not take part in time"),
+    ],
+)
+def test_a_lost_process_is_told_with_how_to_go_on(output: str, what: str) -> None:
+    saved, unsaved = (lost_process(RuntimeError(output), saved) for saved in (True, False))
+    assert saved is not None
+    assert unsaved is not None
+    assert saved.what == unsaved.what == what
+    assert "continue with --ckpt_path last" in saved.fix
+    assert "start again" in unsaved.fix
+    assert lost_process(RuntimeError("another error"), True) is None
+
+
+@pytest.mark.slow
+def test_a_node_that_waits_alone_says_where(agentrl: Command, config: Config) -> None:
+    port = str(next_port())
+    limit = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"timeout": "0:00:02"}}
+    waiting = changed(changed(config, "trainer.strategy", limit), "trainer.num_nodes", 2)
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "LOCAL_RANK": "0"}
+    with mock.patch.dict(os.environ, here):
+        message = sentence(agentrl(config=changed(waiting, "trainer.devices", 1)))
+    assert f"127.0.0.1:{port}" in message
+    assert "trainer.num_nodes" in message

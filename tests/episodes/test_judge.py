@@ -180,13 +180,6 @@ def test_a_pattern_is_searched_in_the_whole_reply():
         PatternJudge("(", 1.0)
 
 
-def test_numbers_of_judges_are_finite():
-    with pytest.raises(ValueError, match="PatternJudge: reward must be finite, got nan"):
-        PatternJudge("key", math.nan)
-    with pytest.raises(ValueError, match=r"ModelJudge: scale must be finite.*inf"):
-        ModelJudge("somewhere", "How good?", scale=math.inf)
-
-
 @pytest.mark.parametrize("share", [0.0, math.nan, math.inf])
 def test_the_share_of_a_source_is_a_number(share):
     with pytest.raises(ValueError, match=r"env\.share must be above 0 and finite"):

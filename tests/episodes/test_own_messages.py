@@ -193,7 +193,7 @@ def test_published_templates_show_them_or_say_so(name: str) -> None:
         words = ["Rules.", "Where to?", "north", *(f"message {number}" for number in range(len(roles)))]
         places = [text.index(word) for word in words]
         assert places == sorted(places)
-        if not chat.template.rewrites:
+        if not chat.template.rewriting():
             parts = (
                 chat.render(Rules("Rules."), Observation(messages=first)).segments,
                 chat.continuation(Rules("Rules."), Observation(messages=own)),

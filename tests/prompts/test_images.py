@@ -58,7 +58,7 @@ def test_a_growing_sample_is_the_prompt_rendered_at_once(folder: Path, system: s
     """Three turns; replies in the template's own words, so that rendering gives the same tokens."""
     words = PromptFormat(think=False, instruction="", max_prompt_tokens=2000)
     chat = ChatRenderer(load_tokenizer(str(folder)), words, read_images(str(folder))).free_text
-    assert not chat.template.rewrites
+    assert not chat.template.rewriting()
     a, b, c = chat.see(pictures(0, 1, 2))
     shown_in_turn = [("a door", (a,)), ("", (b, c)), ("a wall", (a,))]
     space = " " if chat.template.apply([chat.template.message("assistant", "left")]).count(": left") else ""

@@ -369,8 +369,8 @@ def test_a_template_without_newline_gives_no_empty_glue():
 
 def test_a_forgetting_template_renders_but_does_not_grow():
     chat = ChatRenderer(make_tokenizer(FORGETTING))
-    assert not renderer().template.rewrites
-    assert chat.template.rewrites
+    assert not renderer().template.rewriting()
+    assert chat.template.rewriting()
     assert "room 4" in prompt_text(chat, Recollection(PAST))
     with pytest.raises(ValueError, match="'models/tiny'"):
         chat.continuation(Rules(SYSTEM, actions=ACTIONS), Observation("a wall"))

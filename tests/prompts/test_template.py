@@ -40,8 +40,8 @@ def test_every_file_is_tried() -> None:
 def test_the_probe_finds_what_a_published_template_does(name: str) -> None:
     template, expected = ChatTemplate(published_tokenizer(name)), TEMPLATES[name]
     assert template.folds_system == expected.folds
-    assert expected.rewrites in template.rewrites
-    assert bool(template.rewrites) == bool(expected.rewrites)
+    assert expected.rewrites in template.rewriting()
+    assert bool(template.rewriting()) == bool(expected.rewrites)
     assert template.turn_close in expected.special
 
 
@@ -91,7 +91,7 @@ def test_the_header_of_a_reply_is_part_of_the_history(asked: str, earlier: str, 
         f"{earlier}{{% endif %}}{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}"
         f"{{% if add_generation_prompt %}}<|im_start|>assistant\n{asked}{{% endif %}}"
     )
-    rewrites = ChatTemplate(tokenizer).rewrites
+    rewrites = ChatTemplate(tokenizer).rewriting()
     assert message in rewrites
     assert bool(rewrites) == bool(message)
     assert repr(asked or earlier) in rewrites or not message
@@ -166,7 +166,7 @@ def test_a_growing_sample_with_tools_is_what_the_template_of_tools_renders(role:
 )
 def test_the_probe_shows_the_tools_and_the_role_that_follows(tool_use: str, role: str, message: str) -> None:
     made = with_tools(tool_use)
-    assert not made.template.rewrites
+    assert not made.template.rewriting()
     assert message in made.template.rewriting([SEARCH], [role])
     with pytest.raises(ValueError, match="models/tiny"):
         made.continuation(Rules(RULES, tools=[SEARCH]), Observation(THEN, role=role))
@@ -202,7 +202,7 @@ def test_no_text_of_a_probe_is_in_a_growing_sample() -> None:
 def test_a_template_that_strips_thoughts_does_not_only_append(content: str, message: str) -> None:
     tokenizer = make_tokenizer(MARKS["chatml"])
     tokenizer.chat_template = PLAIN.replace("m.content", f"({content} if m.role == 'assistant' else m.content)")
-    rewrites = ChatTemplate(tokenizer).rewrites
+    rewrites = ChatTemplate(tokenizer).rewriting()
     assert message in rewrites
     assert bool(rewrites) == bool(message)
 
@@ -235,8 +235,8 @@ def test_a_date_is_written_in_the_form_of_the_template() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    ["{% for i in range(10**9) %}x{% endfor %}", "{{ 1 / 0 }}", "{{ 'x' * 10**12 }}", "{{ 'x' * 10**6 }}"],
-    ids=["runaway", "error", "memory", "long"],
+    ["{% for i in range(10**9) %}x{% endfor %}", "{{ 1 / 0 }}", "{{ 'x' * 10**12 }}"],
+    ids=["runaway", "error", "memory"],
 )
 def test_a_template_that_cannot_be_rendered_is_refused(broken: str) -> None:
     tokenizer = make_tokenizer(MARKS["chatml"])

@@ -42,7 +42,7 @@ def everywhere(chat: ChatRenderer, text: str) -> tuple[Segment, ...]:
     prompt = chat.render(Rules(f"rules{text}", [(text, text)], actions), Observation(f"a{text}", text), memory)
     following = (
         chat.continuation(Rules(f"rules{text}", actions=actions), Observation(f"a{text}", text))
-        if not chat.template.rewrites
+        if not chat.template.rewriting()
         else ()
     )
     return (*prompt.segments, *following)

@@ -349,7 +349,7 @@ def test_history_cuts_are_counted(tiny_folder):
     [
         ({"max_reply_tokens": 0}, "max_reply_tokens must be at least 1, got 0"),
         ({"invalid_mode": "ignore"}, "invalid_mode must be add, replace or truncate, got 'ignore'"),
-        ({"max_turns": 0}, "max_turns must be at least 1 or null, got 0"),
+        ({"max_turns": 0}, "max_turns must be at least 1, got 0"),
     ],
 )
 def test_interaction_arguments(arguments, message):

@@ -766,7 +766,7 @@ def test_a_reply_that_could_not_be_read_is_asked_for_again(memory, tiny_folder):
             before += segment.input
     with pytest.raises(ValueError, match="ask_again must be at least 0, got -1"):
         TurnInteraction(ask_again=-1)
-    with pytest.raises(ValueError, match="reply_budget must be at least 1 or null, got 0"):
+    with pytest.raises(ValueError, match="reply_budget must be at least 1, got 0"):
         TurnInteraction(reply_budget=0)
 
 
