@@ -10,13 +10,11 @@ from functools import partial
 from typing import Any, cast
 
 import lightning as L
-from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated
-from lightning_agentrl.agents.checkpoint import guard_checkpoints
 from lightning_agentrl.agents.checks import check_rounded, check_run, choose_correction
 from lightning_agentrl.agents.engine_check import EngineCheck
 from lightning_agentrl.agents.hooks import Attempt, play_held_out, show_engine, show_rollout
@@ -30,18 +28,16 @@ from lightning_agentrl.agents.metrics_of_run import (
 )
 from lightning_agentrl.agents.models import Compute, models_for, readers_for
 from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
-from lightning_agentrl.agents.optim import Optim, Steps
+from lightning_agentrl.agents.optim import Optim, Steps, prepare_strategy
 from lightning_agentrl.agents.resume import begin_run, load_agent, save_agent, settings_of
 from lightning_agentrl.agents.scoring import Needs, naming_missing, policy_handle, reader_for, score_for_update
 from lightning_agentrl.agents.selection import corrected, lost_rows, select, without_not_finite, without_rows
 from lightning_agentrl.agents.trainer_keys import check_callbacks
 from lightning_agentrl.agents.update import CurrentScores, compute_gradient, take_step
-from lightning_agentrl.agents.zero import prepare_zero
 from lightning_agentrl.distributed import Ranks, raise_once
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic, follow_returns
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.lora import LoRA
@@ -113,7 +109,6 @@ class Agent(L.LightningModule, ABC):
         self.compute = check_kind(compute, Compute, f"{KEYS}.compute") or Compute()
         self.temperature = temperature
         self.variance_proxy = variance_proxy
-        self._freed = FreedMemory()
         self.run_id = ""  # made in a run's first fit, kept by its checkpoints
         self.made_of: dict[str, Any] = {}  # settings, base weights and versions of the run
         self.steps = Steps(self.optim)
@@ -242,8 +237,6 @@ class Agent(L.LightningModule, ABC):
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
             self.steps.step_scheduler(self, "epoch", self.trainer.current_epoch + 1)
-        if self.device.type == "cpu":
-            self._freed.iteration_done()
 
     # Validation
 
@@ -278,9 +271,7 @@ class Agent(L.LightningModule, ABC):
         leave_out_moves()
         with raise_once():
             check_run(self, stage)
-            guard_checkpoints(self.trainer)
-            if isinstance(self.trainer.strategy, DeepSpeedStrategy):
-                prepare_zero(self.trainer.strategy)
+            prepare_strategy(self.trainer)
             self.tokenizer, self.image_reader, self.context_length = readers_for(self)
             self.datamodule.check(self.tokenizer, self.context_length, self.image_reader)
         if stage == "fit":

@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_agentrl.agents.checkpoint import last_good_checkpoint
+from lightning_agentrl.agents.checkpoint import guard_checkpoints, last_good_checkpoint
 from lightning_agentrl.agents.finite import FiniteSteps
 from lightning_agentrl.agents.hooks import Attempt, StepGuard, Verdict, decide
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Models
-from lightning_agentrl.agents.zero import GradientWatch, GroupedAdamW, is_grouped
+from lightning_agentrl.agents.zero import GradientWatch, GroupedAdamW, is_grouped, prepare_zero
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.errors import RunStoppedError
 from lightning_agentrl.rollout import RolloutSource
@@ -174,6 +174,13 @@ def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> No
                 f"{key}.warmup_steps {schedule.warmup_steps} is no less than the {run} steps that the {name} takes in "
                 "this run, so its full rate is never reached; lower it, or raise trainer.max_epochs"
             )
+
+
+def prepare_strategy(trainer: L.Trainer) -> None:
+    """Let the strategy write whole checkpoints only, and set what DeepSpeed needs for micro-batches to add up."""
+    guard_checkpoints(trainer)
+    if isinstance(trainer.strategy, DeepSpeedStrategy):
+        prepare_zero(trainer.strategy)
 
 
 def make_optimizer(

@@ -17,11 +17,13 @@ from lightning_agentrl.agents.scoring import action_rows, evaluation_mode, of_tu
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import aggregate, first_tokens, masked_sum, row_weights
+from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import popart_head, values_of
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
 
 GAP = "mismatch/logp_gap_mean"
+FREED_MEMORY = FreedMemory()  # of the process, so one for all agents
 LOSSES = ("policy/loss", "critic/loss")
 
 
@@ -91,6 +93,8 @@ def take_step(agent: Any, gradient: Gradient, allowed: bool, first: bool) -> dic
     if agent.critic is not None and agent.critic.fitted:
         not_finite = agent.steps.finite.in_a_row > 0
         agent.critic.fit(None if not_finite else agent.ranks.sum, new_policy=first and agent.phase == "train")
+    if agent.trainer.is_last_batch and agent.device.type == "cpu":
+        FREED_MEMORY.iteration_done()
     return norms
 
 
