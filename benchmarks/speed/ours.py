@@ -110,9 +110,10 @@ class GivenData(L.LightningDataModule):
     groups = None
     max_staleness = 0
     interaction = None
-    renderer = SimpleNamespace(template=SimpleNamespace(writes_date=False))  # there are no prompts
+    # There are no prompts and no engine.
+    player = SimpleNamespace(renderer=SimpleNamespace(template=SimpleNamespace(writes_date=False), stop_token_ids=()))
+    longest_turn = None
     phase = "train"
-    samples_ahead = False
     seed = 0
 
     def __init__(self, rollout: Rollout) -> None:

@@ -305,7 +305,7 @@ class Agent(L.LightningModule, ABC):
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
         self.steps.begin(self)
-        if (template := self.datamodule.renderer.template).writes_date:
+        if (template := self.datamodule.player.renderer.template).writes_date:
             rank_zero_info(f"{template.name} writes the date: {self.datamodule.date.now:%Y-%m-%d} in the whole run")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -362,13 +362,10 @@ class Agent(L.LightningModule, ABC):
         self.reader = reader_for(self)
         self.datamodule.connect(
             policy_handle(self),
-            self.tokenizer,
-            self.context_length,
             self.prepare,
             lambda: self.policy_version,
             lambda: self.steps.held(self.trainer),
             self.clock,
-            self.image_reader,
             self.temperature,
             partial(show_engine, self),
             self.needs.greedy_baseline,

@@ -74,7 +74,8 @@ class EngineCheck(RolloutCallback):
         """Compare the log-probs of a rollout, before a step is taken."""
         if self._comparison is None:
             return
-        if agent.datamodule.samples_ahead:
+        data = agent.datamodule
+        if data.max_staleness or (data.groups is not None and data.groups.ahead):
             # The log-probs of older weights differ from those of the policy, which has moved on.
             version = agent.policy_version
             current = [all(turn.policy_version == version for turn in sample.turns) for sample in rollout.samples]

@@ -105,7 +105,7 @@ def describe_collected(agent: Any, rollout: Rollout) -> dict[str, float]:
         ages = staleness_numbers(rollout.turns, agent.policy_version, data.steps_per_iteration, held)
         numbers |= over_ranks(ages, agent.device)
     if len(data.pool.names) > 1:
-        numbers |= over_ranks(source_numbers(rollout.turns, data.source_of), agent.device)
+        numbers |= over_ranks(source_numbers(rollout.turns, data.pool.source_of), agent.device)
     return numbers
 
 

@@ -144,8 +144,15 @@ def evaluation_mode(agent: Any) -> Iterator[None]:
 
 
 def policy_handle(agent: Any) -> PolicyHandle:
-    """Return what an engine needs of an agent's policy; stop tokens are added by the collector."""
-    return PolicyHandle(agent.actor, (), agent.reader.precision)
+    """Return what an engine needs of an agent's policy."""
+    data = agent.datamodule
+    return PolicyHandle(
+        agent.actor,
+        data.player.renderer.stop_token_ids,
+        agent.reader.precision,
+        max_model_len=data.longest_turn,
+        trained_meanwhile=data.max_staleness > 0,
+    )
 
 
 def reader_for(agent: Any) -> Reader:

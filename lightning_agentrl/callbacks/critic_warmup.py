@@ -79,7 +79,8 @@ class CriticWarmup(L.Callback, RolloutSource):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep this rank's rows of a checkpoint, which sharded strategies load only after ``on_fit_start``."""
-        envs = cast(RolloutDataModule, cast(Any, trainer).datamodule).own_envs
+        sizes = cast(RolloutDataModule, cast(Any, trainer).datamodule).sizes
+        envs = sizes.own_envs(trainer.global_rank, trainer.world_size)
         self.buffer, self.prepared = (
             None if rollout is None else rows_of(rollout, envs) for rollout in (self.buffer, self.prepared)
         )

@@ -100,7 +100,7 @@ class RunSummary(L.Callback):
     def _play(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         data = cast(RolloutDataModule, cast(Any, trainer).datamodule)
         metrics = EpisodeMetrics(data.pool.names).to(pl_module.device)
-        results = play_held_out(pl_module, data.validation_seeds())
+        results = play_held_out(pl_module, data.val_dataloader().seeds)
         metrics.update(results)
         numbers = metrics.compute()
         own = {name: _results(numbers, f"source/{name}/") for name in data.pool.names}

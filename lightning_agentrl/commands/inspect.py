@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
@@ -63,9 +63,8 @@ class InspectCLI(LookCLI):
 def played_by(agent: Agent, episodes: int) -> Inspection:
     """Let a connected agent play whole episodes on the first held-out seeds, and look at them."""
     data, seeds = agent.datamodule, held_out_seeds()[:episodes]
-    played = data.collector.play_held_out(
-        seeds, agent.policy_version, lambda episode: episode, agent.temperature, data.validation.num_envs, len(seeds)
-    )
+    config = replace(data.validation, temperature=agent.temperature)
+    _, played = data.collector.play_held_out(seeds, agent.policy_version, config, watched=len(seeds))
     return inspect_episodes(played, data, agent.tokenizer)
 
 

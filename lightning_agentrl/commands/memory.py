@@ -74,9 +74,7 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
     if len(plans) > 1:  # other rows may fill the budget, which a single one of them may exceed
         longest = max(longest, agent.compute.max_tokens_per_micro_batch)
     reads = max(sum(len(rows[i].logit_positions) for i in index) for index in plans)
-    window = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
-    handle = replace(policy_handle(agent), max_model_len=window, trained_meanwhile=data.max_staleness > 0)
-    engine = data.engine.memory(handle, data.at_a_time)
+    engine = data.engine.memory(policy_handle(agent), data.sizes.at_a_time(agent.trainer.world_size))
     activations, on_cpu = activation_bytes(agent, longest, reads), agent.device.type == "cpu"
     return MemoryPlan(
         program=program_bytes(agent) if on_cpu else 0,  # with what libraries keep once models ran

@@ -57,7 +57,7 @@ def plan_text(trainer: L.Trainer, agent: Agent) -> str:
     for title, rows in sections.items():
         lines += ["", f"{title}", *(f"  {name:<{width}}  {text}" for name, text in rows)]
     with data.collector.first_session() as session:
-        parts = prompt_parts(session, data.renderer)
+        parts = prompt_parts(session, data.player.renderer)
     counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
     text = shown(agent.tokenizer, prompts[0])
     lines += ["", f"one prompt: {len(prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
@@ -89,7 +89,8 @@ def _trained(module: torch.nn.Module) -> str:
 
 def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelInput]) -> Rows:
     several = trainer.world_size > 1
-    per_process = f", {data.at_a_time} environments on each of {trainer.world_size} processes" if several else ""
+    at_a_time = data.sizes.at_a_time(trainer.world_size)
+    per_process = f", {at_a_time} environments on each of {trainer.world_size} processes" if several else ""
     rows = step_rows(trainer, data, prompts)
     turns, micro_batches = len(rows), agent.reader.micro_batches(rows)
     return [

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import accumulate
 
+import torch
+
 from lightning_agentrl.episodes.env_worker import EnvWorker, close_all
 from lightning_agentrl.episodes.sources import Source
+from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.stalls import waiting_for
+from lightning_agentrl.types import Turn
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
 
@@ -67,6 +72,38 @@ class EnvPool:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="env")
         return self._executor
+
+    def make_one_of_each(self) -> None:
+        """Make one environment of each source, which is the first to be played; errors show before weights are read."""
+        for kind, source in enumerate(self.sources):
+            with waiting_for(f"{source.name} to be made", "setup"):
+                worker = self.take(kind)
+                worker.wait()
+            self.give_back(kind, worker)
+
+    def source_of(self, turn: Turn) -> str:
+        """Return the name of the source that a turn of training was played in."""
+        return self.names[self.kind(turn.env if turn.group is None else turn.group)]
+
+    def start_sources(self, device: torch.device, date: RunDate) -> None:
+        """Start the judges and scorers of all sources.
+
+        Args:
+            device: of their models.
+            date: for their prompts.
+        """
+        for source in self.sources:
+            source.date = date
+            with waiting_for(f"the judge or scorer of {source.name} to start", "setup"):
+                source.start(device)
+
+    def release_sources(self) -> None:
+        """Let judges and scorers release their models; an error in a user's code is only a warning."""
+        for source in self.sources:
+            try:
+                source.release()
+            except Exception as error:  # noqa: BLE001 - a user's code may raise anything
+                warnings.warn(f"release of {source.key} raised {type(error).__name__}: {error}", stacklevel=2)
 
     def close_held_out(self) -> None:
         """Close idle environments of held-out episodes."""

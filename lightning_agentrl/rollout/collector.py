@@ -17,6 +17,7 @@ from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors import EnvError
+from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.rollout.ahead import Background, pooled
 from lightning_agentrl.rollout.event_loop import LoopThread
@@ -25,7 +26,7 @@ from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.player import IN_A_ROW, Player, play_parts
 from lightning_agentrl.rollout.sizes import RolloutSizes
 from lightning_agentrl.rollout.stopping import Stopping
-from lightning_agentrl.rollout.validation import WholeEpisode, play_episodes
+from lightning_agentrl.rollout.validation import ValidationConfig, WholeEpisode, play_episodes
 from lightning_agentrl.stalls import waiting_for
 from lightning_agentrl.types import ForkPlan, ModelInput, Rollout, StopReason, rollout_from_plain
 from lightning_agentrl.types.plain import with_tensors
@@ -185,7 +186,7 @@ class Collector:
         self.forks = None
         if forks is not None:
             self.forks = Forks(forks, player, sizes.at_a_time(world), clock)
-        self.ahead = Background(max_staleness, clock)
+        self.max_staleness = max_staleness
         self.load(state)
         with waiting_for(f"{type(self.engine).__name__} to start", "setup"):
             self.engine.start(handle)
@@ -194,6 +195,9 @@ class Collector:
     def load(self, state: RolloutState) -> None:
         """Continue from this state when the first rollout is needed."""
         self._saved = state
+        # A saved rollout that is too old for this run is dropped with a warning.
+        ahead = self.max_staleness > 0 or state.ahead is not None
+        self.ahead = Background(self.max_staleness, self.clock) if ahead else None
         self.iteration, self.lost = state.iteration, state.lost
         self._episodes: FixedTurns | WholeGroups | None = None  # once they have begun
         self._at_beginning: RolloutState | None = None  # of the iteration that prepares its update
@@ -236,16 +240,19 @@ class Collector:
         Raises:
             EnvError: environments fail more often than is allowed. All ranks stop.
         """
-        with self.stopping.together(alone=True):
-            self._begin()
-            self.settle()
-            self.ahead.raise_failure()
-        ready = self.ahead.take(policy_version, self.sizes.steps_per_iteration, held_steps)
-        rollout = self._collect_now(policy_version) if ready is None else ready
+        rollout, beside = None, None
+        self._begin()
+        if self.ahead is not None:
+            with self.stopping.together(alone=True):
+                self.settle()
+                self.ahead.raise_failure()
+            rollout = self.ahead.take(policy_version, self.sizes.steps_per_iteration, held_steps)
+            beside = None if rollout is None else self.ahead.seconds
+        if rollout is None:
+            rollout = self._collect_now(policy_version)
         with raise_once():
             self.lost = with_lost(self.lost, rollout, self.lost_share)
         tokens = sum(len(sample.ids) for sample in rollout.samples)
-        beside = None if ready is None else self.ahead.seconds
         self.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
         return rollout
 
@@ -258,7 +265,7 @@ class Collector:
 
     def begin_next(self, policy_version: int) -> None:
         """Start collecting the next rollout in the background with the current weights, if it may be as old as that."""
-        if self.ahead.max_staleness == 0:
+        if self.ahead is None or self.max_staleness == 0:
             return
         total = self._begin().total
         with self.clock.stage("collect"), self.stopping.together():
@@ -268,7 +275,7 @@ class Collector:
 
     def settle(self) -> None:
         """Wait for a collection in the background."""
-        if self.ahead.settle():
+        if self.ahead is not None and self.ahead.settle():
             self._before_ahead = None
 
     def _begin(self) -> FixedTurns | WholeGroups:
@@ -285,10 +292,10 @@ class Collector:
                 f"the checkpoint's environments are {saved.origin}; this run has {self.origin}, so their episodes "
                 "cannot continue: give the same data.init_args.env (or envs) and seed, or start without --ckpt_path"
             )
-        with waiting_for("environments to be made and continue their episodes", "collect"):
+        with raise_once(), waiting_for("environments to be made and continue their episodes", "collect"):
             episodes = self._make_episodes()
             episodes.load_state_dict(saved.sessions)
-        if saved.ahead is not None:
+        if saved.ahead is not None and self.ahead is not None:
             turns = self.sizes.turns_per_rollout if self.sizes.groups is None else None
             own, envs = self.sizes.own_envs(self.rank, self.world), self.sizes.envs_per_rollout
             self.ahead.adopt(saved.ahead, own, envs, turns, self.forks is not None)
@@ -326,35 +333,27 @@ class Collector:
             return self.loop.run(playing, self.stopping.look)
 
     def play_held_out(
-        self,
-        seeds: Sequence[int],
-        policy_version: int,
-        keep: Callable[[WholeEpisode], T],
-        temperature: float,
-        at_a_time: int,
-        pictures: int = 0,
-    ) -> list[T]:
+        self, seeds: Sequence[int], policy_version: int, config: ValidationConfig, watched: int = 0
+    ) -> tuple[list[EpisodeResult], list[WholeEpisode]]:
         """Play one whole episode per held-out seed with the current weights, apart from training.
 
         Args:
             seeds: of the list of held-out ones.
             policy_version: of the current weights.
-            keep: called with each episode as it ends, in the thread that plays; returns what is kept of it.
-            temperature: of sampling.
-            at_a_time: environments that play at the same time.
-            pictures: draw the turns of the first so many seeds of the list, if the environment can.
+            config: temperature, and environments that play at the same time.
+            watched: how many episodes are also returned whole, with pictures: those with the first seeds of the list.
 
         Returns:
-            What is kept, in the order of the seeds.
+            Results in the order of the seeds, and the watched episodes; see :func:`play_episodes`.
         """
-        player = replace(self.player, temperature=temperature)
+        player = replace(self.player, temperature=config.temperature)
+        self.settle()  # weights are sent between collections only
         try:
-            self.settle()  # weights are sent between collections only
             with self.clock.stage("validate", total=len(seeds)):
                 with self.stopping.together():
                     self._sync(policy_version, before_rollout=False)
                 with self.stopping.together(alone=True):
-                    return self._run(play_episodes(seeds, at_a_time, player, keep, self.clock.advance, pictures))
+                    return self._run(play_episodes(seeds, player, config.num_envs, self.clock.advance, watched))
         finally:
             player.pool.close_held_out()
 
@@ -397,7 +396,8 @@ class Collector:
         if self._episodes is None:
             return replace(self._saved, iteration=self.iteration, lost=self.lost)
         sessions, collected = self._episodes.state_dict(), self._episodes.collected
-        return RolloutState(sessions, self.iteration, collected, self.origin, self.ahead.ready, self.lost)
+        ready = None if self.ahead is None else self.ahead.ready
+        return RolloutState(sessions, self.iteration, collected, self.origin, ready, self.lost)
 
     def interrupt(self, stop: bool) -> None:
         """End a collection in the background; the environments stay as they were when it began.
@@ -405,23 +405,22 @@ class Collector:
         Args:
             stop: also stop the threads, whose calls are not waited for.
         """
-        self.ahead.cancel()
+        if self.ahead is not None:
+            self.ahead.cancel()
         if stop:
             self.engine.stop()
             self.loop.stop()
 
     def close(self) -> RolloutState:
         """Stop engine, event loop and environments; return the state from which their episodes continue."""
-        if self.preparing:
-            self.ahead.cancel()
-        else:
+        if not self.preparing:
             self.settle()
         with waiting_for(f"{type(self.engine).__name__} to stop", "teardown"):
             self.interrupt(stop=True)
         with waiting_for("the last calls of environments, and for them to close", "teardown"):
             self.player.pool.close()
         state = self.state()
-        if error := self.ahead.unraised:
+        if self.ahead is not None and (error := self.ahead.unraised):
             rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
         with waiting_for("environments to close", "teardown"):
             close_all([session.worker for session in self.sessions])

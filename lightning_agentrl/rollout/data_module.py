@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import torch
@@ -23,7 +22,6 @@ from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import ENVS, EnvConfig, all_sources, as_gym_takes
 from lightning_agentrl.episodes.tasks import TaskSet
-from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
@@ -35,10 +33,10 @@ from lightning_agentrl.rollout.collector import Collector, FaultLimits, RolloutS
 from lightning_agentrl.rollout.player import Player, Watchdog
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
 from lightning_agentrl.rollout.stopping import Stopping
-from lightning_agentrl.rollout.stream import Phase, Prepared, RolloutStream
-from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode
+from lightning_agentrl.rollout.stream import Phase, Prepared, RolloutStream, begin_next_epoch
+from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig
 from lightning_agentrl.stalls import stop_watching, waiting_for, watch
-from lightning_agentrl.types import ForkPlan, ModelInput, Rollout, Turn
+from lightning_agentrl.types import ForkPlan, ModelInput, Rollout
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import by_key, check_kind, to_plain
 
@@ -135,20 +133,6 @@ class RolloutDataModule(L.LightningDataModule):
         return self.sizes.steps_per_iteration
 
     @property
-    def own_envs(self) -> Sequence[int]:
-        """The environments of this rank's turns, numbered over all ranks."""
-        return self.sizes.own_envs(*self._rank_and_world)
-
-    def source_of(self, turn: Turn) -> str:
-        """Return the name of the source that a turn of training was played in."""
-        return self.pool.names[self.pool.kind(turn.env if turn.group is None else turn.group)]
-
-    @property
-    def at_a_time(self) -> int:
-        """Environments that play at the same time on this rank."""
-        return self.sizes.at_a_time(self._rank_and_world[1])
-
-    @property
     def sessions(self) -> Sequence[Session]:
         """The training environments of this rank in which an episode is running."""
         return () if self._collector is None else self._collector.sessions
@@ -162,11 +146,6 @@ class RolloutDataModule(L.LightningDataModule):
     def preparing(self) -> bool:
         """Whether an iteration has begun and not come to its update: a checkpoint then holds its beginning."""
         return self._collector is not None and self._collector.preparing
-
-    @property
-    def samples_ahead(self) -> bool:
-        """Whether turns may be trained on after the weights that sampled them have changed."""
-        return self.max_staleness > 0 or (self.groups is not None and self.groups.longest_ahead > 0)
 
     @property
     def longest_turn(self) -> int:
@@ -202,11 +181,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.sizes.check_processes(self._rank_and_world[1])
             with waiting_for("the engine to be checked", "setup"):
                 self.engine.check()
-            for kind, source in enumerate(self.pool.sources):
-                with waiting_for(f"{source.name} to be made", "setup"):
-                    worker = self.pool.take(kind)
-                    worker.wait()
-                self.pool.give_back(kind, worker)
+            self.pool.make_one_of_each()
 
     def check(
         self, tokenizer: PreTrainedTokenizerBase, context_length: int, image_reader: ImageReader | None = None
@@ -215,24 +190,40 @@ class RolloutDataModule(L.LightningDataModule):
 
         Args:
             tokenizer: of the policy.
-            context_length: tokens that the policy can read.
+            context_length: tokens that all models can read.
             image_reader: what the policy makes of images; None: it reads text only.
 
         Raises:
             ValueError: one sentence with the key to change.
         """
-        player = self._player(ChatRenderer(tokenizer, self.prompt, image_reader, self.date))
-        template = player.renderer.template
+        self.use_model(tokenizer, context_length, image_reader)
+        template = self.player.renderer.template
         if template.folds_system:
             rank_zero_info(f"{template.name} has no system role; system text begins the first user message instead")
         self.first_inputs = []
         for kind, source in enumerate(self.pool.sources):
-            session = player.session(kind, 0, lambda _episode: 0)
+            session = self.player.session(kind, 0, lambda _episode: 0)
             try:
                 with waiting_for(f"the first reset of {source.name}", "setup"):
                     self.first_inputs.append(check_prompt(session, self.interaction, context_length))
             finally:
                 self.pool.give_back(kind, session.worker)
+
+    def use_model(
+        self, tokenizer: PreTrainedTokenizerBase, context_length: int, image_reader: ImageReader | None = None
+    ) -> None:
+        """Make prompts for a model from now on; the arguments are those of :meth:`check`."""
+        self.player = Player(
+            self.pool,
+            ChatRenderer(tokenizer, self.prompt, image_reader, self.date),
+            self.memory,
+            self.interaction,
+            self.engine,
+            self.seed,
+            context_length=context_length,
+            in_a_row=self.faults.in_a_row,
+            watchdog=Watchdog(self.stall_seconds, type(self.engine).__name__),
+        )
 
     def train_dataloader(self) -> RolloutStream:
         if self.stream is None:
@@ -242,12 +233,9 @@ class RolloutDataModule(L.LightningDataModule):
         return self.stream
 
     def val_dataloader(self) -> EpisodeSeeds:
-        return EpisodeSeeds(self.validation_seeds())
-
-    def validation_seeds(self) -> list[int]:
-        """Return the held-out seeds that this rank plays."""
+        """Return the held-out seeds that this rank plays, as one batch."""
         rank, world = self._rank_and_world
-        return list(held_out_seeds()[: self.validation.episodes][rank::world])
+        return EpisodeSeeds(held_out_seeds()[: self.validation.episodes][rank::world])
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch  # rollouts are moved micro-batch by micro-batch
@@ -262,15 +250,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.pool.close()
         stop_watching()
         self.stream, self._collector, self._broken = None, None, False
-        self._release_sources()
-
-    def _release_sources(self) -> None:
-        """Have judges and scorers give back their models; an error of one is only a warning, as where things close."""
-        for source in self.pool.sources:
-            try:
-                source.release()
-            except Exception as error:  # noqa: BLE001 - own code may raise anything
-                warnings.warn(f"release of {source.key} raised {type(error).__name__}: {error}", stacklevel=2)
+        self.pool.release_sources()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the collection in the background, and after an error all threads; episodes stay as they were."""
@@ -281,7 +261,7 @@ class RolloutDataModule(L.LightningDataModule):
             self._collector.interrupt(stop=failed)
         if failed:
             self.pool.end_threads()
-            self._release_sources()
+            self.pool.release_sources()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
@@ -324,29 +304,23 @@ class RolloutDataModule(L.LightningDataModule):
     def connect(
         self,
         handle: PolicyHandle,
-        tokenizer: PreTrainedTokenizerBase,
-        context_length: int,
         prepare: Callable[[Rollout], Prepared],
         policy_version: Callable[[], int],
         held_steps: Callable[[], range],
         clock: StageClock,
-        image_reader: ImageReader | None = None,
         temperature: float = 1.0,
         after_sync: Callable[[], None] = lambda: None,
         greedy_baseline: bool = False,
         forks: ForkPlan | None = None,
     ) -> None:
-        """Build prompts, engine, sessions and stream for a policy. Does nothing if it is connected already.
+        """Start the engine with a policy whose model was checked, and collect with it; harmless if it was done before.
 
         Args:
-            handle: of the policy; stop tokens and length are filled in here.
-            tokenizer: of the policy.
-            context_length: tokens that all models can read.
+            handle: of the policy.
             prepare: scores a rollout and estimates its advantages and returns.
             policy_version: returns the number of optimizer steps attempted before; those that a guard skipped count.
             held_steps: returns the numbers of the attempts that leave the policy as it is, as the critic's warm-up.
             clock: times stages and shows their progress.
-            image_reader: what the policy makes of images; None: it reads text only.
             temperature: of sampling in training.
             after_sync: called before each rollout, when the engine has taken over the weights.
             greedy_baseline: play one more episode of each group without randomness.
@@ -358,19 +332,9 @@ class RolloutDataModule(L.LightningDataModule):
             self.teardown("fit")  # the last run did not come to its end; continue from where its collection began
         if self._policy is not None and self._policy is not handle.policy:
             self._state = RolloutState()  # of another agent
-        renderer = ChatRenderer(tokenizer, self.prompt, image_reader, self.date)
-        handle = replace(
-            handle,
-            stop_token_ids=renderer.stop_token_ids,
-            max_model_len=self.longest_turn,
-            trained_meanwhile=self.max_staleness > 0,
-        )
-        for source in self.pool.sources:
-            source.date = self.date
-            with waiting_for(f"the judge or scorer of {source.name} to start", "setup"):
-                source.start(next(handle.policy.parameters()).device)
+        self.pool.start_sources(next(handle.policy.parameters()).device, self.date)
         collector = Collector(
-            self._player(renderer, temperature, context_length),
+            replace(self.player, temperature=temperature),
             handle,
             self.sizes,
             self._state,
@@ -386,63 +350,3 @@ class RolloutDataModule(L.LightningDataModule):
         )
         self.stream = RolloutStream(collector, prepare, policy_version, held_steps, self.sizes, self.seed)
         self._collector = collector  # last: an error before leaves nothing connected
-
-    def _player(self, renderer: ChatRenderer, temperature: float = 1.0, context_length: int | None = None) -> Player:
-        return Player(
-            self.pool,
-            renderer,
-            self.memory,
-            self.interaction,
-            self.engine,
-            self.seed,
-            temperature,
-            context_length,
-            self.faults.in_a_row,
-            watchdog=Watchdog(self.stall_seconds, type(self.engine).__name__),
-        )
-
-    @property
-    def renderer(self) -> ChatRenderer:
-        """Makes the prompts, while a policy is connected."""
-        return self.collector.player.renderer
-
-    def play_held_out(
-        self,
-        seeds: Sequence[int],
-        policy_version: int,
-        watch: Callable[[WholeEpisode], object] = lambda episode: None,
-        watched: int = 0,
-    ) -> list[EpisodeResult]:
-        """Play one whole episode per seed with the current weights, apart from training.
-
-        Args:
-            seeds: of the list of held-out ones.
-            policy_version: of the current weights.
-            watch: called with each of the watched episodes as it ends, with pictures, in the thread that plays.
-            watched: how many are, those with the first seeds of the list.
-
-        Returns:
-            Results in the order of the seeds: one for each, but of a game of several sides one for each side.
-        """
-
-        def keep(episode: WholeEpisode) -> list[EpisodeResult]:
-            if episode.place < watched:
-                watch(episode)
-            return episode.results
-
-        config = self.validation
-        kept = self.collector.play_held_out(seeds, policy_version, keep, config.temperature, config.num_envs, watched)
-        return [result for results in kept for result in results]
-
-
-def begin_next_epoch(trainer: L.Trainer) -> None:
-    """Let a run that is resumed from the end of an epoch begin with the next one.
-
-    With ``max_steps`` Lightning resumes inside the last epoch and would take one more batch of it.
-    """
-    progress, loop = trainer.fit_loop.epoch_progress, trainer.fit_loop
-    current = cast(Any, progress.current)
-    if loop.restarting and current.ready == current.started == current.processed:
-        if current.completed < current.processed:
-            progress.increment_completed()
-        loop.epoch_loop.restarting = False

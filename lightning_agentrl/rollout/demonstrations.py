@@ -26,7 +26,7 @@ from lightning_agentrl.losses.aggregation import action_weights
 from lightning_agentrl.prompts.renderer import shown
 from lightning_agentrl.rollout.data_module import RolloutDataModule
 from lightning_agentrl.rollout.event_loop import LoopThread
-from lightning_agentrl.rollout.player import Player, play_parts
+from lightning_agentrl.rollout.player import play_parts
 from lightning_agentrl.rollout.stream import Prepared, RolloutSource, RolloutStream
 from lightning_agentrl.run_files import LoggedTurn, environment_of, find_run, json_object, read_turns
 from lightning_agentrl.types import ModelInput, Rollout, Sample, Scores, Segment, SegmentKind, StopReason, Turn
@@ -87,10 +87,10 @@ class Expert(Demonstrations):
 
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
         """Play them, each from a separate seed that is no held-out one."""
-        at_a_time = data.at_a_time
+        at_a_time = data.sizes.at_a_time(world_size())
         pool = EnvPool([_with_expert(source) for source in data.pool.sources], threads=at_a_time)
         engine = _ScriptedReplies()
-        player = Player(pool, data.renderer, data.memory, data.interaction, engine, data.seed, temperature=0.0)
+        player = replace(data.player, pool=pool, engine=engine, temperature=0.0)
         loop = LoopThread()
         played: dict[int, Demonstration] = {}
 
@@ -354,7 +354,9 @@ class ClonedTurns(RolloutSource):
         self.samples = [sample for episode in episodes for sample in episode.samples]
         self.action_share = action_share
         self.seed = data.seed
-        self.places = data.own_envs  # rows are spread over mini-batches as those of environments are
+        self.places = data.sizes.own_envs(
+            rank(), world_size()
+        )  # rows are spread over mini-batches as those of environments are
         own = (sum(len(sample.turns) for sample in self.samples), len(episodes), len(self.places))
         turns, played, places = (sum(each) for each in zip(*all_gather(own), strict=True))
         per_place = turns / played if data.groups is not None else data.sizes.turns_per_env

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -42,7 +41,6 @@ class Watchdog:
     def __init__(self, seconds: float, engine: str) -> None:
         self.seconds = seconds
         self.engine = engine
-        self._lock = threading.Lock()
         self._sessions: list[Session] = []
         self._changed_at = time.monotonic()
 
@@ -58,21 +56,17 @@ class Watchdog:
     @contextmanager
     def watching(self, session: Session) -> Iterator[None]:
         """Expect this session to move while inside."""
-        self._change(self._sessions.append, session)
+        self._sessions.append(session)
+        self._changed_at = time.monotonic()
         try:
             yield
         finally:
-            self._change(self._sessions.remove, session)
-
-    def _change(self, change: Callable[[Session], None], session: Session) -> None:
-        with self._lock:
-            change(session)
+            self._sessions.remove(session)
             self._changed_at = time.monotonic()
 
     def _state(self) -> tuple[float, str]:
         """Return when a session last moved, and what all of them wait for."""
-        with self._lock:
-            sessions, moved_at = list(self._sessions), self._changed_at
+        sessions, moved_at = list(self._sessions), self._changed_at  # a list is copied as a whole
         calls: dict[str, list[int]] = {}
         for session in sessions:
             calls.setdefault(session.worker.call, []).append(session.index)
@@ -245,22 +239,19 @@ async def play_parts(parts: Sequence[Part], at_a_time: int, engine: Engine) -> N
     async def play(seat: AbstractContextManager) -> None:
         with seat:
             for part in waiting:  # shared between the tasks: each takes the next one
-                await _uncancelled(part)
+                try:
+                    await part()
+                except asyncio.CancelledError as left:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    # Raised by a user's code. A task group would ignore it, and turns would be missing.
+                    sentence = (
+                        "code that runs while episodes are played raised CancelledError, and nobody has cancelled it"
+                    )
+                    raise RuntimeError(sentence) from left
 
     with engine.seats(min(at_a_time, len(parts))) as seats:
         async with asyncio.TaskGroup() as tasks:
             for seat in seats:
                 tasks.create_task(play(seat))
-
-
-async def _uncancelled(part: Part) -> None:
-    """Play a part. A task group would ignore a CancelledError that a user's code raises, so it becomes an error."""
-    task = asyncio.current_task()
-    assert task is not None
-    try:
-        await part()
-    except asyncio.CancelledError as left:
-        if task.cancelling():
-            raise
-        sentence = "code that runs while episodes are played raised CancelledError, and nobody has cancelled it"
-        raise RuntimeError(sentence) from left

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
+import lightning as L
 import numpy as np
 
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -141,3 +142,16 @@ def split(places: np.ndarray, count: int, upto: float = 1.0) -> list[list[int]]:
     """Return the rows whose place lies below ``upto``, split into ``count`` intervals of equal width."""
     part = np.floor(places / upto * count).astype(int)
     return [np.flatnonzero(part == k).tolist() for k in range(count)]
+
+
+def begin_next_epoch(trainer: L.Trainer) -> None:
+    """Let a run that is resumed from the end of an epoch begin with the next one.
+
+    With ``max_steps`` Lightning resumes inside the last epoch and would take one more batch of it.
+    """
+    progress, loop = trainer.fit_loop.epoch_progress, trainer.fit_loop
+    current = cast(Any, progress.current)
+    if loop.restarting and current.ready == current.started == current.processed:
+        if current.completed < current.processed:
+            progress.increment_completed()
+        loop.epoch_loop.restarting = False

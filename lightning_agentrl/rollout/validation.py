@@ -9,15 +9,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.seeds import held_out_place, held_out_seeds
 from lightning_agentrl.metrics.episodes import EpisodeResult, summarise
 from lightning_agentrl.rollout.player import Player, play_parts
 from lightning_agentrl.types import Sample, Turn
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -95,39 +92,38 @@ class WholeEpisode:
 
 
 async def play_episodes(
-    seeds: Sequence[int],
-    at_a_time: int,
-    player: Player,
-    keep: Callable[[WholeEpisode], T],
-    advance: Callable[[], None],
-    pictures: int = 0,
-) -> list[T]:
-    """Play one whole episode per seed, ``at_a_time`` of them at a time.
+    seeds: Sequence[int], player: Player, at_a_time: int, advance: Callable[[], None], watched: int = 0
+) -> tuple[list[EpisodeResult], list[WholeEpisode]]:
+    """Play one whole episode per held-out seed.
 
     Args:
-        seeds: of the episodes.
-        at_a_time: environments that play beside each other.
+        seeds: of the list of held-out ones.
         player: makes their sessions and plays them.
-        keep: returns what is kept of an episode.
+        at_a_time: environments that play at the same time.
         advance: called after each episode.
-        pictures: draw the turns of the first so many seeds of the list, if the environment can.
+        watched: how many episodes are also returned whole, with pictures: those with the first seeds of the list.
 
     Returns:
-        What is kept, in the order of the seeds.
+        Results in the order of ``seeds``: one for each, but of a game of several sides one for each side. And the
+        watched episodes, in the order of the list.
     """
-    kept: dict[int, T] = {}
+    results: dict[int, list[EpisodeResult]] = {}
+    seen: dict[int, WholeEpisode] = {}
 
-    async def play(place: int, seed: int) -> None:
-        number = held_out_place(seed)
-        kind = player.pool.kind(number)
-        session = player.session(kind, seed, lambda _: seed, pictures=number < pictures, held_out=True)
+    async def play(index: int, seed: int) -> None:
+        place = held_out_place(seed)
+        kind = player.pool.kind(place)
+        session = player.session(kind, seed, lambda _: seed, pictures=place < watched, held_out=True)
         try:
             samples, lost = await player.play_episode(session)
             advance()
             contract = Contract() if session.worker.answer is None else session.contract  # it may not even be made
-            kept[place] = keep(WholeEpisode(number, kind, contract, samples, lost))
+            episode = WholeEpisode(place, kind, contract, samples, lost)
         finally:
             player.pool.give_back(kind, session.worker, held_out=True)
+        results[index] = episode.results
+        if place < watched:
+            seen[place] = episode
 
-    await play_parts([partial(play, place, seed) for place, seed in enumerate(seeds)], at_a_time, player.engine)
-    return [kept[place] for place in range(len(seeds))]
+    await play_parts([partial(play, index, seed) for index, seed in enumerate(seeds)], at_a_time, player.engine)
+    return [one for index in range(len(seeds)) for one in results[index]], [seen[place] for place in sorted(seen)]

@@ -218,7 +218,7 @@ def test_the_action_is_one_of_three() -> None:
 
 
 def agent_of(max_staleness: int = 0) -> Any:
-    data = SimpleNamespace(max_staleness=max_staleness, samples_ahead=max_staleness > 0)
+    data = SimpleNamespace(max_staleness=max_staleness, groups=None)
     return SimpleNamespace(datamodule=data, policy_version=0)
 
 

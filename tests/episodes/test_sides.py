@@ -17,7 +17,7 @@ from lightning_agentrl.metrics.numbers import Mean
 from lightning_agentrl.metrics.rollout import group_numbers
 from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, SidesInteraction
 from lightning_agentrl.types import Rollout, StopReason
-from tests.rollout.scripted import Learner, workplace
+from tests.rollout.scripted import Learner, play_held_out, workplace
 from tests.rollout.test_groups import data_module
 
 
@@ -216,7 +216,7 @@ def test_an_episode_is_compared_with_those_of_its_side(tiny_folder):
 
 def test_a_held_out_game_counts_once_for_each_side(tiny_folder):
     with data_module(tiny_folder, GroupRollout(2, 2), env=EnvConfig("Rounds-v0"), interaction=SIDES) as data:
-        results = data.play_held_out(data.validation_seeds()[:3], 0)
+        results = play_held_out(data, data.val_dataloader().seeds[:3])
     assert [result.total_reward for result in results] == [10.0, 11.0] * 3
     assert [result.turns for result in results] == [2, 2] * 3
 

@@ -34,7 +34,7 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
-from tests.rollout.scripted import Learner
+from tests.rollout.scripted import Learner, play_held_out
 
 SUMS = [{"prompt": f"{a} + {b} =", "answer": a + b} for a in range(4) for b in range(4)]
 
@@ -65,7 +65,7 @@ def collect(folder: Path, count: int = 1, **settings: Any) -> list[Any]:
     data.setup("fit")
     Learner(folder).connect(data)
     try:
-        return [data.stream.collect() for _ in range(count)] + [data.play_held_out(held_out_seeds()[:4], 0)]
+        return [data.stream.collect() for _ in range(count)] + [play_held_out(data, held_out_seeds()[:4])]
     finally:
         data.teardown("fit")
 

@@ -74,18 +74,25 @@ class Spy(RolloutCallback):
         self.logged: list[dict[str, float]] = []  # of each iteration
 
     def on_fit_start(self, trainer: L.Trainer, agent: Any) -> None:
-        log_dict, play = agent.log_dict, agent.datamodule.play_held_out
+        log_dict = agent.log_dict
 
         def log(numbers: dict[str, float], **how: Any) -> None:
             if "policy/loss" in numbers:
                 self.steps[-1].logged = dict(numbers)
             log_dict(numbers, **how)
 
-        def play_held_out(seeds: list[int], *watched: Any) -> list[EpisodeResult]:
-            self.held_out.append(play(seeds, *watched))
-            return self.held_out[-1]
+        agent.log_dict = log
 
-        agent.log_dict, agent.datamodule.play_held_out = log, play_held_out
+    def on_train_start(self, trainer: L.Trainer, agent: Any) -> None:
+        collector = agent.datamodule.collector
+        play = collector.play_held_out
+
+        def play_held_out(*arguments: Any) -> Any:
+            results, watched = play(*arguments)
+            self.held_out.append(results)
+            return results, watched
+
+        collector.play_held_out = play_held_out
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         self.rollouts.append(rollout)

@@ -17,6 +17,7 @@ from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
@@ -195,10 +196,15 @@ class Learner:
     def connect(self, data: RolloutDataModule) -> None:
         """Do what an agent does when a run starts; ``LEARNERS[data]`` is then this one."""
         LEARNERS[data] = self
+        data.use_model(self.tokenizer, self.context_length)
         data.connect(
-            PolicyHandle(self.policy, (), nullcontext),
-            self.tokenizer,
-            self.context_length,
+            PolicyHandle(
+                self.policy,
+                data.player.renderer.stop_token_ids,
+                nullcontext,
+                max_model_len=data.longest_turn,
+                trained_meanwhile=data.max_staleness > 0,
+            ),
             prepare=lambda rollout: Prepared(rollout, {}),
             policy_version=lambda: self.policy_version,
             held_steps=lambda: range(0),
@@ -211,6 +217,11 @@ class Learner:
 
     def after_sync(self) -> None:
         """Do nothing."""
+
+
+def play_held_out(data: RolloutDataModule, seeds: Sequence[int]) -> list[EpisodeResult]:
+    """Results of held-out episodes with the current weights of the data module's learner."""
+    return data.collector.play_held_out(seeds, LEARNERS[data].policy_version, data.validation)[0]
 
 
 def story(rollout: Rollout) -> list[tuple]:

@@ -25,7 +25,7 @@ from lightning_agentrl.rollout import (
 )
 from lightning_agentrl.rollout.stopping import Stopped
 from tests.metrics.clock import FakeClock
-from tests.rollout.scripted import FREE_TEXT, LEARNERS, Learner, Scripted, story
+from tests.rollout.scripted import FREE_TEXT, LEARNERS, Learner, Scripted, play_held_out, story
 
 GO, ARRIVED = threading.Event(), threading.Event()
 FAILS = threading.Event()
@@ -148,8 +148,8 @@ def test_validation_waits_plays_the_current_weights_and_leaves_the_rollout(conne
     expected = story(twin.stream.collect())
     change(learner)
     change(other)
-    seeds = data.validation_seeds()[:4]
-    assert data.play_held_out(seeds, 1) == twin.play_held_out(seeds, 1)
+    seeds = data.val_dataloader().seeds[:4]
+    assert play_held_out(data, seeds) == play_held_out(twin, seeds)
     assert story(data.stream.collect()) == expected
 
 
@@ -287,7 +287,7 @@ def test_the_seconds_of_every_update_of_the_engine_are_told(connected, tiny_fold
     data.stream.collect()
     assert "time/sync_seconds" not in read()
     data.collector.begin_next(LEARNERS[data].policy_version)
-    data.play_held_out(data.validation_seeds()[:2], LEARNERS[data].policy_version)
+    play_held_out(data, data.val_dataloader().seeds[:2])
     numbers = read()
     assert (numbers["time/validate_seconds"], numbers["time/sync_seconds"]) == (0.5, 1.0)
 

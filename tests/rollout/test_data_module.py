@@ -32,7 +32,7 @@ from lightning_agentrl.rollout import (
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
 from tests.published import published_tokenizer
-from tests.rollout.scripted import Learner, Scripted, story
+from tests.rollout.scripted import Learner, Scripted, play_held_out, story
 
 BANDIT = EnvConfig("agentrl_envs:Bandit-v0")
 GUESS = EnvConfig("agentrl_envs:GuessNumber-v0")
@@ -250,7 +250,7 @@ def test_every_environment_is_made_once_for_training_and_once_for_validation(con
         data.stream.collect()
     trained = MADE.copy()
     assert trained.total() == 4  # as many as play at a time
-    data.play_held_out(data.validation_seeds(), 0)
+    play_held_out(data, data.val_dataloader().seeds)
     assert (MADE - trained).total() <= 2 * 2  # of each source at most as many as play at a time
     data.teardown("fit")
 
@@ -285,7 +285,7 @@ def test_what_cannot_work_is_refused_by_python_too_before_weights_are_read(tiny_
 
 def test_before_connect():
     data = data_module()
-    for call in (data.train_dataloader, lambda: data.play_held_out([1], 0)):
+    for call in (data.train_dataloader, lambda: data.collector):
         with pytest.raises(RuntimeError, match=r"call connect\(agent\) first"):
             call()
     data.teardown("fit")  # harmless
@@ -311,25 +311,25 @@ def test_validation_plays_each_seed_once_and_leaves_training_alone(connected):
     (batch,) = list(data.val_dataloader())
     assert batch.seeds == list(held_out_seeds()[:6])
     LOG.clear()
-    results = data.play_held_out(batch.seeds, 0)
+    results = play_held_out(data, batch.seeds)
     resets = [seed for kind, seed in LOG if kind == "reset"]
     assert set(resets) == set(batch.seeds)
     assert [(r.turns, r.total_reward, r.success) for r in results] == [(3, 6.0, True)] * 6
     assert data.state_dict() == before
     assert story(data.stream.collect()) == story(twin.stream.collect())
-    assert data.play_held_out(batch.seeds, 0) == results
-    assert data.play_held_out([], 0) == []
+    assert play_held_out(data, batch.seeds) == results
+    assert play_held_out(data, []) == []
 
 
 def test_validation_results_are_in_the_order_of_seeds(connected):
     """A random model names no number, so 1 is guessed: an episode takes one turn or all of them."""
     data = connected(data_module(env=EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 2, "max_turns": 5})))
     seeds = held_out_seeds()[:6]
-    results = data.play_held_out(seeds, 0)
+    results = play_held_out(data, seeds)
     assert {result.turns for result in results} == {1, 5}
     assert [result.success for result in results] == [result.turns == 1 for result in results]
-    assert data.play_held_out(seeds[::-1], 0) == results[::-1]
-    assert [data.play_held_out([seed], 0)[0] for seed in seeds] == results
+    assert play_held_out(data, seeds[::-1]) == results[::-1]
+    assert [play_held_out(data, [seed])[0] for seed in seeds] == results
 
 
 def test_training_never_sees_a_held_out_seed(connected):
@@ -357,7 +357,7 @@ def test_ranks_share_the_held_out_seeds(episodes, world):
     for rank in range(world):
         data = data_module(validation=ValidationConfig(episodes=episodes))
         data.trainer = Rank(rank)
-        played += data.validation_seeds()
+        played += data.val_dataloader().seeds
     assert sorted(played) == sorted(held_out_seeds()[:episodes])
 
 

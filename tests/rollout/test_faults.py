@@ -39,7 +39,7 @@ from lightning_agentrl.rollout.groups import WholeGroups
 from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason, input_of
 from tests.episodes.small_envs import GARBAGE, Walk
 from tests.episodes.test_env_worker import config, replace_sessions
-from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, Workplace, story, workplace
+from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, Workplace, play_held_out, story, workplace
 from tests.rollout.test_groups import Rank
 from tests.started import outcomes
 from tests.types import samples
@@ -214,7 +214,7 @@ def test_an_episode_of_validation_whose_environment_cannot_be_made_is_lost(tiny_
     environment, sizes = EnvConfig("Licensed-v0", retries=0), GroupRollout(size=2, per_rollout=2)
     with group_data(tiny_folder, sizes, env=environment, validation=ValidationConfig(2, 2)) as data:
         data.stream.collect()
-        results = data.play_held_out(data.validation_seeds(), 0)
+        results = play_held_out(data, data.val_dataloader().seeds)
         assert len(data.stream.collect().turns) == 8
     assert [(result.lost, result.turns) for result in results] == [(False, 2), (True, 0)]
 
@@ -650,7 +650,7 @@ def test_a_resumed_run_with_faults_goes_on_as_the_uninterrupted_one(tiny_folder,
 
 def test_a_lost_held_out_episode_is_a_failure_and_reported_apart(tiny_folder):
     with group_data(tiny_folder, validation=ValidationConfig(12, 4)) as data:
-        results = data.play_held_out(data.validation_seeds(), 0)
+        results = play_held_out(data, data.val_dataloader().seeds)
     broken = [result for result in results if result.lost]
     assert 0 < len(broken) < 12
     assert {(result.success, result.turns, result.total_reward) for result in broken} == {(False, 1, 1.0)}

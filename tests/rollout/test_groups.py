@@ -171,7 +171,7 @@ def test_ranks_share_the_groups(tiny_folder, groups):
     for rank in range(2):
         with data_module(tiny_folder, groups, rank, 2) as data:
             ranks.append(collect(data, 3))
-            assert list(data.own_envs) == [[0, 1, 2], [3, 4, 5]][rank]
+            assert list(data.sizes.own_envs(rank, 2)) == [[0, 1, 2], [3, 4, 5]][rank]
     assert [story(rollout) for rollout in one] == [story(Rollout.concat(both)) for both in zip(*ranks, strict=True)]
 
 

@@ -15,7 +15,7 @@ from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, Rollou
 from lightning_agentrl.rollout.validation import ValidationConfig
 from lightning_agentrl.types import LATE
 from tests.agents import repeated  # noqa: F401 - registers its environment
-from tests.rollout.scripted import FREE_TEXT, Learner, LoggingEngine, Scripted, workplace
+from tests.rollout.scripted import FREE_TEXT, Learner, LoggingEngine, Scripted, play_held_out, workplace
 
 SIZES = {"turns_per_env": 4, "mini_batch_turns": 16}
 
@@ -56,7 +56,7 @@ def sampled(folder: Any, settings: dict[str, Any], play: Callable[[RolloutDataMo
         (SIZES, lambda data: data.stream.collect(), {}),
         (SIZES, lambda data: data.stream.collect(), {"max_batch": 2, "admit_every": 4}),
         ({"groups": GroupRollout(2, 3, ahead=1)}, lambda data: data.stream.collect(), {}),
-        (SIZES, lambda data: data.play_held_out([5, 3, 9, 7, 1], 0), {}),
+        (SIZES, lambda data: play_held_out(data, [5, 3, 9, 7, 1]), {}),
     ],
     ids=["turns", "waiting", "groups", "held out"],
 )
@@ -104,7 +104,7 @@ def test_an_engine_that_knows_no_players_works(tiny_folder):
     for settings in (SIZES, {"groups": GroupRollout(2, 3)}):
         data = connected(tiny_folder, Parrot(), **settings)
         try:
-            assert {turn.reply for turn in data.stream.collect().turns} == {data.renderer.decode((7,))}
-            assert len(data.play_held_out([5, 3, 9, 7], 0)) == 4
+            assert {turn.reply for turn in data.stream.collect().turns} == {data.player.renderer.decode((7,))}
+            assert len(play_held_out(data, [5, 3, 9, 7])) == 4
         finally:
             data.teardown("fit")

@@ -36,7 +36,7 @@ from lightning_agentrl.rollout import (
 from lightning_agentrl.rollout.collector import FixedTurns
 from lightning_agentrl.rollout.player import Player, Watchdog
 from tests.agents.processes import config_text, next_port, run_command
-from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, Workplace, workplace
+from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, Workplace, play_held_out, workplace
 from tests.started import outcomes
 
 LIMIT = 0.2
@@ -243,14 +243,14 @@ def test_a_held_out_environment_that_does_not_close_is_named(held_out, caught):
         NeverCloses.over.set()
 
     threading.Thread(target=release).start()
-    assert len(held_out.play_held_out(held_out.validation_seeds(), 0)) == 2
+    assert len(play_held_out(held_out, held_out.val_dataloader().seeds)) == 2
     assert named()
 
 
 def test_a_run_goes_on_without_environments_that_do_not_close(held_out, caught, monkeypatch):
     monkeypatch.setattr(env_worker, "CLOSING_SECONDS", 0.1)
     for _ in range(2):
-        assert len(held_out.play_held_out(held_out.validation_seeds(), 0)) == 2
+        assert len(play_held_out(held_out, held_out.val_dataloader().seeds)) == 2
     assert sum("NeverCloses-v0 has not returned" in str(warning.message) for warning in caught) == 4
 
 
