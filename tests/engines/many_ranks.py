@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ async def _play(engine: VLLMServerEngine, rank: int) -> None:
     prompts = [BEGINNING + random_ids(100 * rank + env, 2 * 32) for env in range(ENVS)]
 
     async def turn(env: int) -> None:
-        reply = await engine.generate(request(prompts[env], seed=env, max_tokens=8))
+        asked = request(prompts[env], seed=env, max_tokens=8)
+        reply = await engine.generate(replace(asked, number=(ENVS * rank + env, 0)))
         prompts[env] += reply.ids + random_ids(env, 24)
 
     await asyncio.gather(*map(turn, range(ENVS)))

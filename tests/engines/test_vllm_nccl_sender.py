@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lightning_agentrl.engines.vllm_server.transfer_source import Calls, WeightSource
-from lightning_agentrl.engines.vllm_server.weight_senders import NCCLSender, Rendezvous
+from lightning_agentrl.engines.vllm_server.sent_weights import Calls, NCCLSender, Rendezvous, WeightSource
 
 pytestmark = pytest.mark.vllm
 PATIENCE = 60.0  # more than any test takes

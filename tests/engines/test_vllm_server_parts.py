@@ -6,7 +6,6 @@ import asyncio
 import copy
 import errno
 import math
-import random
 import shutil
 import warnings
 from collections import Counter
@@ -21,10 +20,9 @@ from safetensors.torch import load_file
 from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import engine as server_engine
-from lightning_agentrl.engines.vllm_server.answers import Lost, Unusable, complaint, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.engine import check_precision
-from lightning_agentrl.engines.vllm_server.pool import back_off
-from lightning_agentrl.engines.vllm_server.routing import BLOCK, IN_FLIGHT, block_keys, choose, common_blocks, preferred
+from lightning_agentrl.engines.vllm_server.pool import ServerPool, back_off
+from lightning_agentrl.engines.vllm_server.server import Lost, Unusable, complaint, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
@@ -35,34 +33,7 @@ from tests.engines import updating_ranks
 from tests.inputs import image, text
 from tests.started import together
 
-
-def tokens(seed: int, count: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).choices(range(300), k=count))
-
-
 # Which server
-
-
-def test_a_block_is_known_by_all_that_stands_before_it() -> None:
-    ids = tokens(1, 3 * BLOCK + 5)
-    keys = block_keys(text(*ids))
-    assert len(keys) == 3
-    assert block_keys(text(*ids[: 2 * BLOCK])) == keys[:2]
-    assert block_keys(text(*ids[: BLOCK - 1])) == []
-    other = text(ids[0] + 1, *ids[1:])
-    assert not set(block_keys(other)) & set(keys)
-    assert common_blocks(keys, set(keys[:2])) == 2
-    assert common_blocks(keys, {keys[1], keys[2]}) == 0
-    assert common_blocks(keys, set(keys)) == 3
-    assert common_blocks([], set(keys)) == 0
-
-
-def test_a_block_with_another_image_of_equal_length_is_another_block() -> None:
-    start, end = text(*tokens(1, BLOCK)), text(*tokens(2, BLOCK))
-    cat, dog, again = (block_keys(start + image(name, BLOCK) + end) for name in ("cat", "dog", "cat"))
-    assert cat == again
-    assert common_blocks(cat, dog) == 1
-    assert len(set(cat) | set(dog)) == 5
 
 
 def test_servers_refuse_images() -> None:
@@ -71,36 +42,48 @@ def test_servers_refuse_images() -> None:
         asyncio.run(VLLMServerEngine(["http://127.0.0.1:1"]).generate(asked))
 
 
-def test_a_growing_episode_stays_where_it_was_read_unless_that_server_is_much_busier() -> None:
-    blocks, read = 40, 38  # 2 left there, 40 elsewhere
-    assert choose(blocks, [0, read], [0, 0]) == 1
-    assert choose(blocks, [0, read], [0, 9]) == 1  # 2 + 9 * 4 = 38 < 40
-    assert choose(blocks, [0, read], [0, 10]) == 0
-    assert choose(blocks, [0, read], [3, 10]) == 1
+def chosen(pool: ServerPool, *numbers: int) -> list[int]:
+    """Return the servers of requests of these environments, which all stay in flight."""
+    places = []
+    for number in numbers:
+        request = SamplingRequest(text(1), 2, 1.0, 0, (number, 0))
+        replica = asyncio.run(pool._choose(request, ()))
+        replica.in_flight.add(cast(Any, object()))
+        places.append(pool.replicas.index(replica))
+    return places
 
 
-def test_what_all_servers_have_read_spreads_evenly() -> None:
-    """A short beginning in common, which one server has read first."""
-    in_flight = [0, 0, 0]
-    common = [3, 0, 0]
-    for _ in range(30):
-        place = choose(5, common, in_flight)
-        in_flight[place] += 1
-        common[place] = 3
-    assert in_flight == [10, 10, 10]
-    assert choose(0, [0, 0], [0, 0]) == 0
-    assert IN_FLIGHT >= 3  # else the first server would get the first two
+def pool_of(servers: int) -> ServerPool:
+    pool = ServerPool([cast(Any, None)] * servers, {}, 100, ())
+    for replica in pool.replicas:
+        replica.used = True
+    return pool
+
+
+def test_new_environments_spread_evenly_and_stay_where_they_are() -> None:
+    pool = pool_of(3)
+    assert chosen(pool, 0, 1, 2, 3, 4, 5) == [0, 1, 2, 0, 1, 2]
+    assert chosen(pool, 4, 4, 4, 4) == [1, 1, 1, 1]  # however busy
+    assert chosen(pool, 6) == [0]
+
+
+def test_an_environment_whose_server_is_lost_moves() -> None:
+    pool = pool_of(3)
+    assert chosen(pool, 0, 1) == [0, 1]
+    pool.replicas[1].used = False
+    assert chosen(pool, 1) == [2]
+    pool.replicas[1].used = True
+    assert chosen(pool, 1) == [2]
 
 
 @pytest.mark.parametrize(("ranks", "servers"), [(8, 4), (6, 4), (4, 4), (2, 8), (3, 4), (1, 3), (5, 1), (32, 8)])
-def test_ranks_spread_over_the_servers_that_they_prefer(ranks: int, servers: int) -> None:
-    orders = [preferred(rank, ranks, servers) for rank in range(ranks)]
-    assert all(sorted(order) == list(range(servers)) for order in orders)
-    firsts = Counter(order[0] for order in orders)
-    assert max(firsts.values()) - min(firsts[server] for server in range(servers)) <= 1
-    for first in firsts:  # once that one is lost
-        seconds = Counter(order[1] for order in orders if order[0] == first and servers > 1)
-        assert max(seconds.values(), default=1) <= -(-firsts[first] // max(servers - 1, 1))
+def test_ranks_begin_with_different_servers(ranks: int, servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls, firsts = [f"http://127.0.0.1:{port}" for port in range(1, servers + 1)], Counter[str]()
+    monkeypatch.setattr(server_engine, "world_size", lambda: ranks)
+    for rank in range(ranks):
+        monkeypatch.setattr(server_engine, "rank", lambda rank=rank: rank)
+        firsts[VLLMServerEngine(urls)._servers(cast(Any, None))[0].url] += 1
+    assert max(firsts.values()) - min(firsts[url] for url in urls) <= 1
 
 
 def test_each_rank_has_the_servers_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +145,7 @@ def with_logps(*logps: Any, ids: tuple[Any, ...] = (4, 7, 8)) -> dict[str, Any]:
             ({"token_ids": [4, x, 8], "logprobs": with_logps(-1.0, -1.0, -1.0, ids=(4, x, 8))}, f"{x!r} is no id")
             for x in ("7", 7.0, True, None, -7, 300)
         ),
-        ({"token_ids": [4, 7, 8, 9], "logprobs": with_logps(*[-1.0] * 4, ids=(4, 7, 8, 9))}, "4 tokens, of at most 3"),
+        ({"token_ids": [4, 7, 8, 9], "logprobs": with_logps(*[-1.0] * 4, ids=(4, 7, 8, 9))}, "after 4 of 3 tokens"),
         ({"logprobs": None}, "3 ids and log-probs of 0.*agentrl serve"),
         ({"logprobs": {"content": None}}, "3 ids and log-probs of 0"),
         ({"logprobs": {"content": [1, 2, 3]}}, "another form than vLLM"),

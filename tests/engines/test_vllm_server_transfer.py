@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lightning_agentrl.engines import Reply, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import sent_weights
+from lightning_agentrl.engines.vllm_server.sent_weights import WeightSource
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
-from lightning_agentrl.engines.vllm_server.transfer_source import WeightSource
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup
@@ -273,7 +273,7 @@ def test_a_server_that_is_stopped_while_it_takes_weights_is_dropped_and_used_whe
 ) -> None:
     assert engine._pool is not None
     for replica in engine._pool.replicas:
-        replica.server.deadlines.patience = 3.0
+        replica.server.patience = 3.0
     first, second = pair
     sent, broadcast, core = [0], GlooGroup.broadcast, first.core
 

@@ -12,9 +12,8 @@ import torch
 
 from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import VLLMServerEngine
-from lightning_agentrl.engines.vllm_server.answers import complaint, read_facts
-from lightning_agentrl.engines.vllm_server.sent_weights import copied_weights
-from lightning_agentrl.engines.vllm_server.transfer_source import WeightForm, WeightSource
+from lightning_agentrl.engines.vllm_server.sent_weights import WeightForm, WeightSource, copied_weights
+from lightning_agentrl.engines.vllm_server.server import complaint, read_facts
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
 from lightning_agentrl.vllm_worker.extension import own_address

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from lightning_agentrl.engines import VLLMServerEngine
-from lightning_agentrl.engines.vllm_server.answers import Lost
-from lightning_agentrl.engines.vllm_server.server import VLLMServer
+from lightning_agentrl.engines.vllm_server.server import Lost, VLLMServer
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.secrets import check_secrets, filled, masked

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from lightning_agentrl.distributed import all_gather, rank, world_size
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY, check_family, check_request
-from lightning_agentrl.engines.vllm_server.answers import ServerFacts
 from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop, in_thread
 from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
-from lightning_agentrl.engines.vllm_server.routing import preferred
 from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
-from lightning_agentrl.engines.vllm_server.server import VLLMServer, open_session
+from lightning_agentrl.engines.vllm_server.server import ServerFacts, VLLMServer, open_session
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.errors.secrets import check_secrets
@@ -36,10 +34,10 @@ class VLLMServerEngine(Engine):
 
     Before each collection and validation the weights are written once into a folder that the servers read, or sent to
     each of them over the network; LoRA adapters are merged into them. Servers and replies report the version of the
-    weights. A request goes to the server with the longest cached prefix of its prompt, unless that one is much busier.
-    A server that dies, hangs or gives unusable answers is dropped with a warning, and its requests go to the others. It
-    is used again when it is back and has the current weights; with no server left, requests wait. All processes of a
-    run share the servers.
+    weights. An environment stays with its server, which has its past in the prefix cache; a new one goes to the server
+    with the fewest requests in flight. A server that dies, hangs or gives unusable answers is dropped with a warning,
+    and its requests go to the others. It is used again when it is back and has the current weights; with no server
+    left, requests wait. All processes of a run share the servers.
 
     Args:
         urls: addresses of the servers, such as http://127.0.0.1:8001. Each run needs servers of its own. ``${NAME}``
@@ -49,9 +47,9 @@ class VLLMServerEngine(Engine):
         transfer: how weights get to the servers, which must be started with the same ``--transfer``: ``folder``;
             ``nccl``, over the network from GPU to GPU, which needs vLLM on the trainer's side too; ``gloo``, the same
             between main memories. Both keep a copy of the weights in the trainer's main memory.
-        hang_seconds: seconds without an answer after which a server counts as hanging. Time for its work is added: for
-            prompts that it reads, replies and weights, each by the speed that it has shown. Raise it if a slow server
-            is dropped.
+        hang_seconds: seconds without an answer of its engine after which a server counts as hanging. A reply may take
+            30 times as long, and an update of the weights 1 s more for each 10 MB. Raise it if a slow server is
+            dropped.
         wait_seconds: most seconds that requests wait while no server is left; then the run ends.
     """
 
@@ -62,7 +60,7 @@ class VLLMServerEngine(Engine):
         urls: list[str],
         weights_folder: str | None = None,
         transfer: Literal["folder", "nccl", "gloo"] = "folder",
-        hang_seconds: float = 30.0,
+        hang_seconds: float = 60.0,
         wait_seconds: float = 3600.0,
     ) -> None:
         check_secrets(urls, f"{KEY}.init_args.urls")
@@ -184,9 +182,9 @@ class VLLMServerEngine(Engine):
         self._pool = pool
 
     def _servers(self, session: aiohttp.ClientSession) -> list[VLLMServer]:
-        """Return the servers, first the one that this rank prefers."""
-        order = preferred(rank(), world_size(), len(self.urls))
-        return [VLLMServer(self.urls[place], session, self.hang_seconds) for place in order]
+        """Return the servers in an order that differs between ranks: each rank counts its own requests only."""
+        first = rank() * len(self.urls) // world_size() % len(self.urls)
+        return [VLLMServer(url, session, self.hang_seconds) for url in self.urls[first:] + self.urls[:first]]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Several servers as one: requests go to those with the right weights, and wait while there are none."""
+"""Several servers as one: requests go to those with the current weights, and wait while there are none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY
-from lightning_agentrl.engines.vllm_server.answers import Lost, ServerFacts, Unusable, complaint
-from lightning_agentrl.engines.vllm_server.routing import BLOCK, block_keys, choose, common_blocks
-from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
+from lightning_agentrl.engines.vllm_server.server import Delivery, Lost, ServerFacts, Unusable, VLLMServer, complaint
 from lightning_agentrl.errors import ConfigError, EngineGoneError
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.vllm_worker.extension import Transfer
@@ -36,35 +34,14 @@ class Weights:
 
 
 @dataclass(eq=False)
-class Sampling:
-    """A request that a server is sampling."""
-
-    task: asyncio.Task[Reply]
-    max_tokens: int
-    unread: int  # tokens of its prompt that the server had not read before
-    in_flight: int  # requests that the server was sampling when this one had come
-    since: float = field(default_factory=time.monotonic)
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.since
-
-
-@dataclass(eq=False)
 class Replica:
     """A server and its state."""
 
     server: VLLMServer
     used: bool = False  # it answers, fits the policy and has the weights
-    in_flight: list[Sampling] = field(default_factory=list)
-    read: set[int] = field(default_factory=set)  # block keys of the prompts it has read since the last update
+    in_flight: set[asyncio.Task[Reply]] = field(default_factory=set)
     why: Exception | None = None  # why it is not used
     admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def unread(self) -> int:
-        """Prompt tokens that it may have to read now."""
-        return sum(sampling.unread for sampling in self.in_flight)
 
 
 class ServerPool:
@@ -93,6 +70,7 @@ class ServerPool:
         self.max_model_len, self.stop_token_ids = max_model_len, stop_token_ids
         self.wait_seconds = wait_seconds
         self._weights: Weights | None = None  # None: no server has any, or an update is on its way
+        self._homes = dict[int, Replica]()  # the server of each environment since the last update
         self._some_used = asyncio.Event()
         self._waiting_since: float | None = None  # requests wait, since there is no server
 
@@ -128,6 +106,7 @@ class ServerPool:
         """
         asked = [replica for replica in self.replicas if replica.used] or self.replicas
         self._weights = weights
+        self._homes.clear()  # no server has cached anything with these weights
         self._some_used.clear()
         for replica in self.replicas:
             replica.used = False
@@ -143,28 +122,25 @@ class ServerPool:
             ConfigError: a server refuses the request.
             EngineGoneError: there has been no server for too long, or the request has failed too often.
         """
-        keys, faults, failed = block_keys(request.prompt), list[Lost](), set[Replica]()
+        faults, failed = list[Lost](), set[Replica]()
         while True:
-            replica = await self._next(keys, failed)
-            sampling = self._begin(replica, request, keys)
+            replica = await self._choose(request, failed)
+            weights = self._weights
+            assert weights is not None
+            task = asyncio.create_task(self._generate(replica.server, request, weights))
+            replica.in_flight.add(task)
             try:
-                await asyncio.wait([sampling.task])
+                await asyncio.wait([task])
             finally:
-                sampling.task.cancel()
-                replica.in_flight.remove(sampling)
-            if sampling.task.cancelled():  # the server was dropped
+                task.cancel()
+                replica.in_flight.remove(task)
+            if task.cancelled():  # the server was dropped
                 continue
             try:
-                reply = sampling.task.result()
+                return task.result()
             except Lost as error:
                 faults.append(error)
                 failed.add(replica)
-            except ValueError as error:
-                raise ConfigError(f"the server {replica.server.url} {error}") from error
-            else:
-                in_flight = max(sampling.in_flight, 1 + len(replica.in_flight))
-                replica.server.deadlines.note_reply(sampling.seconds, len(reply.ids), sampling.unread, in_flight)
-                return reply
             if len(faults) >= TRIES:
                 raise EngineGoneError(
                     f"a reply has failed {TRIES} times, last on the server {replica.server.url} ({faults[-1]}); "
@@ -179,70 +155,57 @@ class ServerPool:
     async def _mind(self, replica: Replica) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._weights is None or replica.admitting.locked():  # which has deadlines of its own
+            weights = self._weights
+            if weights is None or replica.admitting.locked():  # which has a time limit of its own
                 continue
-            if replica.used:
-                await self._check(replica)
-            else:
+            if not replica.used:
                 await self._admit(replica)
-
-    async def _check(self, replica: Replica) -> None:
-        """Drop a server whose engine does not answer, or that does not finish a reply."""
-        weights = self._weights
-        try:
-            await replica.server.probe(replica.unread)
-            self._check_replies(replica)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others are looked at
-            if replica.used and weights is self._weights:  # else it was taking weights meanwhile
-                self._drop(replica, error)
-
-    def _check_replies(self, replica: Replica) -> None:
-        """Raise an error if a reply is overdue, and allow more time for the next one."""
-        deadlines, in_flight = replica.server.deadlines, len(replica.in_flight)
-        for sampling in replica.in_flight:
-            seconds, limit = sampling.seconds, deadlines.reply(sampling.max_tokens, replica.unread, in_flight)
-            if seconds > limit:
-                deadlines.note_reply(seconds, sampling.max_tokens, sampling.unread, in_flight)
-                raise Unusable(
-                    f"it has not finished a reply of at most {sampling.max_tokens} tokens within {limit:.0f} s, though "
-                    "its engine answers"
-                )
-
-    async def _next(self, keys: Sequence[int], failed: Collection[Replica]) -> Replica:
-        """Return the server for a prompt, if possible none at which the request has failed."""
-        while not (used := [replica for replica in self.replicas if replica.used]):
-            self._some_used.clear()
-            if self._waiting_since is None:
-                self._waiting_since = time.monotonic()
-                _warn(
-                    f"no vLLM server is left ({self._reasons()}); waiting until one is back, for at most "
-                    f"{self.wait_seconds:g} s ({KEY}.wait_seconds)"
-                )
+                continue
             try:
-                async with asyncio.timeout(self._waiting_since + self.wait_seconds - time.monotonic()):
-                    await self._some_used.wait()
-            except TimeoutError:
-                raise EngineGoneError(
-                    f"there has been no vLLM server for {self.wait_seconds:g} s ({self._reasons()}); start one with "
-                    f"`agentrl serve` at such an address, or raise {KEY}.wait_seconds"
-                ) from None
-        used = [replica for replica in used if replica not in failed] or used
-        common = [common_blocks(keys, replica.read) for replica in used]
-        return used[choose(len(keys), common, [len(replica.in_flight) for replica in used])]
+                await replica.server.probe()
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others are looked at
+                if replica.used and weights is self._weights:  # else it was taking weights meanwhile
+                    self._drop(replica, error)
 
-    def _begin(self, replica: Replica, request: SamplingRequest, keys: Sequence[int]) -> Sampling:
-        weights = self._weights
-        assert weights is not None
-        unread = len(request.prompt) - BLOCK * common_blocks(keys, replica.read)
-        task = asyncio.create_task(self._generate(replica.server, request, weights))
-        sampling = Sampling(task, request.max_tokens, unread, len(replica.in_flight) + 1)
-        replica.in_flight.append(sampling)
-        replica.read.update(keys)
-        return sampling
+    async def _choose(self, request: SamplingRequest, failed: Collection[Replica]) -> Replica:
+        """Return the server for a request, if possible none at which it has failed.
+
+        An environment stays with its server, whose prefix cache holds its past. A new one goes to the server with the
+        fewest requests in flight.
+        """
+        while not (used := [replica for replica in self.replicas if replica.used]):
+            await self._wait_for_server()
+        used = [replica for replica in used if replica not in failed] or used
+        home = self._homes.get(request.number[0]) if request.number else None
+        if home is None or home not in used:
+            home = min(used, key=lambda replica: len(replica.in_flight))
+            if request.number:
+                self._homes[request.number[0]] = home
+        return home
+
+    async def _wait_for_server(self) -> None:
+        self._some_used.clear()
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+            _warn(
+                f"no vLLM server is left ({self._reasons()}); waiting until one is back, for at most "
+                f"{self.wait_seconds:g} s ({KEY}.wait_seconds)"
+            )
+        try:
+            async with asyncio.timeout(self._waiting_since + self.wait_seconds - time.monotonic()):
+                await self._some_used.wait()
+        except TimeoutError:
+            raise EngineGoneError(
+                f"there has been no vLLM server for {self.wait_seconds:g} s ({self._reasons()}); start one with "
+                f"`agentrl serve` at such an address, or raise {KEY}.wait_seconds"
+            ) from None
 
     async def _generate(self, server: VLLMServer, request: SamplingRequest, weights: Weights) -> Reply:
-        vocabulary = self.sizes["vocab_size"]
-        return await server.generate(request, self.stop_token_ids, vocabulary, weights.version, weights.policy_version)
+        expected = self.stop_token_ids, self.sizes["vocab_size"], weights.version, weights.policy_version
+        try:
+            return await server.generate(request, *expected)
+        except ValueError as error:
+            raise ConfigError(f"the server {server.url} {error}") from error
 
     async def _look_after(self, replica: Replica, faults: Sequence[Lost]) -> None:
         """Drop a server that is gone, unusable or lost its weights after a fault; else give it a moment."""
@@ -254,7 +217,7 @@ class ServerPool:
         try:
             if isinstance(faults[-1], Unusable):
                 raise faults[-1]
-            await replica.server.probe(replica.unread)
+            await replica.server.probe()
             current = await replica.server.weight_version() == weights.version
         except (Lost, ValueError) as error:
             current, why = False, error if isinstance(error, Unusable) else faults[-1]
@@ -285,65 +248,47 @@ class ServerPool:
             try:
                 await self._facts(replica)
                 if weights.delivery is not None:
-                    await self._load(replica, weights.delivery, weights.version)
-                    await self._agree(replica, weights)
+                    await self._load(replica, weights.delivery, weights)
                 elif await replica.server.weight_version() != weights.version:
                     raise Lost("it does not have the current weights yet")
-                if replica.why is not None:
-                    await self._prove(replica.server, weights)
+                if replica.why is not None:  # sample one token before it is used again
+                    one = SamplingRequest(ModelInput.of_ids((0,)), 1, 0.0, 0)
+                    async with replica.server.limit(replica.server.patience, "sampled a token"):
+                        await self._generate(replica.server, one, weights)
             except Exception as error:  # noqa: BLE001 - the others go on, and this one may be started again
                 self._drop(replica, error)
                 return error
             if weights is not self._weights:  # there are newer ones, whose delivery waits for the lock
                 return None
-            replica.read.clear()
             if replica.why is not None:
                 rank_zero_info(f"the vLLM server {replica.server.url} is used again")
             replica.used, replica.why, self._waiting_since = True, None, None
             self._some_used.set()
             return None
 
-    async def _load(self, replica: Replica, delivery: Delivery, version: str) -> None:
+    async def _load(self, replica: Replica, delivery: Delivery, weights: Weights) -> None:
+        """Load the weights, and refuse a server with other bits than one of equal layout."""
+        server = replica.server
         try:
-            await replica.server.load(delivery, version)
+            await server.load(delivery, weights.version)
         except Unusable:
             raise
         except (Lost, ValueError) as error:
             if isinstance(error, Lost):
-                await replica.server.probe()
+                await server.probe()
             raise ConfigError(
-                f"the server {replica.server.url} cannot take the weights of the policy: {error}; it must serve the "
-                f"same model and {delivery.needs}"
+                f"the server {server.url} cannot take the weights of the policy: {error}; it must serve the same model "
+                f"and {delivery.needs}"
             ) from error
-
-    async def _prove(self, server: VLLMServer, weights: Weights) -> None:
-        """Let a server that was dropped sample one token before it is used again."""
-        one = SamplingRequest(ModelInput.of_ids((0,)), 1, 0.0, 0)
-        limit = server.deadlines.reply(1, 1, 1)
-        try:
-            async with asyncio.timeout(limit):
-                await self._generate(server, one, weights)
-        except TimeoutError as error:
-            raise Unusable(f"it has not sampled a token within {limit:.0f} s") from error
-        except ValueError as error:
-            raise ConfigError(f"the server {server.url} {error}") from error
-
-    async def _agree(self, replica: Replica, weights: Weights) -> None:
-        """Refuse a server whose weights have other bits than those of a server of equal layout. Only one says so."""
         if len(self.replicas) == 1:
             return
-        assert weights.delivery is not None
-        limit = replica.server.deadlines.load(weights.delivery.size)  # they are read once more
-        try:
-            async with asyncio.timeout(limit):
-                layout, content = await replica.server.checksums()
-        except TimeoutError as error:
-            raise Unusable(f"it has not told the checksums of its weights within {limit:.0f} s") from error
-        other, expected = weights.contents.setdefault(layout, (replica.server.url, content))
+        async with server.limit(delivery.seconds(server.patience), "reported the checksums of its weights"):
+            layout, content = await server.checksums()
+        other, expected = weights.contents.setdefault(layout, (server.url, content))
         if content != expected:
             raise ConfigError(
-                f"the server {replica.server.url} holds other weights than {other} after the same update; one of them "
-                "takes it over wrongly: start both again"
+                f"the server {server.url} holds other weights than {other} after the same update; one of them takes it "
+                "over wrongly: start both again"
             )
 
     def _drop(self, replica: Replica, why: Exception) -> None:
@@ -352,8 +297,8 @@ class ServerPool:
         Its requests go to the others.
         """
         before, replica.used, replica.why = replica.why, False, why
-        for sampling in replica.in_flight:
-            sampling.task.cancel()
+        for task in replica.in_flight:
+            task.cancel()
         gone = isinstance(before, Lost) and isinstance(why, Lost)
         if gone or str(before) == str(why):
             return

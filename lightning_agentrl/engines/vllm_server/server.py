@@ -1,36 +1,69 @@
-"""Requests to one running vLLM server over HTTP."""
+"""Requests to one vLLM server over HTTP, and the checks of its answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
-from lightning_agentrl.engines.vllm.start import KEY, sampling_arguments
-from lightning_agentrl.engines.vllm_server.answers import (
-    LOADING,
-    Lost,
-    ServerFacts,
-    Unusable,
-    read_facts,
-    read_reply,
-    reading,
-)
-from lightning_agentrl.engines.vllm_server.deadlines import Deadlines
+from lightning_agentrl.engines.vllm.start import KEY, LESS_PROMPT, sampling_arguments
 from lightning_agentrl.errors import one_line
 from lightning_agentrl.errors.secrets import filled
-from lightning_agentrl.vllm_worker.extension import WorkerExtension
+from lightning_agentrl.errors.vllm_version import GET, SUPPORTED, is_supported
+from lightning_agentrl.vllm_worker.extension import MODE, Transfer, WorkerExtension
 
 if TYPE_CHECKING:
     import aiohttp
 
 POLICY_SIZES = WorkerExtension.policy_sizes.__name__
+REPLY_TIMES = 30  # times the patience that a reply may take
+SLOWEST = 10e6  # bytes per second at which weights are loaded, at least
 MOST_BYTES = 256 * 2**20  # of an answer; a reply has some hundred bytes per token
-LATER = (408, 425, 429)  # with these a proxy says that it may be asked again
+LATER = (408, 425, 429)  # with these a proxy reports that a request may be repeated
+NO_LOGP = -9998.0  # vLLM returns -9999 if there is none
+NO_VERSION = "default"  # version of the weights that a server started with
+LOADING = "loading "  # prefix of the version that is being loaded
+
+
+class Lost(Exception):
+    """A server did not answer, or not completely; another attempt may succeed."""
+
+
+class Unusable(Lost):
+    """A server did not answer in time, or its answer cannot be used; requests go to another one."""
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a running server reports about itself."""
+
+    vllm: str  # its version
+    model: str
+    sizes: Mapping[str, Any]  # of the model
+    max_model_len: int  # tokens of a prompt and its reply
+    dtype: str
+    logprobs_mode: str
+    transfer: str | None  # the network transfer it was started for
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One version of the weights, and how servers get it."""
+
+    needs: str  # what a server needs for it, as the end of an error message
+    size: int  # bytes of the weights
+    bring: Callable[[VLLMServer, str], Awaitable[None]]
+    """Makes a server load them, given the version of its weights. Raises Lost or ValueError."""
+
+    def seconds(self, patience: float) -> float:
+        """Return the most seconds that a server may take to load the weights, or to read them once."""
+        return patience + self.size / SLOWEST
 
 
 def open_session(patience: float) -> aiohttp.ClientSession:
@@ -45,61 +78,46 @@ def open_session(patience: float) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=patience))
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """One version of the weights, and how servers get it."""
-
-    needs: str  # what a server needs for it, as the end of an error message
-    size: int  # bytes of the weights
-    bring: Callable[[VLLMServer, str], Awaitable[None]]
-    """Makes a server load them, given the version of its weights. Raises Lost or ValueError."""
-
-
 class VLLMServer:
     """A server at an address, running or not.
 
     Args:
         url: address such as http://127.0.0.1:8001; ``${NAME}`` stands for an environment variable.
         session: the HTTP session to use.
-        patience: seconds that it may take for an answer, besides those that its work takes.
+        patience: seconds that it may take for an answer; a reply may take ``REPLY_TIMES`` as long.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession, patience: float) -> None:
-        self.url = url
-        self.deadlines = Deadlines(patience)
+        self.url, self.patience = url, patience
         self._session = session
 
-    async def probe(self, unread: int = 0) -> None:
-        """Wait for an answer of its engine and all workers; the route for health only tells whether they have ended.
-
-        Args:
-            unread: prompt tokens of the requests in flight that it had not read before.
+    async def probe(self) -> None:
+        """Wait for an answer of its engine and all workers; the route for health only reports whether they have ended.
 
         Raises:
             Unusable: it does not come in time, or cannot be read.
             Lost: the server or its engine has ended.
         """
-        seconds = self.deadlines.answer(unread)
-        await self._call("POST", "/collective_rpc", seconds, {"method": POLICY_SIZES})
+        await self._call("POST", "/collective_rpc", {"method": POLICY_SIZES}, self.patience)
 
     async def facts(self) -> ServerFacts:
         """Return what the server reports about itself, or raise an error if it was not started to take weights."""
         version, models, info = [
-            await self._tell(path) for path in ("/version", "/v1/models", "/server_info?config_format=json")
+            await self._get(path) for path in ("/version", "/v1/models", "/server_info?config_format=json")
         ]
         try:
-            sizes = await self._call("POST", "/collective_rpc", self.deadlines.answer(0), {"method": POLICY_SIZES})
+            sizes = await self._call("POST", "/collective_rpc", {"method": POLICY_SIZES}, self.patience)
         except Unusable:
             raise
         except Lost as error:
-            await self._tell("/health")  # it runs, but does not know that method
+            await self._get("/health")  # it runs, but does not know that method
             raise ValueError(f"reports no sizes of its model ({error}); start it with `agentrl serve`") from error
         with reading("reports its settings"):
             return read_facts(version, models, info, sizes)
 
     async def weight_version(self) -> str:
         """Return the version of its weights that was set last."""
-        return str((await self._tell("/weight_info")).get("weight_version"))
+        return str((await self._get("/weight_info")).get("weight_version"))
 
     async def load(self, delivery: Delivery, version: str) -> None:
         """Make it load weights and drop its prefix cache, and check the version.
@@ -109,35 +127,29 @@ class VLLMServer:
             Lost: it went away meanwhile.
             ValueError: it cannot load them, or has others afterwards.
         """
-        limit, start = self.deadlines.load(delivery.size), time.monotonic()
-        try:
-            async with asyncio.timeout(limit):
-                before, loading = await self.weight_version(), f"{LOADING}{version}"
-                await self.post("/update_weight_version", {"new_version": loading})
-                await delivery.bring(self, before)
-                await self.call_workers(WorkerExtension.pack_experts.__name__)
-                await self._forget_prefixes()
-                await self._expect(loading)  # the same process as before, and nobody else's weights
-                await self.post("/update_weight_version", {"new_version": version})
-                await self._expect(version)
-        except TimeoutError as error:
-            self.deadlines.note_load(limit, in_time=False)
-            raise Unusable(f"it has not loaded the weights within {limit:.0f} s") from error
-        self.deadlines.note_load(time.monotonic() - start)
+        async with self.limit(delivery.seconds(self.patience), "loaded the weights"):
+            before, loading = await self.weight_version(), f"{LOADING}{version}"
+            await self.post("/update_weight_version", {"new_version": loading})
+            await delivery.bring(self, before)
+            await self.call_workers(WorkerExtension.pack_experts.__name__)
+            await self._forget_prefixes()
+            await self._expect(loading)  # the same process as before, and no other run's weights
+            await self.post("/update_weight_version", {"new_version": version})
+            await self._expect(version)
 
     async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method of all its workers, and return what each of them returned."""
         return (await self.post("/collective_rpc", {"method": method, "kwargs": arguments})).get("results") or []
 
     async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the layouts and the checksums of the weights of its workers."""
+        """Return the layouts and the checksums of the weights of its workers; the caller limits the time."""
         answers = await self.call_workers(WorkerExtension.weights_checksum.__name__)
         with reading("reports its checksums"):
             return tuple(layout for layout, _ in answers), tuple(content for _, content in answers)
 
     async def workers(self) -> int:
         """Return how many of its processes hold weights."""
-        answer = await self._tell("/get_world_size")
+        answer = await self._get("/get_world_size")
         with reading("reports its number of processes"):
             return int(answer["world_size"])
 
@@ -151,20 +163,19 @@ class VLLMServer:
     ) -> Reply:
         """Sample one reply.
 
-        The answer comes when the reply is complete; who asks decides how long to wait.
-
         Raises:
             Lost: it went away or was restarted meanwhile; try again.
-            Unusable: its answer is not a complete reply; ask another server.
+            Unusable: its answer is not a complete reply, or late; ask another server.
             ValueError: it refused.
         """
         params = sampling_arguments(request, stop_token_ids)
         body = {"token_ids": list(request.prompt.ids), "sampling_params": params}
-        answer = await self.post("/inference/v1/generate", body)
+        async with self.limit(REPLY_TIMES * self.patience, f"finished a reply of at most {request.max_tokens} tokens"):
+            answer = await self.post("/inference/v1/generate", body)
         return read_reply(answer, request, stop_token_ids, vocabulary, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
-        end = time.monotonic() + self.deadlines.patience / 2  # aborted requests may still be ending
+        end = time.monotonic() + self.patience / 2  # aborted requests may still be ending
         while time.monotonic() < end:
             if (await self.post("/reset_prefix_cache", {})).get("success"):
                 return
@@ -179,16 +190,24 @@ class VLLMServer:
         if found != version:
             raise Lost(f"its weights have the version {found} after an update to {version}")
 
-    async def _tell(self, path: str) -> dict[str, Any]:
-        """Return what it knows already."""
-        return await self._call("GET", path, self.deadlines.patience)
+    @asynccontextmanager
+    async def limit(self, seconds: float, work: str) -> AsyncIterator[None]:
+        """Raise Unusable if some work takes longer."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise Unusable(f"it has not {work} within {seconds:g} s") from error
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        return await self._call("GET", path, None, self.patience)
 
     async def post(self, path: str, body: Any) -> dict[str, Any]:
-        """Return its answer, for which who asks decides how long to wait."""
-        return await self._call("POST", path, None, body)
+        """Return its answer; the caller limits the time."""
+        return await self._call("POST", path, body, None)
 
     async def _call(
-        self, method: Literal["GET", "POST"], path: str, seconds: float | None, body: Any = None
+        self, method: Literal["GET", "POST"], path: str, body: Any, seconds: float | None
     ) -> dict[str, Any]:
         import aiohttp
 
@@ -197,7 +216,7 @@ class VLLMServer:
                 async with self._session.request(method, filled(self.url, f"{KEY}.urls") + path, json=body) as answer:
                     status, text = answer.status, await _text(answer)
         except TimeoutError as error:
-            within = f" within {seconds:.0f} s" if seconds else ""
+            within = f" within {seconds:g} s" if seconds else ""
             raise Unusable(f"it has not answered {path}{within}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(one_line(str(error)) or f"no answer ({type(error).__name__})") from error
@@ -234,3 +253,152 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
 def _shortened(text: str) -> str:
     text = one_line(text)
     return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise Unusable if an answer cannot be read inside.
+
+    Args:
+        what: what the server did, such as "reports its settings".
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        raise Unusable(
+            f"it {what} in another form than vLLM ({type(error).__name__}: {error}); start it with `agentrl serve`"
+        ) from error
+
+
+def read_facts(
+    version: Mapping[str, Any], models: Mapping[str, Any], info: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> ServerFacts:
+    """Read the facts from ``/version``, ``/v1/models``, ``/server_info`` and the report of the first worker."""
+    (model, *_) = models["data"]
+    config = info["vllm_config"]["model_config"]
+    transfer = info["vllm_config"].get("weight_transfer_config") or {}
+    return ServerFacts(
+        vllm=str(version["version"]),
+        model=str(model["root"]),
+        sizes=dict(sizes["results"][0]),
+        max_model_len=int(model["max_model_len"]),
+        dtype=str(config["dtype"]).removeprefix("torch."),
+        logprobs_mode=str(config["logprobs_mode"]),
+        transfer=transfer.get("backend"),
+    )
+
+
+def complaint(
+    facts: ServerFacts, sizes: Mapping[str, Any], max_model_len: int, transfer: Transfer = "folder"
+) -> str | None:
+    """Return why a server cannot be used, and the remedy; None if it can.
+
+    The weights that a server was started with do not matter, since it gets those of the policy.
+
+    Args:
+        facts: facts of the server.
+        sizes: sizes of the policy; those that both report are compared.
+        max_model_len: most tokens of a prompt with its reply.
+        transfer: how weights are to be transferred to it.
+    """
+    if not is_supported(facts.vllm):
+        return f"runs vLLM {facts.vllm}, but version {SUPPORTED} is needed there; get it with {GET}"
+    if facts.logprobs_mode != MODE:
+        return (
+            f"gives log-probs in the mode '{facts.logprobs_mode}', which are not those of the sampled distribution; "
+            f"start it with `agentrl serve`, or with --logprobs-mode {MODE}"
+        )
+    if (found := facts.transfer or "folder") != transfer:
+        return (
+            f"was started to take weights by '{found}', but the run sends them by '{transfer}'; start it with "
+            f"`agentrl serve MODEL --transfer {transfer}`, or set {KEY}.transfer to {found}"
+        )
+    if other := [name for name in sizes if facts.sizes.get(name, sizes[name]) != sizes[name]]:
+        differs = ", ".join(f"{name} {facts.sizes[name]} and not {sizes[name]}" for name in other)
+        return (
+            f"serves another model than the policy, '{facts.model}' ({differs}); start it with `agentrl serve` and "
+            f"the model of the run, or change {KEY}.urls"
+        )
+    if max_model_len > facts.max_model_len:
+        return (
+            f"takes {facts.max_model_len} tokens of a prompt and its reply, and up to {max_model_len} are needed; "
+            f"start it with --max-model-len {max_model_len}, or lower {LESS_PROMPT}"
+        )
+    return None
+
+
+def read_reply(
+    answer: Mapping[str, Any],
+    request: SamplingRequest,
+    stop_token_ids: Collection[int],
+    vocabulary: int,
+    version: str,
+    policy_version: int,
+) -> Reply:
+    """Return the reply in an answer of ``/inference/v1/generate``; an incomplete one must not be trained on.
+
+    Args:
+        answer: decoded JSON.
+        request: the request.
+        stop_token_ids: tokens that end a reply.
+        vocabulary: how many tokens the model has.
+        version: of the weights that must have sampled it.
+        policy_version: version of the same weights, for the reply.
+
+    Raises:
+        Lost: the server aborted the reply, was restarted and has its initial weights, or has older ones of this run.
+        Unusable: ids or log-probs are missing, too many or no such numbers.
+        ValueError: the reply is from weights of another run.
+    """
+    with reading("answered"):
+        (choice,) = answer.get("choices") or [{}]
+        reason, ids = choice.get("finish_reason"), tuple(choice.get("token_ids") or ())
+        content = [
+            (at.get("token_id"), at.get("logprob")) for at in (choice.get("logprobs") or {}).get("content") or ()
+        ]
+        logps = tuple(math.nan if logp is None else float(logp) for _, logp in content)  # NaN comes as null
+        versions = {str(span.get("version")) for span in choice.get("weight_versions") or ()}
+    if reason == "abort":
+        raise Lost(f"it aborted a reply after {len(ids)} tokens")
+    if versions and all(found == NO_VERSION or found.startswith(LOADING) for found in versions):
+        raise Lost("it was restarted and has its initial weights")
+    if versions - {version} and all(_of_run(found, version) for found in versions):
+        raise Lost("it sampled with older weights")
+    if not versions:
+        raise Unusable(
+            "it answered in another form than vLLM (it does not report which weights have sampled a reply); start it "
+            "with `agentrl serve`"
+        )
+    if versions != {version}:
+        raise ValueError(
+            f"sampled with weights of the version {', '.join(sorted(versions))}, and not {version}; another run sends "
+            f"it weights too: give each run servers of its own ({KEY}.urls)"
+        )
+    if not ids or tuple(token for token, _ in content) != ids:
+        raise Unusable(
+            f"it answered with {len(ids)} ids and log-probs of {len(content)}; start it with `agentrl serve`, which "
+            "turns both on"
+        )
+    if wrong_ids := [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]:
+        raise Unusable(f"it answered with ids of which {wrong_ids[0]!r} is no id of the model's {vocabulary}")
+    if wrong := [logp for logp in logps if not NO_LOGP < logp <= 1e-4]:  # NaN too
+        raise Unusable(
+            f"it answered with {len(wrong)} of {len(logps)} log-probs that are not numbers up to 0 (the first is "
+            f"{wrong[0]:g}): the weights that it has, or what it computes from them, are broken; start it again, with "
+            "`-- --dtype float32` where it computes in float16, and compare it with the trainer by `agentrl "
+            "verify-engine`"
+        )
+    closed = ids[-1] in stop_token_ids
+    whole = len(ids) == request.max_tokens or (closed and len(ids) < request.max_tokens)
+    if reason not in ("stop", "length") or not whole:
+        raise Unusable(
+            f"it ended a reply with '{reason}' after {len(ids)} of {request.max_tokens} tokens, none of which closes "
+            "it; start it with `agentrl serve`, and without options that end replies"
+        )
+    return Reply(ids, logps, closed, policy_version)
+
+
+def _of_run(found: str, version: str) -> bool:
+    """Return whether weights are of the run that has sent a version, or those that a server starts with."""
+    run = version.rpartition("-")[0] + "-"
+    return found == NO_VERSION or found.removeprefix(LOADING).startswith(run)
