@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop
@@ -40,7 +40,8 @@ def run(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     for failing in (0, 1):
         engine: Any = VLLMServerEngine(["http://127.0.0.1:1"])
-        policy: Any = SimpleNamespace(lm=None)
+        policy: Any = nn.Module()
+        policy.lm = None
         engine._loop, engine._handle = BackgroundLoop("servers"), PolicyHandle(policy, (), nullcontext)
         engine._pool, engine._weights, engine._updates = Pool(rank == failing), Weights() if rank == 0 else None, 0
         try:
