@@ -96,7 +96,8 @@ def test_a_growing_episode_stays_on_its_server(engine: VLLMServerEngine, monkeyp
         prompt, where = PREFIX + random_ids(number, 200), []
         for turn in range(4):
             before = len(asked)
-            reply = asyncio.create_task(engine.generate(request(prompt, seed=turn, max_tokens=4)))
+            asked_for = replace(request(prompt, seed=turn, max_tokens=4), number=(number, turn))
+            reply = asyncio.create_task(engine.generate(asked_for))
             while len(asked) == before:
                 await asyncio.sleep(0.001)
             where.append(asked[before])
