@@ -27,10 +27,10 @@ def first_fault(losses: Sequence[tuple[str, Tensor, Rollout]]) -> str:
 
 
 class FiniteSteps:
-    """Steps whose loss or gradient is not finite: they are not taken, and so many of them in a row stop the run.
+    """Skip steps whose loss or gradient is not finite; stop the run after several in a row.
 
     Args:
-        limit: so many.
+        limit: number of such steps in a row that stops the run.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,10 +38,10 @@ class FiniteSteps:
         self.in_a_row = 0
 
     def judge(self, fault: str, norms: Mapping[str, float]) -> tuple[Verdict, str]:
-        """Return what to do with a step, on all ranks the same; every rank must call it.
+        """Return whether to take a step, and if not, why; the same on all ranks. Every rank must call it.
 
         Args:
-            fault: what of the step is not finite on this rank, named with its turn; empty if nothing is.
+            fault: the loss on this rank that is not finite, with its turns; empty: none.
             norms: of the whole gradient by group, as far as they are known.
         """
         wrong = [f"the gradient of the {name} has the norm {x}" for name, x in norms.items() if not math.isfinite(x)]

@@ -163,7 +163,7 @@ class RecentEpisodes:
 
     Args:
         size: episodes that count.
-        enough: with fewer, nothing is said.
+        enough: with fewer episodes, nothing is logged.
     """
 
     def __init__(self, size: int = 100, enough: int = 20) -> None:
