@@ -103,7 +103,7 @@ class CheckpointedTrainer(L.Trainer):
         return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:
-        if not in_lockstep(self.strategy):
+        if not in_lockstep(self.strategy) or "://" in str(filepath):
             super().save_checkpoint(filepath, weights_only, storage_options)
             return
         target = Path(self.strategy.broadcast(str(filepath))).absolute()
@@ -161,10 +161,11 @@ def _aside(target: Path, before: str) -> Iterator[Path]:
     remove(part := part_of(target))
     try:
         yield part
-        if part.is_dir():
-            write_manifest(part, _checksums(part, _names(part)))
         for path in [*part.rglob("*"), part]:
             _sync(path)
+        if part.is_dir():  # a manifest says that all else is on the disk
+            write_manifest(part, _checksums(part, _names(part)))
+            _sync(part / MANIFEST)
         _put_in_place(part, target)
     except BaseException as error:
         remove(part)  # a full disk is to have the space again

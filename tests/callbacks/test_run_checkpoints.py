@@ -7,6 +7,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_agentrl.callbacks import RunCheckpoints
@@ -70,3 +71,14 @@ def test_the_best_of_a_run_that_goes_on_in_another_folder_is_that_of_the_whole_r
         assert second.best_model_path == str(best)
         assert saved == ["iteration-00004.ckpt"]
         assert best.is_file()
+
+
+@pytest.mark.slow
+def test_last_from_python_is_that_of_lightnings_own_callback_too(tmp_path: Path, tiny_folder: Path) -> None:
+    for iterations in (1, 2):
+        callback = ModelCheckpoint(save_last=True)
+        trainer = make_trainer(tmp_path, iterations, [callback], enable_checkpointing=True)
+        trainer.fit(make_agent(tiny_folder), make_data(), ckpt_path="last")
+        assert trainer.global_step == 2 * iterations
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
+    assert trainer.ckpt_path == str(tmp_path / "checkpoints" / "last.ckpt")
