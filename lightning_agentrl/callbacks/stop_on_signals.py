@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -26,7 +26,7 @@ from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import rank
 from lightning_agentrl.rollout import RolloutDataModule
-from lightning_agentrl.rollout.stopping import Stopped, Stopping
+from lightning_agentrl.rollout.stopping import Stopped
 
 SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2  # Lightning's name of what a job that is started again goes on with
 LOOK_SECONDS = 0.5  # between two looks at the time and at requests without a signal
@@ -60,8 +60,10 @@ class StopOnSignals(L.Callback):
     def __init__(self, grace_seconds: float = 30.0) -> None:
         self.grace_seconds = grace_seconds
         self.command: Sequence[str] = ()  # of this run, which with another ckpt_path continues it
-        self.ends_at: float | None = None  # by the monotonic clock, after a signal
-        self._watch: SignalWatch | None = None
+        self.ends_at: float | None = None  # by the monotonic clock, once the run is asked to end
+        self._came_at: float | None = None  # the first signal
+        self._earlier: dict[int, Any] = {}  # handlers of the signals that are heeded
+        self._thread: threading.Thread | None = None
 
     # Lightning puts its own handlers in place after on_fit_start
 
@@ -86,40 +88,89 @@ class StopOnSignals(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._close()
 
+    # Python runs a handler once its main thread is free, which may wait inside torch for minutes. But the interpreter
+    # writes the number of a signal to a pipe at once, and a thread reads it there.
+
     def _begin(self, trainer: L.Trainer) -> None:
         if threading.current_thread() is not threading.main_thread():
             rank_zero_warn("signals are not handled, since Python does so in the main thread only and this is another")
             return
-        stopping, requeues = _data(trainer).stopping, _requeue_signal(trainer)
-        ends = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *([] if requeues is None else [requeues])]
-        saves = [number for number in (signal.SIGUSR1,) if number not in ends]
-        stopping.begin(lambda: _say(f"SIGUSR1 came: {self._save(trainer, 'saved')}"))
-
-        launcher = trainer.strategy.launcher
-        self._watch = SignalWatch(
-            ends,
-            saves,
-            stopping,
-            self.grace_seconds,
-            pass_on=lambda number: None if launcher is None else launcher.kill(number),
-            asked=lambda: _say_at_once(self._announcement(trainer, stopping.asked)),
-            ended=lambda reason: _say_at_once(self._sentence(trainer, stopping.asked, reason)),
-        )
+        _data(trainer).stopping.begin(lambda: _say(f"SIGUSR1 came: {self._save(trainer, 'saved')}"))
+        heeded = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1} | {*_requeue_signals(trainer)}
+        self.ends_at = self._came_at = None
+        self._over = threading.Event()
+        self._pipe, self._written = os.pipe()
+        os.set_blocking(self._written, False)
+        self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        # Those that the process was started to ignore, as Ctrl-C in the background of a script, are left alone.
+        heeded = {number for number in heeded if signal.getsignal(number) is not signal.SIG_IGN}
+        self._earlier = {number: signal.signal(number, _in_the_pipe) for number in heeded}
+        self._thread = threading.Thread(target=self._listen, args=(trainer,), name="signals", daemon=True)
+        self._thread.start()
 
     def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        """End the thread and put the earlier handlers back, unless others were set since, as Lightning does."""
+        if self._thread is None:
+            return
+        for number, handler in self._earlier.items():
+            if signal.getsignal(number) is _in_the_pipe:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
+        signal.set_wakeup_fd(self._earlier_pipe)
+        self._over.set()
+        os.write(self._written, b"\0")
+        self._thread.join()
+        self._thread = None
+        os.close(self._written)
+        os.close(self._pipe)
+
+    def _listen(self, trainer: L.Trainer) -> None:
+        stopping, limit = _data(trainer).stopping, f"{self.grace_seconds:g} s"
+        while not self._over.is_set():
+            readable, _, _ = select.select([self._pipe], [], [], LOOK_SECONDS)
+            for number in os.read(self._pipe, 4096) if readable else b"":
+                if number in self._earlier:
+                    self._came(trainer, number)
+            if stopping.asked and self.ends_at is None:
+                self.ends_at = time.monotonic() + self.grace_seconds
+                then = f"the run saves and ends, in at most {limit}; a second signal ends it at once"
+                _say_at_once(f"{_why(trainer, stopping.asked)}: {then}")
+            if self.ends_at is not None and time.monotonic() > self.ends_at:
+                self._end_at_once(trainer, f"and it could not save within {limit}")
+
+    def _came(self, trainer: L.Trainer, number: int) -> None:
+        stopping, launcher = _data(trainer).stopping, trainer.strategy.launcher
+        if launcher is not None:  # also to the processes that this one has started
+            launcher.kill(cast(Any, number))
+        if number == signal.SIGHUP:
+            drop_lost_outputs()
+        if number == signal.SIGUSR1 and number not in _requeue_signals(trainer):
+            stopping.saves += 1
+        elif self._came_at is None:
+            self._came_at = time.monotonic()
+            stopping.ask(number)
+        elif time.monotonic() - self._came_at > SECOND_AFTER:
+            self._end_at_once(trainer, "and a second one ended it at once")
+
+    def _end_at_once(self, trainer: L.Trainer, reason: str) -> None:
+        """End the process, whatever its other threads do."""
+        number = _data(trainer).stopping.asked
+        code = 128 + number if rank() == 0 else 0
+        timer = threading.Timer(TELL_SECONDS, os._exit, [code])  # the disk of the last checkpoint may stall
+        timer.daemon = True
+        timer.start()
+        _say_at_once(self._sentence(trainer, number, reason))
+        os._exit(code)
+
+    # Saving
 
     def _end(self, trainer: L.Trainer, stopped: Stopped) -> None:
         done = "there was nothing to save"
         if trainer.state.fn == TrainerFn.FITTING:
-            requeues = stopped.number == _requeue_signal(trainer)
+            requeues = stopped.number in _requeue_signals(trainer)
             saved = self._save(trainer, "stopped", for_slurm=requeues)
             done = "all is saved" if saved.endswith("is saved") else saved
             if requeues and trainer.is_global_zero:
                 done += f", and {_requeue()}"
-        self.ends_at = None if self._watch is None else self._watch.ends_at
         _say(self._sentence(trainer, stopped.number, done))
 
     def _save(self, trainer: L.Trainer, what: str, for_slurm: bool = False) -> str:
@@ -144,10 +195,6 @@ class StopOnSignals(L.Callback):
             callback.name_last(trainer, str(path))
         return f"{path} is saved"
 
-    def _announcement(self, trainer: L.Trainer, number: int) -> str:
-        limit = f"in at most {self.grace_seconds:g} s"
-        return f"{_why(trainer, number)}: the run saves and ends, {limit}; a second signal ends it at once"
-
     def _sentence(self, trainer: L.Trainer, number: int, what: str) -> str:
         done, why = trainer.current_epoch, _why(trainer, number)
         if trainer.state.fn != TrainerFn.FITTING:
@@ -156,94 +203,6 @@ class StopOnSignals(L.Callback):
         path = last_good_checkpoint(trainer)
         then = how_to_continue(path, self.command) if path else "there is no checkpoint yet"
         return f"stopped {where}: {why}, {what}; {then}"
-
-
-class SignalWatch:
-    """A thread that passes signals on to :class:`Stopping`, and ends the process when its time is over.
-
-    Python runs a handler once its main thread is free, which may wait inside torch for minutes. But the interpreter
-    writes the number of a signal to a pipe at once, and the thread reads it there.
-
-    Must be made in the main thread. Signals that the process was started to ignore, as Ctrl-C in the background of a
-    script, are left alone.
-
-    Args:
-        ends: signals that ask the run to end.
-        saves: signals that ask it to save and go on.
-        stopping: what the run looks at.
-        grace_seconds: from the first signal to the end of the process, if the run has not ended by then.
-        pass_on: sends a signal to the processes that this one has started.
-        asked: called once the run is asked to end.
-        ended: called with the reason before the thread ends the process.
-    """
-
-    def __init__(
-        self,
-        ends: Sequence[int],
-        saves: Sequence[int],
-        stopping: Stopping,
-        grace_seconds: float,
-        pass_on: Callable[[Any], object],
-        asked: Callable[[], object],
-        ended: Callable[[str], object],
-    ) -> None:
-        heeded = [number for number in (*ends, *saves) if signal.getsignal(number) is not signal.SIG_IGN]
-        self.saves, self.stopping = saves, stopping
-        self.grace_seconds, self.pass_on, self.asked, self.ended = grace_seconds, pass_on, asked, ended
-        self.ends_at: float | None = None  # by the monotonic clock, once the run is asked to end
-        self._came_at: float | None = None  # the first signal
-        self._over = threading.Event()
-        self._pipe, self._written = os.pipe()
-        os.set_blocking(self._written, False)
-        self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
-        self._earlier = {number: signal.signal(number, _in_the_pipe) for number in heeded}
-        self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread and put the earlier handlers back, unless others were set since, as Lightning does."""
-        for number, handler in self._earlier.items():
-            if signal.getsignal(number) is _in_the_pipe:
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
-        signal.set_wakeup_fd(self._earlier_pipe)
-        self._over.set()
-        self._thread.join()
-        os.close(self._written)
-        os.close(self._pipe)
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            readable, _, _ = select.select([self._pipe], [], [], LOOK_SECONDS)
-            for number in os.read(self._pipe, 4096) if readable else b"":
-                self._came(number)
-            if self.stopping.asked and self.ends_at is None:
-                self.ends_at = time.monotonic() + self.grace_seconds
-                self.asked()
-            if self.ends_at is not None and time.monotonic() > self.ends_at:
-                self._end(f"and it could not save within {self.grace_seconds:g} s")
-
-    def _came(self, number: int) -> None:
-        if number not in self._earlier:  # of another handler
-            return
-        self.pass_on(number)
-        if number == signal.SIGHUP:
-            drop_lost_outputs()
-        if number in self.saves:
-            self.stopping.saves += 1
-        elif self._came_at is None:
-            self._came_at = time.monotonic()
-            self.stopping.ask(number)
-        elif time.monotonic() - self._came_at > SECOND_AFTER:
-            self._end("and a second one ended it at once")
-
-    def _end(self, reason: str) -> None:
-        """End the process, whatever its other threads do."""
-        code = 128 + self.stopping.asked if rank() == 0 else 0
-        timer = threading.Timer(TELL_SECONDS, os._exit, [code])  # the disk of the last checkpoint may stall
-        timer.daemon = True
-        timer.start()
-        self.ended(reason)
-        os._exit(code)
 
 
 def _in_the_pipe(number: int, frame: FrameType | None) -> None:
@@ -292,11 +251,11 @@ def how_to_continue(path: str | Path, command: Sequence[str]) -> str:
     return f"continue with: {shlex.join([*kept, '--ckpt_path', os.path.relpath(path)])}"
 
 
-def _requeue_signal(trainer: L.Trainer) -> int | None:
-    """Return the signal after which SLURM is to start the job again."""
+def _requeue_signals(trainer: L.Trainer) -> list[int]:
+    """Return the signal, if there is one, after which SLURM is to start the job again."""
     environment = cast(Any, trainer)._accelerator_connector.cluster_environment
     requeues = isinstance(environment, SLURMEnvironment) and environment.auto_requeue
-    return int(environment.requeue_signal) if requeues else None
+    return [int(environment.requeue_signal)] if requeues else []
 
 
 def _requeue() -> str:
