@@ -387,7 +387,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case("`ckpt_path: last` of a new run", {"ckpt_path": "last"}, says=["no checkpoint below", _LINE]),
     Case("`ckpt_path: best` without a metric", {"ckpt_path": "best"}, says=["monitor: val/success", _LINE]),
-    Case("val_check_interval", {"trainer.val_check_interval": 0.5}, says=["check_val_every_n_epoch", _LINE]),
+    Case("val_check_interval", {"trainer.val_check_interval": 0.5}, says=["data.init_args.validation.every", _LINE]),
     Case("check_val_every_n_epoch: 0", {"trainer.check_val_every_n_epoch": 0}, says=["at least 1, got 0", _LINE]),
     Case("overfit_batches", {"trainer.overfit_batches": 1}, says=["trainer.overfit_batches would drop", _LINE]),
     Case("min_steps", {"trainer.min_steps": 3}, says=["trainer.min_epochs", _LINE]),

@@ -57,7 +57,7 @@ def changed(config: Config, key: str, value: Any) -> Config:
 def three_iterations(config: Config) -> Config:
     """With validation after the last, and a log of the turns."""
     config = changed(config, "seed_everything", 3)
-    config["trainer"] |= {"max_epochs": 3, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
+    config["trainer"] |= {"max_epochs": 3, "callbacks": [{"class_path": "TurnLog"}]}
     config["model"]["init_args"] |= {"optim": {"lr_actor": 1e-3, "lr_critic": 1e-2}}
     return config
 

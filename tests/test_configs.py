@@ -78,13 +78,13 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
         data |= {"num_envs": 4, "turns_per_env": 2, "mini_batch_turns": 4}
     data["prompt"]["max_prompt_tokens"] = 1900  # a tiny tokenizer needs many tokens
     data["interaction"]["init_args"]["max_reply_tokens"] = 8
-    data["validation"] |= {"episodes": 2, "num_envs": 2}
+    data["validation"] |= {"episodes": 2, "num_envs": 2, "every": 2}
     for env in environments(config):
         env["kwargs"] = env.get("kwargs", {}) | _short_episodes(env["id"])
         if "Crafter" in env["id"]:
             env["wording"] = {"system_prompt": "Survive."}  # its own is too long for a tiny tokenizer
     trainer = config["trainer"]
-    trainer |= {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "max_epochs": 3, "check_val_every_n_epoch": 2}
+    trainer |= {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "max_epochs": 3}
     if "strategy" in trainer:  # the same strategy, with one process on the CPU
         trainer["strategy"]["init_args"]["data_parallel_size"] = 1
     engine = data.get("engine", {}).get("init_args", {})
@@ -184,7 +184,7 @@ def test_a_config_has_the_published_settings(path: Path) -> None:
     warm = warmup["rounds"] * warmup["rollouts"] * warmup["fraction"]
     assert warm * data["num_envs"] * data["turns_per_env"] / data["mini_batch_turns"] == 100  # steps of the critic
     assert trainer["max_epochs"] == 300 + warm
-    assert trainer["check_val_every_n_epoch"] == 30
+    assert data["validation"]["every"] == 30
     assert trainer["precision"] == "bf16-mixed"
 
 

@@ -276,13 +276,12 @@ def test_an_agent_comes_back_from_its_checkpoint_without_pickle(
     assert held_out.validate(loaded, make_data(), verbose=False)[0]["val/episodes"] == 8
 
 
-def test_the_trainer_has_what_the_command_adds_and_validates_last(tmp_path: Path) -> None:
+def test_the_trainer_has_what_the_command_adds(tmp_path: Path) -> None:
     trainer = Trainer(max_epochs=7, accelerator="cpu", default_root_dir=tmp_path)
     names = [type(callback).__name__ for callback in trainer.callbacks]  # type: ignore[attr-defined]
     assert {"StageProgress", "RolloutReport", "RunCheckpoints", "StopOnSignals"} <= set(names)
     assert names[0] == "StopOnSignals"
-    assert (trainer.check_val_every_n_epoch, trainer.num_sanity_val_steps) == (7, 0)
+    assert trainer.num_sanity_val_steps == 0
     assert isinstance(trainer, L.Trainer)
-    quiet = Trainer(max_epochs=2, check_val_every_n_epoch=1, enable_progress_bar=False, enable_checkpointing=False)
+    quiet = Trainer(max_epochs=2, enable_progress_bar=False, enable_checkpointing=False)
     assert not {"StageProgress", "RunCheckpoints"} & {type(callback).__name__ for callback in quiet.callbacks}  # type: ignore[attr-defined]
-    assert quiet.check_val_every_n_epoch == 1

@@ -147,7 +147,7 @@ def data_module(env: str, seed: int) -> RolloutDataModule:
         memory=WindowMemory(0),
         prompt=FORMAT,
         interaction=TurnInteraction(max_reply_tokens=6, invalid_penalty=0.3),
-        validation=ValidationConfig(episodes=EPISODES, num_envs=50),
+        validation=ValidationConfig(episodes=EPISODES, num_envs=50, every=PERIOD),
         seed=seed,
     )
 
@@ -162,7 +162,6 @@ def trainer_for(iterations: int, *callbacks: L.Callback) -> L.Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        check_val_every_n_epoch=PERIOD,
         callbacks=list(callbacks),
     )
 
@@ -175,6 +174,8 @@ class Curve(L.Callback):
         self.ends_at = time.monotonic() + 60 * minutes
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.datamodule.validation_due:  # type: ignore[attr-defined]
+            return
         success = float(trainer.callback_metrics["val/success"])
         self.points.append((trainer.current_epoch + 1, success))
         print(f"iteration {trainer.current_epoch + 1}: {success:.3f} of {EPISODES} held-out maps", flush=True)

@@ -18,7 +18,6 @@ from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, es
 from lightning_agentrl.agents.checks import check_rounded, check_run, choose_correction
 from lightning_agentrl.agents.engine_check import EngineCheck
 from lightning_agentrl.agents.hooks import Attempt, play_held_out, show_engine, show_rollout
-from lightning_agentrl.agents.logged_numbers import leave_out_hints, leave_out_moves
 from lightning_agentrl.agents.metrics_of_run import (
     RecentEpisodes,
     describe_collected,
@@ -27,12 +26,11 @@ from lightning_agentrl.agents.metrics_of_run import (
     describe_times,
 )
 from lightning_agentrl.agents.models import Compute, models_for, readers_for
-from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
 from lightning_agentrl.agents.optim import Optim, Steps, prepare_strategy
 from lightning_agentrl.agents.resume import begin_run, load_agent, save_agent, settings_of
 from lightning_agentrl.agents.scoring import Needs, naming_missing, policy_handle, reader_for, score_for_update
 from lightning_agentrl.agents.selection import corrected, lost_rows, select, without_not_finite, without_rows
-from lightning_agentrl.agents.trainer_keys import check_callbacks
+from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.agents.update import CurrentScores, compute_gradient, take_step
 from lightning_agentrl.distributed import Ranks, raise_once
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
@@ -115,7 +113,7 @@ class Agent(L.LightningModule, ABC):
         self.recent_episodes = RecentEpisodes()
         self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
         self.clock = StageClock()
-        self.monitors = Monitors()
+        self._stop_requested = False  # inside an iteration, which is finished first
         self.further_needs = Needs()  # of callbacks
         self.validation_metrics = EpisodeMetrics()
         self._rollout_metrics: dict[str, float] = {}  # of the rollout that is trained on
@@ -213,8 +211,8 @@ class Agent(L.LightningModule, ABC):
 
     # Iteration, part 2: one optimizer step
 
-    def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
-        """Compute the gradient, ask the guards, step, log."""
+    def training_step(self, batch: MiniBatch, batch_idx: int) -> dict[str, Tensor]:
+        """Compute the gradient, ask the guards, step, log; return the sum of the mean losses for callbacks."""
         rollout, first = batch.rollout, batch_idx == 0
         if first:
             self._rollout_metrics = batch.metrics
@@ -226,11 +224,26 @@ class Agent(L.LightningModule, ABC):
             norms = take_step(self, gradient, taken, first)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         metrics = describe_step(self, rollout, gradient.means, norms, taken)
-        self.log_dict(metrics | batch.metrics, on_step=False, on_epoch=True, batch_size=1)
+        self.log_dict(metrics | batch.metrics, on_step=False, on_epoch=True)
+        return {"loss": gradient.loss}
+
+    def on_train_batch_end(self, outputs: Any, batch: MiniBatch, batch_idx: int) -> None:
+        self._stop_between_iterations(self.trainer.is_last_batch)
+
+    def _stop_between_iterations(self, iteration_done: bool) -> None:
+        """Let a stop that was requested inside an iteration wait for its end, where a checkpoint can continue it."""
+        self._stop_requested |= self.trainer.should_stop
+        self.trainer.should_stop = self._stop_requested and iteration_done
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log as Lightning does; each value of an iteration counts equally, since a mini-batch has no single size."""
+        if kwargs.get("batch_size") is None:
+            kwargs["batch_size"] = 1
+        super().log(name, value, *args, **kwargs)
 
     def on_train_epoch_start(self) -> None:
+        self._stop_between_iterations(iteration_done=False)
         self.clock.read()  # what came between two iterations belongs to neither
-        self.monitors.begin_iteration()
 
     def on_train_epoch_end(self) -> None:
         times = describe_times(self)
@@ -241,12 +254,10 @@ class Agent(L.LightningModule, ABC):
     # Validation
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        if self.trainer.sanity_checking:  # a sanity check plays no episodes
-            return
         self.validation_metrics.update(play_held_out(self, batch.seeds))
 
     def on_validation_epoch_end(self) -> None:
-        if self.trainer.sanity_checking:
+        if not self.validation_metrics.update_called:  # none were due
             return
         numbers = {f"val/{name}": value for name, value in self.validation_metrics.compute().items()}
         self.validation_metrics.reset()
@@ -255,20 +266,20 @@ class Agent(L.LightningModule, ABC):
     # Building: Lightning's hooks in the order in which they are called
 
     def configure_callbacks(self) -> Sequence[L.Callback] | L.Callback:
-        """Set the rank before loggers open files, refuse callbacks whose own setup would fail, and add EngineCheck."""
+        """Set the rank before loggers open files, refuse callbacks before their own setup, and add EngineCheck."""
         # Lightning reads the rank from environment variables, which may be stale, and corrects it for strategies of
         # several processes only.
         cast(Any, rank_zero_only).rank = self.trainer.global_rank
         if self.trainer.state.fn == TrainerFn.FITTING:
-            check_callbacks(self.trainer)
+            check_keys(self.trainer)
             if not any(isinstance(callback, EngineCheck) for callback in cast(Any, self.trainer).callbacks):
                 return [EngineCheck()]
         return []
 
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""
-        leave_out_hints()
-        leave_out_moves()
+        # The numbers of an agent are of all ranks already, so Lightning's advice to average them does not apply.
+        warnings.filterwarnings("ignore", message=r".*It is recommended to use `self\.log.*sync_dist=True.*")
         with raise_once():
             check_run(self, stage)
             prepare_strategy(self.trainer)
@@ -277,8 +288,7 @@ class Agent(L.LightningModule, ABC):
         if stage == "fit":
             choose_correction(self)
             begin_run(self)
-            self.monitors.begin_run()
-            let_callbacks_wait(self.trainer, self.monitored)
+            self._stop_requested = False
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
@@ -299,6 +309,8 @@ class Agent(L.LightningModule, ABC):
         self._connect()
 
     def on_validation_start(self) -> None:
+        if not self.datamodule.validation_due:
+            return
         self._connect()
         self.validation_metrics = EpisodeMetrics(self.datamodule.pool.names).to(self.device)
 
@@ -338,22 +350,6 @@ class Agent(L.LightningModule, ABC):
     def policy_version(self) -> int:
         """Optimizer steps attempted before, also those that a guard skipped, which ``global_step`` does not count."""
         return self.steps.attempts
-
-    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
-        self.monitors.logged(name)
-        super().log(name, *args, **kwargs)
-
-    def monitored(self, name: str, watcher: str) -> Tensor | None:
-        """Return the value of a metric in this iteration; None while it has none.
-
-        Args:
-            name: of the metric.
-            watcher: class that asks.
-
-        Raises:
-            ValueError: nothing logs it.
-        """
-        return self.monitors.value(name, self.trainer.callback_metrics, self.phase, watcher)
 
     def _connect(self) -> None:
         if (reference := self.models.reference) is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -14,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.optim import check_schedules, planned_steps
-from lightning_agentrl.agents.strategies import check_strategy, in_lockstep
+from lightning_agentrl.agents.strategies import check_mesh, check_strategy, in_lockstep
 from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys, no_precision
 from lightning_agentrl.losses import AggregationMode, GroupFilter, TruncatedWeights
 from lightning_agentrl.models.critic import Critic
@@ -45,6 +44,7 @@ def check_run(agent: Any, stage: str) -> None:
     if stage == "fit":
         advantage, takes_kl = agent.advantage, agent.takes_kl_from_rewards
         check_trainer(trainer, data.steps_per_iteration, agent.lora is not None)
+        check_mesh(trainer.strategy)
         check_schedules(agent.optim.schedule, planned_steps(trainer))
         check_tower(agent.train_tower, agent.model, agent.lora is not None)
         check_critic(agent.critic, trainer.strategy)
@@ -79,24 +79,10 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
             f"{type(saves).__name__} does not say when a checkpoint is whole; remove it from trainer.plugins"
         )
     check_keys(trainer)
-    if trainer.max_steps > 0 and trainer.max_steps % steps_per_iteration:
+    if trainer.max_steps > 0 and trainer.max_steps % steps_per_iteration and not cast(Any, trainer).fast_dev_run:
         raise ValueError(
             f"trainer.max_steps {trainer.max_steps} would stop inside an iteration of {steps_per_iteration} optimizer "
             "steps; give a multiple of it, or use trainer.max_epochs"
-        )
-    for callback in getattr(trainer, "callbacks", []):
-        timed = isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None  # 0 saves nothing
-        if timed or (isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps):
-            raise ValueError(
-                "ModelCheckpoint with every_n_train_steps or train_time_interval would save inside an iteration, whose "
-                "rollout is not in a checkpoint; set every_n_epochs and save_on_train_epoch_end instead (key "
-                "trainer.callbacks)"
-            )
-    timers = [callback for callback in getattr(trainer, "callbacks", []) if isinstance(callback, Timer)]
-    if any(timer._interval == "step" for timer in timers):
-        raise ValueError(
-            "a Timer with interval step, which trainer.max_time makes too, would stop inside an iteration; give the "
-            "callback {class_path: Timer, init_args: {duration: ..., interval: epoch}} in its place"
         )
 
 

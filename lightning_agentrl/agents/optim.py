@@ -315,6 +315,10 @@ def step_or_discard(optimizer: Any, strategy: Strategy, allowed: bool) -> dict[s
     return {group["name"]: group["grad_norm"] for group in optimizer.param_groups if zero and not group["held"]}
 
 
+class ScheduleLR(LambdaLR):
+    """A scheduler that follows ``optim.schedule``, to distinguish it from the schedulers of subclasses."""
+
+
 class Steps:
     """The optimizer steps of a run, attempted, taken or skipped, and their learning rates.
 
@@ -335,7 +339,6 @@ class Steps:
         self.saved_weights: Mapping[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
         self.gradient_watch: GradientWatch | None = None  # under ZeRO
         self.follows_schedule = True  # no other scheduler was returned by configure_optimizers
-        self._scheduler: LambdaLR | None = None
         self._configured: list[dict[str, Any]] = []  # rate and decay of each group before a checkpoint is loaded
 
     def __getstate__(self) -> dict[str, Any]:
@@ -373,8 +376,7 @@ class Steps:
             return self.optim.schedule.critic.share(step, planned_steps(trainer)["critic"])
 
         lambdas = {"actor": actor, "critic": critic}
-        self._scheduler = LambdaLR(optimizer, [lambdas[group["name"]] for group in optimizer.param_groups])
-        return self._scheduler
+        return ScheduleLR(optimizer, [lambdas[group["name"]] for group in optimizer.param_groups])
 
     def check_optimizer(self, trainer: L.Trainer) -> None:
         """Check what ``configure_optimizers`` returned, and keep its rates and decay. Call it before loading states.
@@ -395,7 +397,7 @@ class Steps:
                 f"configure_optimizers returns {len(schedulers)} schedulers; join them with "
                 "torch.optim.lr_scheduler.ChainedScheduler or SequentialLR"
             )
-        self.follows_schedule = schedulers == [self._scheduler]
+        self.follows_schedule = any(isinstance(scheduler, ScheduleLR) for scheduler in schedulers)
         if not self.follows_schedule and self.optim.schedule != Schedules():
             raise ValueError(
                 "configure_optimizers sets the learning rates, and model.init_args.optim.schedule would set them too; "

@@ -30,7 +30,11 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
     """
     strategy, processes = trainer.strategy, trainer.num_devices * trainer.num_nodes
     if isinstance(strategy, ModelParallelStrategy):
-        _check_fsdp2(strategy, processes, lora)
+        if lora:
+            raise ValueError(
+                "LoRA under ModelParallelStrategy is not supported, since its models share one frozen base; use "
+                "trainer.strategy 'ddp', or remove model.init_args.lora"
+            )
         if trainer.precision == "bf16-true":
             raise ValueError(
                 "trainer.precision 'bf16-true' under ModelParallelStrategy is not supported; bf16-mixed gathers "
@@ -50,20 +54,14 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
         )
 
 
-def _check_fsdp2(strategy: ModelParallelStrategy, processes: int, lora: bool) -> None:
-    if strategy._tensor_parallel_size != 1:
+def check_mesh(strategy: Strategy) -> None:
+    """Refuse to split weights by tensors, as FSDP2 does by default. Call it once processes have started.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    if isinstance(strategy, ModelParallelStrategy) and (parts := strategy.device_mesh["tensor_parallel"].size()) != 1:
         raise ValueError(
-            f"ModelParallelStrategy with tensor_parallel_size {strategy._tensor_parallel_size} would split the "
-            "vocabulary, and Σπ² needs whole logits; set trainer.strategy.init_args.tensor_parallel_size to 1"
-        )
-    if strategy._data_parallel_size != processes:
-        raise ValueError(
-            f"ModelParallelStrategy with data_parallel_size {strategy._data_parallel_size} does not fit {processes} "
-            "processes (trainer.devices * trainer.num_nodes); set trainer.strategy.init_args.data_parallel_size to "
-            f"{processes}"
-        )
-    if lora:
-        raise ValueError(
-            "LoRA under ModelParallelStrategy is not supported, since its models share one frozen base; use "
-            "trainer.strategy 'ddp', or remove model.init_args.lora"
+            f"ModelParallelStrategy with tensor_parallel_size {parts} would split the vocabulary, and Σπ² needs whole "
+            f"logits; set trainer.strategy to {FSDP2 % (parts * strategy.device_mesh['data_parallel'].size())}"
         )

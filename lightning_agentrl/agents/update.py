@@ -56,6 +56,11 @@ class Gradient:
     norms: dict[str, float]
     held: tuple[str, ...]
 
+    @property
+    def loss(self) -> Tensor:
+        """The sum of the mean losses, without gradient."""
+        return torch.tensor(sum(self.means.get(name, 0.0) for name in LOSSES))
+
 
 def compute_gradient(agent: Any, rollout: Rollout, first: bool) -> Gradient:
     """Compute the gradient of a mini-batch over all ranks, clipped by parameter group.

@@ -70,7 +70,8 @@ class Chain(RolloutCallback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         path, numbers = self._path(trainer), trainer.callback_metrics
-        if trainer.state.fn == TrainerFn.FITTING and path.exists():  # it may be in the folder of the run before
+        due = cast(Any, trainer).datamodule.validation_due
+        if trainer.state.fn == TrainerFn.FITTING and due and path.exists():  # it may be in the folder of the run before
             held_out = {name: float(x) for name, x in sorted(numbers.items()) if name.startswith(HELD_OUT)}
             repeated = {name: x for name, x in held_out.items() if not re.search("seconds|per_second", name)}
             link = {f"validation/number/{name}": np.array(x, np.float32) for name, x in repeated.items()}

@@ -135,7 +135,7 @@ class StageProgress(ProgressBar):
             cast(Any, self._run_bar),
             description=self._head(trainer, agent, stage),
             completed=trainer.current_epoch,
-            total=total_epochs(trainer) if trainer.training else None,
+            total=agent.datamodule.planned_iterations if trainer.training else None,
             note=f"{left} {self._numbers(trainer)}".strip(),
         )
         self._bars.update(
@@ -156,7 +156,7 @@ class StageProgress(ProgressBar):
     def _head(self, trainer: L.Trainer, agent: Agent, stage: str = "") -> str:
         if not trainer.training or stage == "validate":
             return "held-out episodes"
-        epochs = total_epochs(trainer)
+        epochs = agent.datamodule.planned_iterations
         of = f"/{epochs}" if epochs else ""
         return f"iteration {trainer.current_epoch + 1}{of} {agent.phase}"
 
@@ -169,7 +169,7 @@ class StageProgress(ProgressBar):
 
     def _time_left(self, trainer: L.Trainer, agent: Agent, done: int) -> str:
         """Estimate the time left by the median of the last iterations that trained; empty without one or an end."""
-        epochs = total_epochs(trainer)
+        epochs = agent.datamodule.planned_iterations
         if not self._durations or not epochs or self._iteration_started is None:
             return ""
         seconds = statistics.median(self._durations) * (epochs - done)
@@ -186,14 +186,6 @@ class _Output(Console):
 
 def _unit(agent: Agent, stage: str) -> str:
     return agent.datamodule.sizes.unit if stage == "collect" else UNITS[stage]
-
-
-def total_epochs(trainer: L.Trainer) -> int | None:
-    """Return the epochs of a whole run, by ``max_epochs`` or ``max_steps``, whichever ends it; None without an end."""
-    ends = [trainer.max_epochs] if trainer.max_epochs is not None and trainer.max_epochs >= 0 else []
-    if trainer.max_steps >= 0:
-        ends.append(trainer.max_steps // cast(Any, trainer).datamodule.steps_per_iteration)
-    return min(ends, default=None)
 
 
 def _minutes(seconds: float) -> str:

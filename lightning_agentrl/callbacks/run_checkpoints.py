@@ -6,14 +6,14 @@ import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint import (
     checkpoints_in,
     exists,
@@ -80,11 +80,16 @@ class RunCheckpoints(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._should_skip_saving_checkpoint(trainer):
             return
-        score = None if self.monitor is None else cast(Agent, pl_module).monitored(self.monitor, type(self).__name__)
+        score = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
         if score is not None and (torch.isnan(score) or not self._is_best(score)):
             score = None
-        if score is not None or (trainer.current_epoch + 1) % self._every_n_epochs == 0:
+        if score is not None or trainer.should_stop or (trainer.current_epoch + 1) % self._every_n_epochs == 0:
             self.save(trainer, score)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if self.monitor and self.monitor not in trainer.callback_metrics:
+            rank_zero_warn(f"no checkpoint is the best, since no metric '{self.monitor}' was logged")
 
     def _is_best(self, score: Tensor) -> bool:
         best = self.best_model_score

@@ -78,7 +78,7 @@ class RunSummary(L.Callback):
 
     def _final_checkpoint(self, trainer: L.Trainer) -> str:
         callback = trainer.checkpoint_callback
-        if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
+        if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None or cast(Any, trainer).fast_dev_run:
             return ""
         named = {callback.last_model_path, callback.best_model_path, *callback.best_k_models}
         found = str(next(reversed(in_order(path for path in map(Path, named - {""}) if path.exists())), ""))

@@ -41,10 +41,6 @@ def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints:
 class Trainer(CheckpointedTrainer):
     """Lightning's Trainer with what `agentrl fit` adds to it: progress by stages, checkpoints between iterations.
 
-    With ``max_epochs`` held-out episodes are played after the last iteration, unless ``check_val_every_n_epoch`` says
-    otherwise, and with ``max_steps`` alone after each: a validation plays whole episodes, which takes as long as
-    several iterations.
-
     Args:
         callbacks: of the run; those that every run has are added if none of their kind is given.
         kwargs: what Lightning's Trainer takes.
@@ -59,8 +55,5 @@ class Trainer(CheckpointedTrainer):
         given = [check_kind(callback, Callback, CALLBACKS) for callback in several]
         progress = kwargs.get("enable_progress_bar") is not False
         checkpoints = kwargs.get("enable_checkpointing") is not False
-        last = kwargs.get("max_epochs")
         defaults = {**DEFAULTS, "enable_model_summary": False}
-        if last is not None and last > 0 and "val_check_interval" not in kwargs:
-            defaults["check_val_every_n_epoch"] = last
         super().__init__(callbacks=with_defaults(given, progress, checkpoints), **{**defaults, **kwargs})

@@ -103,7 +103,7 @@ class CloneCLI(RunConfigCLI):
         trainer.callbacks, trainer.loggers = [*bars, PolicyFolder(settings.out), RunSummary()], []
         loop = trainer.fit_loop
         loop.max_epochs, loop.epoch_loop.max_steps = math.ceil(settings.steps / data.steps_per_iteration), -1
-        trainer.check_val_every_n_epoch = loop.max_epochs + 1  # before and after is enough
+        data.validation = replace(data.validation, every=0)  # before and after is enough
         self._guarded("fit", lambda: trainer.fit(self.model, data))
 
 

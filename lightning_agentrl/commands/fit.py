@@ -199,10 +199,6 @@ class AgentCLI(LightningCLI):
         if self.settings.get("dry_run") and self.subcommand != "fit":
             other = self.subcommand or "another command"
             raise ConfigError(f"a dry run shows the plan of a training run; give --dry-run to fit, not to {other}")
-        if self.settings.trainer.get("fast_dev_run"):
-            raise ConfigError(
-                "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
-            )
         refuse_foreign_keys(self.settings.trainer)
         _refuse_nameless(self.settings.trainer.get("callbacks"))
         if self.settings.trainer.get("default_root_dir") == "":  # which would be the working folder

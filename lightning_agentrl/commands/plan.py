@@ -15,13 +15,12 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.optim import Schedule, planned_steps
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
-from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.callbacks.run_folder import count_parameters
 from lightning_agentrl.commands.memory import Rows, free_memory, memory_plan, suggested_budget
 from lightning_agentrl.episodes.prompt_check import prompt_parts
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
 from lightning_agentrl.prompts.renderer import shown
-from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.rollout import RolloutDataModule, ValidationConfig
 from lightning_agentrl.types import ModelInput, Row
 
 
@@ -145,7 +144,7 @@ def step_turns(data: RolloutDataModule, world: int) -> int:
 
 def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
     warmup = sum(c.warmup_iterations for c in cast(Any, trainer).callbacks if isinstance(c, CriticWarmup))
-    epochs = total_epochs(trainer)
+    epochs = data.planned_iterations
     done = f", {trainer.current_epoch} of them done" if trainer.current_epoch else ""
     rows = [("epochs", ("no limit" if epochs is None else str(epochs)) + done)]
     if warmup:
@@ -157,7 +156,7 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
         size = f"{left * (data.sizes.turns_per_rollout if groups is None else groups.episodes):,}"
         rows.append(("iterations of training", f"{left}, {size} {data.sizes.unit}{note}"))
     if data.validation.episodes:
-        rows.append(("held-out episodes", held_out_plays(trainer, data.validation.episodes, epochs)))
+        rows.append(("held-out episodes", held_out_plays(trainer, data.validation, epochs)))
     return rows
 
 
@@ -190,17 +189,20 @@ def rate_text(schedule: Schedule, full: float, run: int | None) -> str:
     return f"{text}, falls along {along} to {schedule.final * full:g} by step {last}{of}"
 
 
-def held_out_plays(trainer: L.Trainer, episodes: int, epochs: int | None) -> str:
+def held_out_plays(trainer: L.Trainer, validation: ValidationConfig, epochs: int | None) -> str:
     """Return when held-out episodes are played: at validations, and before and after the run for its summary.
 
     Where a run goes on from a checkpoint, those that it has played are left out.
     """
     summaries = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, RunSummary)]
     before, after = any(summary.before is None for summary in summaries), bool(summaries)
-    often = trainer.check_val_every_n_epoch if trainer.limit_val_batches else 0
+    given = trainer.check_val_every_n_epoch if validation.every is None else validation.every
+    often = epochs if validation.every is None and given == 1 else given
+    episodes, often = validation.episodes, often if trainer.limit_val_batches else 0
     between = 0 if epochs is None or not often else epochs // often - trainer.current_epoch // often
     parts = ["before the run"] if before else []
-    parts += [f"after every {often} epochs"] if between or (often and epochs is None) else []
+    when = "after the last epoch" if often == epochs else f"after every {often} epochs"
+    parts += [when] if between or (often and epochs is None) else []
     parts += ["after it"] if after else []
     if not parts:
         return "none"

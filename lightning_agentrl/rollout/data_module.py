@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
@@ -235,7 +236,32 @@ class RolloutDataModule(L.LightningDataModule):
     def val_dataloader(self) -> EpisodeSeeds:
         """Return the held-out seeds that this rank plays, as one batch."""
         rank, world = self._rank_and_world
-        return EpisodeSeeds(held_out_seeds()[: self.validation.episodes][rank::world])
+        fast = self.trainer is not None and cast(Any, self.trainer).fast_dev_run
+        episodes = world if fast else self.validation.episodes
+        return EpisodeSeeds(held_out_seeds()[:episodes][rank::world], lambda: self.validation_due)
+
+    @property
+    def validation_due(self) -> bool:
+        """Whether held-out episodes are played now: after some iterations of a fit, and always outside of one."""
+        trainer = self.trainer
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING or cast(Any, trainer).fast_dev_run:
+            return True
+        done, every = trainer.current_epoch + 1, self.validation.every
+        if every is None:
+            due = trainer.check_val_every_n_epoch != 1 or done == self.planned_iterations
+        else:
+            due = every > 0 and done % every == 0
+        return due and not trainer.sanity_checking
+
+    @property
+    def planned_iterations(self) -> int | None:
+        """Iterations of the whole run, by ``max_epochs`` or ``max_steps``, whichever ends it; None without an end."""
+        trainer = self.trainer
+        assert trainer is not None
+        ends = [trainer.max_epochs] if trainer.max_epochs is not None and trainer.max_epochs >= 0 else []
+        if trainer.max_steps >= 0:
+            ends.append(trainer.max_steps // self.steps_per_iteration)
+        return min(ends, default=None)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch  # rollouts are moved micro-batch by micro-batch

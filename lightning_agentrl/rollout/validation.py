@@ -25,11 +25,14 @@ class ValidationConfig:
         episodes: held-out episodes over all ranks, with the first seeds of the list.
         num_envs: episodes played at a time on each rank.
         temperature: of sampling; 0 takes the most likely token.
+        every: iterations from one validation of a fit to the next; 0: no validation; null: one, after the last
+            iteration.
     """
 
     episodes: int = 128
     num_envs: int = 32
     temperature: float = 1.0
+    every: int | None = None
 
     def __post_init__(self) -> None:
         available = len(held_out_seeds())
@@ -38,6 +41,8 @@ class ValidationConfig:
                 f"validation asks for {self.episodes} episodes, the held-out list has {available} seeds "
                 "(key data.init_args.validation.episodes)"
             )
+        if self.every is not None and self.every < 0:
+            raise ValueError(f"data.init_args.validation.every must be at least 0, or null, got {self.every}")
         if self.num_envs < 1:
             raise ValueError(f"validation.num_envs must be at least 1, got {self.num_envs}")
         if not 0 <= self.temperature < math.inf:
@@ -48,16 +53,25 @@ class ValidationConfig:
 
 
 class EpisodeSeeds:
-    """The seeds of one rank as the one batch of a validation loader."""
+    """The seeds of one rank as the one batch of a validation loader; no batch if no validation is due.
 
-    def __init__(self, seeds: Sequence[int]) -> None:
+    Lightning's loop runs after every iteration, so that its callbacks act after every iteration.
+
+    Args:
+        seeds: held-out seeds.
+        due: whether a validation is due.
+    """
+
+    def __init__(self, seeds: Sequence[int], due: Callable[[], bool]) -> None:
         self.seeds = list(seeds)
+        self.due = due
 
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[EpisodeSeeds]:
-        yield self
+        if self.due():
+            yield self
 
 
 @dataclass(frozen=True)

@@ -148,10 +148,6 @@ class AuditCritic(RolloutCallback):
             )
         agent.further_needs = Needs(forks=self.forked.needs_forks)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End with the next iteration, whose number is known now."""
-        trainer.fit_loop.max_epochs = trainer.current_epoch + 1
-
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Have a rollout played, also where a warm-up would go on with those that it has."""
         stream = cast(Agent, pl_module).datamodule.stream

@@ -88,7 +88,7 @@ def make_data(**kwargs: Any) -> RolloutDataModule:
         "memory": WindowMemory(1),
         "prompt": PromptFormat(think=False, max_prompt_tokens=512),
         "interaction": TurnInteraction(max_reply_tokens=4),
-        "validation": ValidationConfig(episodes=8, num_envs=4),
+        "validation": ValidationConfig(episodes=8, num_envs=4, every=1),
         "seed": 3,
     }
     return RolloutDataModule(**{**defaults, **kwargs})

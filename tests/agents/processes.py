@@ -39,11 +39,10 @@ data:
     mini_batch_turns: 8
     prompt: {{think: false, max_prompt_tokens: 512}}
     interaction: {{class_path: TurnInteraction, init_args: {{max_reply_tokens: 4}}}}
-    validation: {{episodes: 6, num_envs: 2}}
+    validation: {{episodes: 6, num_envs: 2, every: 5}}
 trainer:
   accelerator: cpu
   max_epochs: 5
-  check_val_every_n_epoch: 5
   enable_progress_bar: false
   enable_model_summary: false
   plugins: {plugins}

@@ -78,7 +78,7 @@ def run(kind: str, folder: Path) -> dict[str, str]:
         env=EnvConfig("Restless-v0"),
         prompt=FREE_TEXT,
         interaction=TurnInteraction(12, RawParser()),
-        validation=ValidationConfig(episodes=5, num_envs=3),
+        validation=ValidationConfig(episodes=5, num_envs=3, every=1),
         **of_data,
     )
     everything = Everything()

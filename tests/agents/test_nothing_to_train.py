@@ -13,7 +13,7 @@ from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.losses import GroupFilter, OffPolicyCorrection
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.rollout import GroupRollout
-from tests.agents.harness import grouped, make_agent, make_data, make_trainer
+from tests.agents.harness import grouped, make_data, make_trainer
 from tests.agents.processes import next_port
 
 
@@ -43,6 +43,16 @@ class KeepFirst(GroupFilter):
         return set(scores) if self.rollouts == 1 else set()
 
 
+class Logging(PPOAgent):
+    """Keeps the names of what it logs in an iteration."""
+
+    names: frozenset[str] = frozenset()
+
+    def log(self, name, value, *args, **kwargs):
+        self.names |= {name}
+        super().log(name, value, *args, **kwargs)
+
+
 class Weights(L.Callback):
     """All weights before each step and after the last, and what was logged of each iteration."""
 
@@ -54,7 +64,8 @@ class Weights(L.Callback):
         self.seen.append([p.detach().clone() for p in agent.parameters()])
 
     def on_train_epoch_end(self, trainer, agent):
-        self.logged.append({*agent.monitors._now})
+        self.logged.append(agent.names)
+        agent.names = frozenset()
 
     def on_train_end(self, trainer, agent):
         self.on_train_batch_start(trainer, agent, None, 0)
@@ -65,12 +76,13 @@ class Weights(L.Callback):
 
 
 def rejecting(folder):
-    return make_agent(folder, SeparateCritic(), correction=RejectLater()), make_data()
+    settings = grouped({"lr_actor": 1e-3, "lr_critic": 1e-2})
+    return Logging(str(folder), SeparateCritic(), correction=RejectLater(), **settings), make_data()
 
 
 def filtering(folder):
     settings = grouped({"kl_reward": 0.0, "lr_actor": 1e-3})
-    agent = PPOAgent(str(folder), advantage=GRPO(), group_filter=KeepFirst(), **settings)
+    agent = Logging(str(folder), advantage=GRPO(), group_filter=KeepFirst(), **settings)
     return agent, make_data(groups=GroupRollout(size=2, per_rollout=2, mini_batches=2))
 
 

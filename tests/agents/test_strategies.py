@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
 from lightning_agentrl.agents.scoring import Reader, action_rows
-from lightning_agentrl.agents.strategies import check_strategy
+from lightning_agentrl.agents.strategies import check_mesh, check_strategy
 from lightning_agentrl.agents.update import micro_batch_losses
 from lightning_agentrl.losses import aggregate
 from lightning_agentrl.models.critic import SeparateCritic
@@ -32,20 +34,22 @@ def test_these_are_taken(tmp_path, strategy, kwargs):
     check_strategy(trainer(tmp_path, strategy, **kwargs))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "lora", "said"),
-    [
-        (fsdp2(2, 2), False, "Σπ² needs whole logits; set trainer.strategy.init_args.tensor_parallel_size to 1"),
-        (fsdp2("auto", "auto"), False, "set trainer.strategy.init_args.tensor_parallel_size to 1"),
-        (fsdp2("auto"), False, "set trainer.strategy.init_args.data_parallel_size to 4"),
-        (fsdp2(2), False, "set trainer.strategy.init_args.data_parallel_size to 4"),
-        (fsdp2(4), True, "LoRA under ModelParallelStrategy is not supported"),
-    ],
-)
-def test_settings_of_fsdp2_that_would_do_something_else_are_refused(tmp_path, strategy, lora, said):
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - what it says is compared
-        check_strategy(trainer(tmp_path, strategy), lora)
-    assert said in str(error.value)
+@pytest.mark.parametrize(("data", "tensors"), [(2, 2), (1, 4)], ids=["both", "as Lightning's default"])
+def test_tensor_parallel_models_are_refused(monkeypatch, data, tensors):
+    mesh = {
+        "data_parallel": SimpleNamespace(size=lambda: data),
+        "tensor_parallel": SimpleNamespace(size=lambda: tensors),
+    }
+    monkeypatch.setattr(ModelParallelStrategy, "device_mesh", mesh)
+    with pytest.raises(ValueError, match=r"Σπ² needs whole logits; set trainer\.strategy to .*data_parallel_size: 4"):
+        check_mesh(ModelParallelStrategy())
+    monkeypatch.setitem(mesh, "tensor_parallel", SimpleNamespace(size=lambda: 1))
+    check_mesh(ModelParallelStrategy())
+
+
+def test_lora_is_refused_under_fsdp2(tmp_path):
+    with pytest.raises(ValueError, match="LoRA under ModelParallelStrategy is not supported"):
+        check_strategy(trainer(tmp_path, fsdp2(4)), lora=True)
 
 
 def test_weights_in_bfloat16_are_refused_under_fsdp2(tmp_path):

@@ -107,7 +107,7 @@ def settings(timeout: int, nodes: int) -> list[str]:
     given = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": limit}
     return [
         *("--trainer.num_nodes", str(nodes), "--trainer.devices", "1", "--trainer.strategy", json.dumps(given)),
-        *("--trainer.max_epochs", str(ITERATIONS), "--trainer.check_val_every_n_epoch", str(ITERATIONS)),
+        *("--trainer.max_epochs", str(ITERATIONS), "--data.init_args.validation.every", str(ITERATIONS)),
         *("--trainer.enable_progress_bar", "true"),
     ]
 
@@ -126,7 +126,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def one(exact_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The checkpoint of one process on this machine."""
     folder = tmp_path_factory.mktemp("one")
-    last = ("--trainer.max_epochs", str(ITERATIONS), "--trainer.check_val_every_n_epoch", str(ITERATIONS))
+    last = ("--trainer.max_epochs", str(ITERATIONS), "--data.init_args.validation.every", str(ITERATIONS))
     return read(fit(folder, exact_folder, "SharedCritic", 1, *last))
 
 

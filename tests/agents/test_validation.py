@@ -43,19 +43,20 @@ def test_validation_does_not_disturb_training(tmp_path, tiny_folder):
 
     def weights(**kwargs):
         agent = make_agent(tiny_folder)
-        make_trainer(tmp_path, 2, **kwargs).fit(agent, make_data())
+        validation = ValidationConfig(episodes=8, num_envs=4, every=1)
+        make_trainer(tmp_path, 2, **kwargs).fit(agent, make_data(validation=validation))
         return {name: p.detach() for name, p in agent.named_parameters()}
 
-    without, with_validation = weights(), weights(limit_val_batches=1.0, check_val_every_n_epoch=1)
+    without, with_validation = weights(), weights(limit_val_batches=1.0)
     assert all(without[name].equal(with_validation[name]) for name in without)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error:.*was called before the ``update`` method")
 def test_a_sanity_check_plays_nothing_and_does_not_warn(tmp_path, tiny_folder):
-    settings = {"limit_val_batches": 1.0, "num_sanity_val_steps": 2, "check_val_every_n_epoch": 9}
+    settings = {"limit_val_batches": 1.0, "num_sanity_val_steps": 2}
     trainer = make_trainer(tmp_path, 1, **settings)
-    trainer.fit(make_agent(tiny_folder), make_data())
+    trainer.fit(make_agent(tiny_folder), make_data(validation=ValidationConfig(every=0)))
     assert not any(name.startswith("val/") for name in trainer.callback_metrics)
 
 

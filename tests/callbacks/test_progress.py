@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from lightning_agentrl.callbacks import CriticWarmup, StageProgress
 from lightning_agentrl.callbacks import progress as progress_bars
+from lightning_agentrl.rollout import ValidationConfig
 from tests.agents.guards import SkipSome
 from tests.agents.harness import make_agent, make_data, make_trainer
 
@@ -47,10 +48,8 @@ def test_a_number_that_is_nearly_0_has_no_sign() -> None:
 def test_one_line_for_each_iteration_where_there_is_no_terminal(tiny_folder: Path, tmp_path: Path) -> None:
     bar, shown = progress(terminal=False)
     callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0), bar]
-    trainer = make_trainer(
-        tmp_path, 3, callbacks, enable_progress_bar=True, limit_val_batches=1, check_val_every_n_epoch=3
-    )
-    trainer.fit(make_agent(tiny_folder), make_data())
+    trainer = make_trainer(tmp_path, 3, callbacks, enable_progress_bar=True, limit_val_batches=1)
+    trainer.fit(make_agent(tiny_folder), make_data(validation=ValidationConfig(8, 4, every=3)))
     lines = shown.getvalue().splitlines()
     assert [line.split(" | ")[0] for line in lines] == [
         "iteration 1/3 critic_warmup",
@@ -146,9 +145,7 @@ def test_a_callback_leaves_the_agent_with_its_trainer(all_lines: None, tiny_fold
     assert agent.clock.listeners == []
 
 
-def test_the_time_left_counts_the_running_iteration(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_counts_the_running_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four iterations of 100 s each: 30 s into the third, 170 s are left; as it ends, 100 s."""
     bar, _ = progress(terminal=False)
     trainer = make_trainer(tmp_path, 4, [bar], enable_progress_bar=True)
@@ -158,7 +155,7 @@ def test_the_time_left_counts_the_running_iteration(
     bar._iteration_started = now - 30
     monkeypatch.setattr(time, "monotonic", lambda: now)
     assert trainer.current_epoch == 2
-    agent = make_agent(tiny_folder)
+    agent: Any = SimpleNamespace(datamodule=SimpleNamespace(planned_iterations=4))
     assert bar._time_left(trainer, agent, 2) == ", 2:50 left"
     assert bar._time_left(trainer, agent, 3) == ", 1:40 left"
 

@@ -16,7 +16,7 @@ from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary
 from lightning_agentrl.callbacks.turn_log import TurnFiles, cut_from, turn_records
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import load_tokenizer
-from lightning_agentrl.rollout import FullMemory
+from lightning_agentrl.rollout import FullMemory, ValidationConfig
 from lightning_agentrl.types import Rollout, Scores
 from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
 from tests.callbacks.continued_runs import in_processes
@@ -251,8 +251,9 @@ def test_all_processes_write_the_id_of_one_run_also_when_it_goes_on(exact_folder
 def test_held_out_episodes_are_logged_apart(tiny_folder: Path, tmp_path: Path) -> None:
     """Before training, after it and at each validation between, each with the iterations that came before it."""
     log = TurnLog(held_out=3)
-    trainer = make_trainer(tmp_path, 3, [log, RunSummary()], limit_val_batches=1, check_val_every_n_epoch=2)
-    trainer.fit(make_agent(tiny_folder), make_data())
+    trainer = make_trainer(tmp_path, 3, [log, RunSummary()], limit_val_batches=1)
+    validation = ValidationConfig(episodes=8, num_envs=4, every=2)
+    trainer.fit(make_agent(tiny_folder), make_data(validation=validation))
     logged = lines(tmp_path / "turns" / "held_out")
     assert {record["phase"] for record in logged} == {"held_out"}
     played: dict[tuple[int, int], list[int]] = {}
@@ -275,7 +276,8 @@ def held_out_after(
     saver = RunCheckpoints(dirpath=str(path / "saved"), keep=9)
     trainer = make_trainer(path, epochs, [*callbacks, saver], enable_checkpointing=True, **settings)
     ckpt_path = None if begun_by is None else str(path / "saved" / begun_by)
-    trainer.fit(make_agent(folder), make_data(), ckpt_path=ckpt_path)
+    validation = ValidationConfig(episodes=8, num_envs=4, every=1)
+    trainer.fit(make_agent(folder), make_data(validation=validation), ckpt_path=ckpt_path)
     return [(r["iteration"], r["env"], r["turn"], r["reply"]) for r in lines(path / "turns" / "held_out")]
 
 

@@ -10,15 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning import LightningModule
 
 from lightning_agentrl.advantages import GAE, AdvantageEstimator, BiLevelGAE, DualDiscountGAE, Forked
 from lightning_agentrl.agents import KL, Needs, PPOAgent
-from lightning_agentrl.callbacks.progress import total_epochs
-from lightning_agentrl.commands.audit_critic import LONGER, audit_run
+from lightning_agentrl.commands.audit_critic import audit_run
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.tools.audit import (
-    AuditCritic,
     agreement,
     audit,
     audit_report,
@@ -28,7 +25,6 @@ from lightning_agentrl.tools.audit import (
 )
 from lightning_agentrl.types import ForkPlan, Rollout, Sample, Scores
 from tests.advantages.cases import build, draw_episodes
-from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence, three_iterations
 from tests.types.samples import action, prompt, turn
 
@@ -243,13 +239,6 @@ def test_a_run_with_a_warm_up_and_checkpoints_of_its_own_is_audited_in_the_middl
     assert code == 0, printed
     assert "Audit of run/lightning_logs/version_2" in Path("newest.html").read_text()
     assert {path.name for path in Path().iterdir()} == {"run", "newest.html"}
-
-
-def test_the_progress_of_an_audit_counts_to_the_iteration_that_it_plays(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, LONGER)
-    trainer.fit_loop.epoch_progress.current.completed = 3
-    AuditCritic(Forked()).on_train_start(trainer, LightningModule())
-    assert total_epochs(trainer) == 4
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_played(

@@ -167,7 +167,7 @@ WRONG = {
     "validation inside an iteration": (
         "trainer.val_check_interval",
         0.5,
-        ["trainer.val_check_interval", "trainer.check_val_every_n_epoch"],
+        ["trainer.val_check_interval", "data.init_args.validation.every"],
     ),
     "overfitting": ("trainer.overfit_batches", 1, ["trainer.overfit_batches", "mini_batch_turns"]),
     "averaging": (

@@ -203,9 +203,6 @@ def test_a_dry_run_belongs_to_fit(
     code, _, printed = agentrl("validate", "--config", "given.yaml", "--dry-run")
     assert code == 2
     assert "give --dry-run to fit" in printed
-    code, _, printed = agentrl("fit", "--config", "given.yaml", "--trainer.fast_dev_run", "true")
-    assert code == 2
-    assert "--trainer.max_epochs 1" in printed
 
 
 @pytest.mark.slow

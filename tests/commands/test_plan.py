@@ -37,7 +37,7 @@ from lightning_agentrl.models.critic import Critic, LeastSquaresCritic, Separate
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
 from lightning_agentrl.models.packing import plan_micro_batches
 from lightning_agentrl.models.prefix_tree import shared_length
-from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.rollout import RolloutDataModule, ValidationConfig
 from lightning_agentrl.types import Row
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.cli import Config, changed, fit
@@ -201,16 +201,17 @@ def test_the_state_of_an_optimizer_that_goes_on_is_not_of_the_program(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("settings", "plays"),
+    ("every", "plays"),
     [
-        ({}, "128 before the run, after every 3 epochs and after it; 640 in all"),
-        ({"check_val_every_n_epoch": 1000}, "128 before the run and after it; 256 in all"),
+        (3, "128 before the run, after every 3 epochs and after it; 640 in all"),
+        (0, "128 before the run and after it; 256 in all"),
+        (None, "128 before the run, after the last epoch and after it; 384 in all"),
     ],
 )
-def test_the_plays_around_a_run_are_told(settings: dict[str, Any], plays: str, tmp_path: Path) -> None:
-    settings = {"check_val_every_n_epoch": 3, "limit_val_batches": 1.0, **settings}
-    assert held_out_plays(make_trainer(tmp_path, 10, [RunSummary()], **settings), 128, 10) == plays
-    assert held_out_plays(make_trainer(tmp_path, 10), 128, 10) == "none"
+def test_the_plays_around_a_run_are_told(every: int | None, plays: str, tmp_path: Path) -> None:
+    validation = ValidationConfig(every=every)
+    assert held_out_plays(make_trainer(tmp_path, 10, [RunSummary()], limit_val_batches=1.0), validation, 10) == plays
+    assert held_out_plays(make_trainer(tmp_path, 10), validation, 10) == "none"
 
 
 @pytest.mark.slow
@@ -219,7 +220,7 @@ def test_the_plan_of_a_run_that_goes_on_is_of_what_is_left(
 ) -> None:
     saving = {"class_path": "RunCheckpoints", "init_args": {"dirpath": str(tmp_path / "saved")}}
     config = changed(config, "trainer.callbacks", [{"class_path": "RunSummary"}, saving])
-    config["trainer"] |= {"max_epochs": 2, "check_val_every_n_epoch": 2}
+    config = changed(changed(config, "trainer.max_epochs", 2), "data.init_args.validation.every", 2)
     fit(config, tmp_path, monkeypatch)
     capsys.readouterr()
     more = ("--trainer.max_epochs=7", f"--ckpt_path={tmp_path / 'saved' / 'last.ckpt'}", "--dry-run")

@@ -303,7 +303,8 @@ def test_a_server_that_is_stopped_while_it_takes_weights_is_dropped_and_used_whe
 @pytest.fixture
 def training(given: Config, tmp_path: Path) -> Config:
     given["seed_everything"] = 3
-    given["trainer"] |= {"max_epochs": 2, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
+    given["trainer"] |= {"max_epochs": 2, "callbacks": [{"class_path": "TurnLog"}]}
+    given["data"]["init_args"].setdefault("validation", {})["every"] = 0
     given["trainer"]["default_root_dir"] = str(tmp_path / "run")
     given["model"]["init_args"] |= {"optim": {"lr_actor": 1e-3, "lr_critic": 1e-2}}
     return given

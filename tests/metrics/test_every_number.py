@@ -25,7 +25,7 @@ from lightning_agentrl.losses import ClipCov, RatioRejection, TruncatedWeights
 from lightning_agentrl.metrics.stages import STAGES
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
-from lightning_agentrl.rollout import TurnInteraction
+from lightning_agentrl.rollout import TurnInteraction, ValidationConfig
 from lightning_agentrl.types import Rollout, StopReason
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.test_not_finite import COUNTED
@@ -125,7 +125,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Fit:
             rollouts.append(rollout)
 
     callbacks = [Keep(), CriticWarmup(rollouts=1, rounds=1, fraction=1.0)]
-    settings = {"logger": CSVLogger(folder), "limit_val_batches": 1.0, "check_val_every_n_epoch": 3}
+    settings = {"logger": CSVLogger(folder), "limit_val_batches": 1.0}
     trainer = make_trainer(folder, 3, callbacks, log_every_n_steps=1, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the critic has not converged
@@ -138,7 +138,8 @@ def fit(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Fit:
             correction=TruncatedWeights(rejections=[RatioRejection("mean", 0.5, 2.0)]),
         )
         agent.recent_episodes.enough = 1  # few end in three iterations
-        trainer.fit(agent, make_data(interaction=TurnInteraction(max_reply_tokens=4, parser=Thinker())))
+        interaction = TurnInteraction(max_reply_tokens=4, parser=Thinker())
+        trainer.fit(agent, make_data(interaction=interaction, validation=ValidationConfig(8, 4, every=3)))
     (file,) = folder.rglob("metrics.csv")
     logged: list[dict[str, float]] = [{}, {}, {}]
     with file.open() as lines:

@@ -263,7 +263,7 @@ def test_a_fit_makes_no_environment_twice(tiny_folder, tmp_path):
         "env": EnvConfig("Counting-v0", {"name": "only"}),
         "validation": ValidationConfig(episodes=4, num_envs=3),
     }
-    trainer = make_trainer(tmp_path, 2, limit_val_batches=1.0, check_val_every_n_epoch=2)
+    trainer = make_trainer(tmp_path, 2, limit_val_batches=1.0)
     trainer.fit(make_agent(tiny_folder), make_data(**settings))
     assert MADE["only"] == 4 + 3  # num_envs, and validation.num_envs
 
@@ -348,7 +348,7 @@ def test_training_never_sees_a_held_out_seed(connected):
 @given(st.integers(0, 40), st.integers(1, 6))
 def test_ranks_share_the_held_out_seeds(episodes, world):
     class Rank:
-        world_size = world
+        world_size, fast_dev_run = world, False
 
         def __init__(self, rank: int) -> None:
             self.global_rank = rank

@@ -182,7 +182,7 @@ def fit_apart(config: Config, path: Path, monkeypatch: pytest.MonkeyPatch, **set
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config = changed(config, "seed_everything", 3)
-    config = changed(config, "trainer.check_val_every_n_epoch", 2)
+    config = changed(config, "data.init_args.validation.every", 2)
     config = changed(
         config, "data.init_args.engine", {"class_path": "TransformersEngine", "init_args": {"max_batch": 1}}
     )

@@ -30,7 +30,6 @@ def in_one_folder(config: Config, iterations: int, *callbacks: str, seed: int = 
     logger = {"save_dir": ".", "name": "", "version": ""}
     config["trainer"] |= {
         "max_epochs": iterations,
-        "check_val_every_n_epoch": iterations,
         "logger": {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger},
         "callbacks": [
             {"class_path": "EngineCheck", "init_args": {"action": "off"}},

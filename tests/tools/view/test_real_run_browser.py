@@ -43,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[P
         config = made_small(config, tiny_folder)
     config["data"]["init_args"]["env"]["kwargs"] |= {"mission_in": "observation", "render_mode": "rgb_array"}
     config["trainer"] |= {"max_epochs": 8 if PICTURES else 4, "enable_checkpointing": False}
-    config["trainer"] |= {"check_val_every_n_epoch": 4}
+    config["data"]["init_args"]["validation"]["every"] = 4
     config["trainer"]["callbacks"] = [{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]
     other = ("--seed_everything", "1", "--model.init_args.optim.lr_actor", "2e-5")
     with pytest.MonkeyPatch.context() as patch:
