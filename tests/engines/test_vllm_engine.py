@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +243,10 @@ def test_an_answer_that_is_not_whole_is_never_a_reply(engine, monkeypatch, spoil
         return output
 
     finished: list[Any] = []
-    read = engine._thread._reply
-    monkeypatch.setattr(engine._thread, "_reply", lambda output: finished.append(output) or read(output))
+    handling = engine._thread._handling
+    read = handling.read
+    keeping = replace(handling, read=lambda output: finished.append(output) or read(output))
+    monkeypatch.setattr(engine._thread, "_handling", keeping)
     serve(engine, [MIXED[0]])
     with pytest.raises(RuntimeError, match="the answer has"):
         read(without(finished[0]))
