@@ -335,19 +335,16 @@ def test_weights_are_written_whole_and_the_newest_only(tiny_folder: Path, tmp_pa
     assert list((tmp_path / "made").iterdir()) == []
 
 
-def test_older_weights_that_cannot_be_removed_are_told_once_and_go_later(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def busy(path: Path) -> None:
-        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+def test_older_weights_that_cannot_be_removed_go_later(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
 
     lm, shared = load_causal_lm(str(tiny_folder)), SharedWeights(None)
     with monkeypatch.context() as here:
         here.setattr(shutil, "rmtree", busy)
-        with pytest.warns(UserWarning, match=r"Directory not empty.*weights_folder") as caught:
-            names = [shared.write(lm, f"a-{number}").name for number in range(3)]
+        names = [shared.write(lm, f"a-{number}").name for number in range(3)]
     assert names == ["a-0", "a-1", "a-2"]
-    assert len(caught) == 1
     shared.write(lm, "a-3")
     assert [path.name for path in shared.folder.iterdir()] == ["a-3"]
     shared.remove()

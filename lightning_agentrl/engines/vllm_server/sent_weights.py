@@ -69,7 +69,7 @@ class SentWeights:
             self._links[server.url] = link
 
         delivery = Delivery(f"reach the trainer over the network, on any port ({KEY}.transfer)", size, bring)
-        return delivery
+        return delivery  # which `bring` reads its time limit from
 
     def remove(self) -> None:
         """Leave all groups. A process that ends while a thread is still leaving one would crash."""

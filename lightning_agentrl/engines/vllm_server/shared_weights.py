@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import warnings
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -19,7 +18,7 @@ from lightning_agentrl.errors import ConfigError, one_line
 
 
 class SharedWeights:
-    """Folders of weights, of which only the newest is kept, and what cannot be removed.
+    """Folders of weights, of which only the newest is kept.
 
     Args:
         parent: folder for them; None for a temporary folder.
@@ -29,7 +28,6 @@ class SharedWeights:
     """
 
     def __init__(self, parent: str | None) -> None:
-        self._warned = False  # that older versions stay
         try:
             if parent is not None:
                 Path(parent).mkdir(parents=True, exist_ok=True)
@@ -64,22 +62,9 @@ class SharedWeights:
         except (OSError, SafetensorError) as error:
             raise _no_place(self.folder, error) from error
         for older in self.folder.iterdir():
-            if older != done:
-                self._remove_older(older)
+            if older != done:  # one that cannot go, as on NFS while a server reads it, goes after the next update
+                shutil.rmtree(older, ignore_errors=True)
         return done
-
-    def _remove_older(self, older: Path) -> None:
-        """Remove an older version; what cannot go, as on NFS while a server reads it, is tried again at each update."""
-        try:
-            shutil.rmtree(older)
-        except OSError as error:
-            if not self._warned:
-                warnings.warn(
-                    f"older weights for the servers cannot be removed ({one_line(str(error))}) and take room in "
-                    f"{self.folder} ({KEY}.weights_folder); this is tried again at each update, and not told again",
-                    stacklevel=2,
-                )
-            self._warned = True
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
