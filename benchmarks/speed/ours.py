@@ -59,6 +59,9 @@ class PolicyAgent(Agent):
         assert batch.advantages is not None
         return self.loss(scores.logps, scores.logps.detach(), batch.advantages, batch.trained_mask)
 
+    def settings(self) -> dict[str, Any]:
+        return {}  # no checkpoint is written
+
     def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
         raise RuntimeError("there is no critic")
 
@@ -122,9 +125,6 @@ class GivenData(L.LightningDataModule):
 
     def check(self, tokenizer: object, context_length: int, image_reader: object = None) -> None:
         pass  # no prompts
-
-    def settings(self) -> dict[str, Any]:
-        return {}
 
     def connect(self, *arguments: object) -> None:
         pass  # no environments, no engine

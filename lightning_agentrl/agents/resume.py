@@ -58,7 +58,13 @@ MAY_CHANGE = (
 
 def settings_of(agent: Any) -> dict[str, Any]:
     """Return by key of the config what a run is made of, as plain data."""
-    found = by_key(to_plain(agent, strict=False), "model") | agent.datamodule.settings()
+    data = agent.datamodule
+    found = by_key(to_plain(agent, strict=False), "model") | by_key(to_plain(data, strict=False), "data")
+    found |= by_key(to_plain(data.sizes), "data.init_args")
+    for source in data.pool.sources:
+        found |= by_key(to_plain(source, strict=False), source.key)
+    if data.groups is not None:
+        del found["data.init_args.num_envs"]  # then it is how many play at a time, which changes no result
     for callback in agent.trainer.callbacks:
         if isinstance(callback, RolloutSource):
             found |= by_key(to_plain(callback, strict=False), f"trainer.callbacks.{type(callback).__name__}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, cast
 
@@ -20,7 +21,9 @@ from lightning_agentrl.commands.memory import Rows, free_memory, memory_plan, su
 from lightning_agentrl.episodes.prompt_check import prompt_parts
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
 from lightning_agentrl.prompts.renderer import shown
-from lightning_agentrl.rollout import RolloutDataModule, ValidationConfig
+from lightning_agentrl.rollout import RolloutDataModule, Session, ValidationConfig
+from lightning_agentrl.rollout.collector import Collector, endless_session
+from lightning_agentrl.rollout.groups import group_session
 from lightning_agentrl.types import ModelInput, Row
 
 
@@ -38,10 +41,13 @@ class DryRun(L.Callback):
         raise PlanShown
 
 
+MOST_PROMPTS = 16  # that are looked at before a run
+
+
 def plan_text(trainer: L.Trainer, agent: Agent) -> str:
     """Return the plan as readable text."""
     data = agent.datamodule
-    prompts = data.collector.first_prompts()
+    prompts = first_prompts(data.collector)
     of_step = step_rows(trainer, data, prompts)
     memory = memory_plan(agent, data, of_step)
     suggested = suggested_budget(agent, memory, of_step, free_memory(agent.device))
@@ -55,12 +61,39 @@ def plan_text(trainer: L.Trainer, agent: Agent) -> str:
     lines = []
     for title, rows in sections.items():
         lines += ["", f"{title}", *(f"  {name:<{width}}  {text}" for name, text in rows)]
-    with data.collector.first_session() as session:
+    with first_session(data.collector) as session:
         parts = prompt_parts(session, data.player.renderer)
     counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
     text = shown(agent.tokenizer, prompts[0])
     lines += ["", f"one prompt: {len(prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
     return "\n".join(lines[1:])
+
+
+def first_prompts(collector: Collector) -> list[ModelInput]:
+    """Return the first prompts of some training environments of this rank."""
+    prompts = []
+    groups = collector.sizes.groups
+    step = 1 if groups is None else groups.size  # all episodes of a group begin alike
+    for index in collector.sizes.own_envs(collector.rank, collector.world)[: MOST_PROMPTS * step : step]:
+        with first_session(collector, index) as session:
+            prompts.append(session.prompt().input)
+    return prompts
+
+
+@contextmanager
+def first_session(collector: Collector, index: int = 0) -> Iterator[Session]:
+    """Yield a session at the start of its first training episode, apart from those that are trained on."""
+    player, groups = collector.player, collector.sizes.groups
+    if groups is None:
+        kind, session = player.pool.kind(index), endless_session(player, index)
+    else:
+        group, member = divmod(index, groups.size)
+        kind, session = player.pool.kind(group), group_session(player, groups, group, member)
+    session.begin()
+    try:
+        yield session
+    finally:
+        player.pool.give_back(kind, session.worker)
 
 
 def _models(agent: Agent) -> Rows:

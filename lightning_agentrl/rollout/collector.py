@@ -16,45 +16,21 @@ from lightning_agentrl.episodes.env_worker import close_all
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.errors import EnvError
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.rollout.ahead import Background, pooled
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.forks import Forks
-from lightning_agentrl.rollout.groups import WholeGroups, group_session
-from lightning_agentrl.rollout.player import IN_A_ROW, Player, play_parts
+from lightning_agentrl.rollout.groups import WholeGroups
+from lightning_agentrl.rollout.player import Player, play_parts
 from lightning_agentrl.rollout.sizes import RolloutSizes
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.validation import ValidationConfig, WholeEpisode, play_episodes
 from lightning_agentrl.stalls import waiting_for
-from lightning_agentrl.types import ForkPlan, ModelInput, Rollout, StopReason, rollout_from_plain
+from lightning_agentrl.types import ForkPlan, Rollout, rollout_from_plain
 from lightning_agentrl.types.plain import with_tensors
 
 T = TypeVar("T")
-
-# Episodes over which the share of lost ones is taken: the last ones, but all of a rollout, and at least so many.
-WINDOW, LEAST = 100, 20
-MOST_PROMPTS = 16  # that are looked at before a run
-
-
-@dataclass(frozen=True)
-class FaultLimits:
-    """Faults of environments after which a run stops. Up to then an episode that is lost to one is counted only.
-
-    Args:
-        in_a_row: episodes that one environment may lose without a single turn between them, as if ``reset`` fails
-            again and again.
-        share: largest share of lost ones among the last 100 episodes of all environments, or those of the last rollout
-            if it has more, from 20 episodes on.
-    """
-
-    in_a_row: int = IN_A_ROW
-    share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"data.init_args.faults.share must lie between 0 and 1, got {self.share}")
 
 
 @dataclass
@@ -154,7 +130,6 @@ class Collector:
         rank: of this process.
         world: number of ranks.
         max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains.
-        lost_share: largest share of episodes that may be lost to faults.
         after_sync: called before each rollout, when the engine has taken over the weights.
         greedy_baseline: play one more episode of each group without randomness.
         forks: which states of a rollout are valued by playing on from them; None: none.
@@ -172,7 +147,6 @@ class Collector:
         rank: int = 0,
         world: int = 1,
         max_staleness: int = 0,
-        lost_share: float = 1.0,
         after_sync: Callable[[], None] = lambda: None,
         greedy_baseline: bool = False,
         forks: ForkPlan | None = None,
@@ -180,7 +154,6 @@ class Collector:
         self.player, self.engine, self.handle, self.sizes = player, player.engine, handle, sizes
         self.origin, self.stopping, self.clock = origin, stopping, clock
         self.rank, self.world = rank, world
-        self.lost_share = lost_share
         self.after_sync = after_sync
         self.greedy_baseline = greedy_baseline
         self.forks = None
@@ -251,7 +224,7 @@ class Collector:
         if rollout is None:
             rollout = self._collect_now(policy_version)
         with raise_once():
-            self.lost = with_lost(self.lost, rollout, self.lost_share)
+            self.lost = self.player.faults.count(self.lost, rollout)
         tokens = sum(len(sample.ids) for sample in rollout.samples)
         self.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
         return rollout
@@ -357,33 +330,6 @@ class Collector:
         finally:
             player.pool.close_held_out()
 
-    # A look at the start of training
-
-    def first_prompts(self) -> list[ModelInput]:
-        """Return the first prompts of some training environments, to be looked at before a run."""
-        prompts = []
-        groups = self.sizes.groups
-        step = 1 if groups is None else groups.size  # all episodes of a group begin alike
-        for index in self.sizes.own_envs(self.rank, self.world)[: MOST_PROMPTS * step : step]:
-            with self.first_session(index) as session:
-                prompts.append(session.prompt().input)
-        return prompts
-
-    @contextmanager
-    def first_session(self, index: int = 0) -> Iterator[Session]:
-        """Yield a session at the start of its first training episode, apart from those that are trained on."""
-        pool, groups = self.player.pool, self.sizes.groups
-        if groups is None:
-            kind, session = pool.kind(index), endless_session(self.player, index)
-        else:
-            group, member = divmod(index, groups.size)
-            kind, session = pool.kind(group), group_session(self.player, groups, group, member)
-        session.begin()
-        try:
-            yield session
-        finally:
-            pool.give_back(kind, session.worker)
-
     # State and end
 
     def state(self) -> RolloutState:
@@ -425,33 +371,3 @@ class Collector:
         with waiting_for("environments to close", "teardown"):
             close_all([session.worker for session in self.sessions])
         return state
-
-
-def with_lost(before: Sequence[bool], rollout: Rollout, share: float) -> list[bool]:
-    """Return whether each of the last episodes was lost, the same on all ranks; every rank must call it.
-
-    Args:
-        before: of the episodes before this rollout.
-        rollout: of this rank.
-        share: largest share of them that may be lost.
-
-    Raises:
-        EnvError: too many episodes are lost, or there is not a single turn; the same on all ranks.
-    """
-    own: list[bool] = []
-    for turn in rollout.turns:
-        own += [True] * len(turn.lost)
-        if turn.done and turn.stop is not StopReason.ENV_FAULT:
-            own.append(False)
-    parts = all_gather((own, len(rollout)))
-    if not any(rows for _, rows in parts):
-        raise EnvError("lost", "the environments failed in all groups of this rollout")
-    added = [one for part, _ in parts for one in part]  # by rank and environment, so none of them is left out
-    last = [*before, *added][-max(WINDOW, len(added)) :]
-    if len(last) >= LEAST and sum(last) > share * len(last):
-        raise EnvError(
-            "lost",
-            f"{sum(last)} of the last {len(last)} episodes were lost to faults of their environments, more than the "
-            f"share of {share:g} that data.init_args.faults.share allows; the warnings before say which faults",
-        )
-    return last

@@ -17,7 +17,6 @@ from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
-from lightning_agentrl.episodes.prompt_check import check_prompt
 from lightning_agentrl.episodes.recipe import ENV
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
@@ -30,8 +29,8 @@ from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.rollout.ahead import check_staleness
-from lightning_agentrl.rollout.collector import Collector, FaultLimits, RolloutState
-from lightning_agentrl.rollout.player import Player, Watchdog
+from lightning_agentrl.rollout.collector import Collector, RolloutState
+from lightning_agentrl.rollout.player import FaultLimits, Player, Watchdog
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import Phase, Prepared, RolloutStream, begin_next_epoch
@@ -39,7 +38,7 @@ from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig
 from lightning_agentrl.stalls import stop_watching, waiting_for, watch
 from lightning_agentrl.types import ForkPlan, ModelInput, Rollout
 from lightning_agentrl.types.model_input import ImageReader
-from lightning_agentrl.types.plain_config import by_key, check_kind, to_plain
+from lightning_agentrl.types.plain_config import check_kind
 
 LARGEST_SEED = 2**32 - 1  # as of Lightning's seed_everything
 KEYS = "data.init_args"  # where a config has the arguments of a data module
@@ -160,15 +159,6 @@ class RolloutDataModule(L.LightningDataModule):
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
         return self._collector
 
-    def settings(self) -> dict[str, Any]:
-        """Return by key of the config what its rollouts are made of, as plain types."""
-        found = by_key(to_plain(self, strict=False), "data") | by_key(to_plain(self.sizes), "data.init_args")
-        for source in self.pool.sources:
-            found |= by_key(to_plain(source, strict=False), source.key)
-        if self.groups is not None:
-            del found["data.init_args.num_envs"]  # then it is how many play at a time, which changes no result
-        return found
-
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
@@ -201,14 +191,7 @@ class RolloutDataModule(L.LightningDataModule):
         template = self.player.renderer.template
         if template.folds_system:
             rank_zero_info(f"{template.name} has no system role; system text begins the first user message instead")
-        self.first_inputs = []
-        for kind, source in enumerate(self.pool.sources):
-            session = self.player.session(kind, 0, lambda _episode: 0)
-            try:
-                with waiting_for(f"the first reset of {source.name}", "setup"):
-                    self.first_inputs.append(check_prompt(session, self.interaction, context_length))
-            finally:
-                self.pool.give_back(kind, session.worker)
+        self.first_inputs = self.player.check_prompts(context_length)
 
     def use_model(
         self, tokenizer: PreTrainedTokenizerBase, context_length: int, image_reader: ImageReader | None = None
@@ -222,7 +205,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.engine,
             self.seed,
             context_length=context_length,
-            in_a_row=self.faults.in_a_row,
+            faults=self.faults,
             watchdog=Watchdog(self.stall_seconds, type(self.engine).__name__),
         )
 
@@ -369,7 +352,6 @@ class RolloutDataModule(L.LightningDataModule):
             clock,
             *self._rank_and_world,
             max_staleness=self.max_staleness,
-            lost_share=self.faults.share,
             after_sync=after_sync,
             greedy_baseline=greedy_baseline,
             forks=forks,

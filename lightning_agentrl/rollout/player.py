@@ -9,23 +9,74 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.engines import Engine
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import warn_each
 from lightning_agentrl.episodes.episode import Moment
 from lightning_agentrl.episodes.interaction import WHOLE_EPISODE_TURNS, Interaction
+from lightning_agentrl.episodes.prompt_check import check_prompt
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.session import TOO_LONG, Session
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
-from lightning_agentrl.stalls import reporting
-from lightning_agentrl.types import Sample, StopReason
+from lightning_agentrl.stalls import reporting, waiting_for
+from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason
 
-IN_A_ROW = 5  # default of FaultLimits.in_a_row
 NAMED = 8  # environments that a warning lists by number
+# Episodes over which the share of lost ones is taken: the last ones, but all of a rollout, and at least so many.
+WINDOW, LEAST = 100, 20
 
 Part = Callable[[], Coroutine[Any, Any, object]]  # of what is played
+
+
+@dataclass(frozen=True)
+class FaultLimits:
+    """Faults of environments after which a run stops. Up to then an episode that is lost to one is counted only.
+
+    Args:
+        in_a_row: episodes that one environment may lose without a single turn between them, as if ``reset`` fails
+            again and again.
+        share: largest share of lost ones among the last 100 episodes of all environments, or those of the last rollout
+            if it has more, from 20 episodes on.
+    """
+
+    in_a_row: int = 5
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"data.init_args.faults.share must lie between 0 and 1, got {self.share}")
+
+    def count(self, before: Sequence[bool], rollout: Rollout) -> list[bool]:
+        """Return whether each of the last episodes was lost, the same on all ranks; every rank must call it.
+
+        Args:
+            before: of the episodes before this rollout.
+            rollout: of this rank.
+
+        Raises:
+            EnvError: too many episodes are lost, or there is not a single turn; the same on all ranks.
+        """
+        own: list[bool] = []
+        for turn in rollout.turns:
+            own += [True] * len(turn.lost)
+            if turn.done and turn.stop is not StopReason.ENV_FAULT:
+                own.append(False)
+        parts = all_gather((own, len(rollout)))
+        if not any(rows for _, rows in parts):
+            raise EnvError("lost", "the environments failed in all groups of this rollout")
+        added = [one for part, _ in parts for one in part]  # by rank and environment, so none of them is left out
+        last = [*before, *added][-max(WINDOW, len(added)) :]
+        if len(last) >= LEAST and sum(last) > self.share * len(last):
+            raise EnvError(
+                "lost",
+                f"{sum(last)} of the last {len(last)} episodes were lost to faults of their environments, more than "
+                f"the share of {self.share:g} that data.init_args.faults.share allows; the warnings before say which "
+                "faults",
+            )
+        return last
 
 
 class Watchdog:
@@ -96,7 +147,7 @@ class Player:
         seed: of the run.
         temperature: of sampling.
         context_length: tokens that the model can read; None: any number.
-        in_a_row: episodes that an environment may lose without a turn between them; one more is an error.
+        faults: episodes that may be lost to them.
         moments: takes the states of sessions that may be forked; None: no session is.
         watchdog: warns if sessions are stuck.
     """
@@ -109,7 +160,7 @@ class Player:
     seed: int
     temperature: float = 1.0
     context_length: int | None = None
-    in_a_row: int = IN_A_ROW
+    faults: FaultLimits = FaultLimits()
     moments: dict[tuple[int, int, int], Moment] | None = None
     watchdog: Watchdog = field(default_factory=lambda: Watchdog(0, ""))
 
@@ -148,6 +199,25 @@ class Player:
             place=place,
             context_length=self.context_length,
         )
+
+    def check_prompts(self, context_length: int) -> list[ModelInput]:
+        """Reset an environment of each source; return the first prompts, and refuse those that cannot work.
+
+        Args:
+            context_length: tokens that all models can read.
+
+        Raises:
+            ValueError: one sentence with the key to change.
+        """
+        first = []
+        for kind, source in enumerate(self.pool.sources):
+            session = self.session(kind, 0, lambda _episode: 0)
+            try:
+                with waiting_for(f"the first reset of {source.name}", "setup"):
+                    first.append(check_prompt(session, self.interaction, context_length))
+            finally:
+                self.pool.give_back(kind, session.worker)
+        return first
 
     async def play(self, session: Session, recorder: Recorder) -> str:
         """Play on until the recorder is full.
@@ -205,12 +275,12 @@ class Player:
         lost = session.worker.lost_seeds
         lost.add(session.episode.seed)
         notes = getattr(fault, "__notes__", ())
-        if len(lost) > self.in_a_row:
+        if len(lost) > self.faults.in_a_row:
             episodes = "an episode" if len(lost) == 1 else f"{len(lost)} episodes in a row without a turn between them"
             broken = EnvError(
                 fault.kind,
                 f"environment {session.index} lost {episodes}, more than data.init_args.faults.in_a_row allows "
-                f"({self.in_a_row}); the last one: {fault}",
+                f"({self.faults.in_a_row}); the last one: {fault}",
                 fault.trace,
             )
             for note in notes:

@@ -20,7 +20,7 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import action_rows, row_scores
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.commands.memory import memory_plan
-from lightning_agentrl.commands.plan import DryRun, PlanShown, plan_text, step_rows
+from lightning_agentrl.commands.plan import DryRun, PlanShown, first_prompts, plan_text, step_rows
 from lightning_agentrl.engines import Engine, TransformersEngine, VLLMEngine
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.losses import Bypass, NoCorrection, TruncatedWeights
@@ -337,7 +337,7 @@ def test_the_plan_counts_the_engines_copy_and_says_how_old_turns_are(tmp_path, t
             trainer.fit(agent, make_data(max_staleness=bound))
         data = agent.datamodule
         texts.append(plan_text(trainer, agent))
-        plans.append(memory_plan(agent, data, step_rows(trainer, data, data.collector.first_prompts())))
+        plans.append(memory_plan(agent, data, step_rows(trainer, data, first_prompts(data.collector))))
         data.teardown("fit")
     message = "while the previous one trains; turns at most 1 iterations old"
     assert [message in text for text in texts] == [False, True]

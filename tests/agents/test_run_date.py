@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 
+from lightning_agentrl.commands.plan import first_session
 from lightning_agentrl.rollout import FullMemory, RolloutDataModule, data_module
 from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
 from tests.tiny import CHATML, tiny_model_folder, tiny_tokenizer
@@ -58,7 +59,7 @@ def test_validation_has_the_date_of_its_checkpoint(dated_folder: Path, tmp_path:
 
     class Watch(L.Callback):
         def on_validation_epoch_end(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-            with agent.datamodule.collector.first_session() as session:
+            with first_session(agent.datamodule.collector) as session:
                 watched.append(tiny_tokenizer().decode(session.prompt().input.ids))
 
     trainer = make_trainer(tmp_path, 1, [Watch()], limit_val_batches=None)

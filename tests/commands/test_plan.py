@@ -27,6 +27,7 @@ from lightning_agentrl.commands.plan import (
     DryRun,
     PlanShown,
     example_rows,
+    first_prompts,
     held_out_plays,
     rate_text,
     reference_text,
@@ -164,7 +165,7 @@ def test_a_warm_up_that_outlasts_the_run_is_told(dry_run: Callable[[int], str]) 
 
 
 def rows_of(agent: PPOAgent, data: RolloutDataModule) -> list[Row]:
-    return step_rows(agent.trainer, data, data.collector.first_prompts())
+    return step_rows(agent.trainer, data, first_prompts(data.collector))
 
 
 def test_live_bytes_are_those_that_are_there() -> None:
@@ -263,7 +264,7 @@ def test_weights_gradients_and_optimizer_are_counted(
     assert plan.gradients == trained
     assert plan.optimizer == 2 * trained
     assert plan.peak == plan.program + plan.weights + 3 * trained + plan.activations + plan.holes
-    rows = example_rows(data.collector.first_prompts(), 8, data)
+    rows = example_rows(first_prompts(data.collector), 8, data)
     assert len({row.ids for row in rows}) == 8
     assert plan_micro_batches(rows, agent.compute.max_tokens_per_micro_batch)
     data.teardown("fit")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lightning_agentrl.advantages import GRPO
 from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.commands.plan import first_prompts
 from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, held_out_seeds
 from lightning_agentrl.models.loading import load_tokenizer, read_context_length
 from lightning_agentrl.rollout import (
@@ -244,7 +245,7 @@ def test_every_environment_is_made_once_for_training_and_once_for_validation(con
     assert MADE == {"first": 1, "second": 1}
     check(data, tiny_folder)
     Learner(tiny_folder).connect(data)
-    data.collector.first_prompts()
+    first_prompts(data.collector)
     assert MADE == {"first": 1, "second": 1}
     for _ in range(2):
         data.stream.collect()

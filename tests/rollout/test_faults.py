@@ -32,9 +32,7 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     ValidationConfig,
     WindowMemory,
-    collector,
 )
-from lightning_agentrl.rollout.collector import with_lost
 from lightning_agentrl.rollout.groups import WholeGroups
 from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason, input_of
 from tests.episodes.small_envs import GARBAGE, Walk
@@ -336,10 +334,10 @@ def test_a_share_of_lost_episodes_stops_the_run(tiny_folder):
     share = failed / (failed + sum(turn.stop is StopReason.ENV_DONE for turn in rollout.turns))
     assert 0.1 < share < 0.9
     every = Rollout.concat([rollout] * 8)
-    with_lost([], every, share + 0.05)
+    FaultLimits(share=share + 0.05).count([], every)
     with pytest.raises(EnvError, match=r"of the last \d+ episodes were lost .*data.init_args.faults.share"):
-        with_lost([], every, share - 0.05)
-    with_lost([], rollout, 0.0)  # too few to tell
+        FaultLimits(share=share - 0.05).count([], every)
+    FaultLimits(share=0.0).count([], rollout)  # too few to tell
 
 
 def test_all_environments_of_a_rollout_count_for_the_share_of_lost_episodes():
@@ -349,9 +347,9 @@ def test_all_environments_of_a_rollout_count_for_the_share_of_lost_episodes():
     turns = [samples.turn(env=env, **(fault if env >= 300 else end)) for env in range(400)]
     rows = [Sample((samples.prompt(1), samples.action(2)), (one,)) for one in turns]
     rollout = Rollout.from_samples(rows)
-    with_lost([], rollout, 0.26)
+    FaultLimits(share=0.26).count([], rollout)
     with pytest.raises(EnvError, match="100 of the last 400 episodes were lost"):
-        with_lost([], rollout, 0.24)
+        FaultLimits(share=0.24).count([], rollout)
 
 
 def test_a_resumed_run_counts_lost_episodes_on(tiny_folder):
@@ -545,7 +543,7 @@ def test_a_rank_without_a_turn_goes_on_and_notes_its_faults_later(tiny_folder, m
             return [data.stream.collect() for _ in range(rollouts)], data.state_dict()
 
     whole, _ = collected(0, 1, 2)
-    monkeypatch.setattr(collector, "with_lost", lambda *arguments: [])  # asks all ranks
+    monkeypatch.setattr(FaultLimits, "count", lambda *arguments: [])  # asks all ranks
     (first, second), _ = collected(0, 2, 2)
     assert (len(first), lost(second)["OSError"]) == (0, 4)
     assert story(first) + story(collected(1, 2, 1)[0][0]) == story(whole[0])
@@ -557,7 +555,7 @@ def test_a_rank_without_a_turn_goes_on_and_notes_its_faults_later(tiny_folder, m
 
 def test_a_rollout_without_a_turn_on_any_rank_stops_the_run():
     with pytest.raises(EnvError, match="the environments failed in all groups of this rollout"):
-        with_lost([], Rollout.from_samples([]), 1.0)
+        FaultLimits(share=1.0).count([], Rollout.from_samples([]))
 
 
 class OnceLost(Scripted):
