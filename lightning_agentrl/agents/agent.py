@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated
-from lightning_agentrl.agents.checks import check_rounded, check_run, choose_correction
+from lightning_agentrl.agents.checks import check_keys, check_rounded, check_run, choose_correction
 from lightning_agentrl.agents.engine_check import EngineCheck
 from lightning_agentrl.agents.hooks import Attempt, play_held_out, show_engine, show_rollout
 from lightning_agentrl.agents.metrics_of_run import (
@@ -30,7 +30,6 @@ from lightning_agentrl.agents.optim import Optim, Steps, prepare_strategy
 from lightning_agentrl.agents.resume import begin_run, load_agent, save_agent, settings_of
 from lightning_agentrl.agents.scoring import Needs, naming_missing, policy_handle, reader_for, score_for_update
 from lightning_agentrl.agents.selection import corrected, lost_rows, select, without_not_finite, without_rows
-from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.agents.update import CurrentScores, compute_gradient, take_step
 from lightning_agentrl.distributed import Ranks, raise_once
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection

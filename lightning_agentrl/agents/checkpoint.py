@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from lightning_agentrl.agents.checkpoint_code import check_folder
-from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.sharding import in_lockstep
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, one_line
 from lightning_agentrl.errors.foreign_messages import disk_full, not_plain, out_of_memory
 from lightning_agentrl.run_files import version_of

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.sharding import in_lockstep
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.kernels import (

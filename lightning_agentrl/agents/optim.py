@@ -22,7 +22,7 @@ from lightning_agentrl.agents.finite import FiniteSteps
 from lightning_agentrl.agents.hooks import Attempt, StepGuard, Verdict, decide
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Models
-from lightning_agentrl.agents.zero import GradientWatch, GroupedAdamW, is_grouped, prepare_zero
+from lightning_agentrl.agents.sharding import GradientWatch, GroupedAdamW, is_grouped, prepare_zero
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.errors import RunStoppedError
 from lightning_agentrl.rollout import RolloutSource

@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 from torch import Tensor
 
 from lightning_agentrl.agents.models import Models
-from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.sharding import in_lockstep
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import of_first_tokens

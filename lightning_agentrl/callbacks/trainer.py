@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 
 from lightning_agentrl.agents.checkpoint import CheckpointedTrainer
-from lightning_agentrl.agents.trainer_keys import refuse_foreign_keys
+from lightning_agentrl.agents.checks import refuse_foreign_keys
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints

@@ -33,8 +33,8 @@ import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint import CheckpointedTrainer, exists, last_good_checkpoint
-from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.agents.trainer_keys import check_keys, refuse_foreign_keys
+from lightning_agentrl.agents.checks import check_keys, refuse_foreign_keys
+from lightning_agentrl.agents.sharding import check_strategy
 from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.run_checkpoints import WORDS, named_checkpoint
 from lightning_agentrl.callbacks.run_folder import RunRecord

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.scoring import policy_handle
-from lightning_agentrl.agents.zero import zero_stage
+from lightning_agentrl.agents.sharding import zero_stage
 from lightning_agentrl.models.allocator import resident_bytes, trim
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
 from lightning_agentrl.models.lora import has_adapters

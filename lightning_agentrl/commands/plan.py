@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.optim import Schedule, planned_steps
-from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.sharding import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.run_folder import count_parameters
 from lightning_agentrl.commands.memory import Rows, free_memory, memory_plan, suggested_budget

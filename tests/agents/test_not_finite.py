@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_agentrl.agents import Verdict
 from lightning_agentrl.agents.finite import FiniteSteps
 from lightning_agentrl.agents.selection import corrected, without_not_finite
-from lightning_agentrl.agents.zero import GradientWatch
+from lightning_agentrl.agents.sharding import GradientWatch
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.errors import RunStoppedError
 from lightning_agentrl.losses import TruncatedWeights

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
 from lightning_agentrl.agents.scoring import Reader, action_rows
-from lightning_agentrl.agents.strategies import check_mesh, check_strategy
+from lightning_agentrl.agents.sharding import check_mesh, check_strategy
 from lightning_agentrl.agents.update import micro_batch_losses
 from lightning_agentrl.losses import aggregate
 from lightning_agentrl.models.critic import SeparateCritic

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from lightning_agentrl import Trainer
-from lightning_agentrl.agents.trainer_keys import check_keys
+from lightning_agentrl.agents.checks import check_keys
 from lightning_agentrl.callbacks import RunCheckpoints
 from tests.agents.harness import make_agent, make_data, make_trainer
 

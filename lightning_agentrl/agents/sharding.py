@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO: its engine accumulates and partitions gradients, and one optimizer steps group by group.
+"""Strategies that share models out over ranks: which are supported, and how DeepSpeed ZeRO takes part in an update.
 
 ZeRO gives the step of each parameter group to the optimizer that it wraps, with this rank's share of the group as one
 flat tensor. So what is done per group, clipping it and holding it still in the warm-up, is done inside that optimizer.
@@ -10,15 +10,74 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
-from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
 from torch import Tensor, nn
 
 from lightning_agentrl.distributed import sum_over_ranks
 
+FSDP2 = "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: {data_parallel_size: %d, tensor_parallel_size: 1}}"  # noqa: E501
 STAGES = (1, 2)
-PRECISIONS = ("32-true", "bf16-mixed")
+ZERO_PRECISIONS = ("32-true", "bf16-mixed")
+
+
+def in_lockstep(strategy: Strategy) -> bool:
+    """Return whether every forward and backward pass needs all ranks, as it does where weights are sharded."""
+    return isinstance(strategy, ModelParallelStrategy | DeepSpeedStrategy)
+
+
+def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
+    """Refuse strategies, or settings of them, that would compute something else or were never tried.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    strategy, processes = trainer.strategy, trainer.num_devices * trainer.num_nodes
+    if isinstance(strategy, ModelParallelStrategy):
+        if lora:
+            raise ValueError(
+                "LoRA under ModelParallelStrategy is not supported, since its models share one frozen base; use "
+                "trainer.strategy 'ddp', or remove model.init_args.lora"
+            )
+        if trainer.precision == "bf16-true":
+            raise ValueError(
+                "trainer.precision 'bf16-true' under ModelParallelStrategy is not supported; bf16-mixed gathers "
+                "weights in bfloat16 and keeps float32 shares of them"
+            )
+    elif isinstance(strategy, FSDPStrategy):
+        raise ValueError(
+            "trainer.strategy FSDPStrategy, the first version of FSDP, adds up gradients of micro-batches wrongly; use "
+            f"the second: {FSDP2 % processes}"
+        )
+    elif isinstance(strategy, DeepSpeedStrategy):
+        check_zero(strategy, trainer.precision, lora)
+    elif not isinstance(strategy, DDPStrategy | SingleDeviceStrategy):
+        raise ValueError(
+            f"trainer.strategy {type(strategy).__name__} is not supported; use 'auto' for one process, 'ddp' for "
+            f"several, or for models that do not fit on one device {FSDP2 % processes}"
+        )
+
+
+def check_mesh(strategy: Strategy) -> None:
+    """Refuse to split weights by tensors, as FSDP2 does by default. Call it once processes have started.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    if isinstance(strategy, ModelParallelStrategy) and (parts := strategy.device_mesh["tensor_parallel"].size()) != 1:
+        raise ValueError(
+            f"ModelParallelStrategy with tensor_parallel_size {parts} would split the vocabulary, and Σπ² needs whole "
+            f"logits; set trainer.strategy to {FSDP2 % (parts * strategy.device_mesh['data_parallel'].size())}"
+        )
 
 
 class GroupedAdamW(torch.optim.AdamW):
@@ -132,10 +191,10 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
             f"DeepSpeedStrategy with stage {zero.get('stage')} is not supported; set trainer.strategy.init_args.stage "
             f"to one of {', '.join(map(str, STAGES))}, or use ModelParallelStrategy"
         )
-    if precision not in PRECISIONS:
+    if precision not in ZERO_PRECISIONS:
         raise ValueError(
             f"trainer.precision '{precision}' under DeepSpeedStrategy would round all weights, the value head too; "
-            f"use one of {', '.join(PRECISIONS)}"
+            f"use one of {', '.join(ZERO_PRECISIONS)}"
         )
     if config.get("gradient_clipping"):
         raise ValueError(
