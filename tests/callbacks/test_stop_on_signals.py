@@ -181,7 +181,7 @@ def test_an_engine_that_never_answers_is_left(tmp_path: Path, exact_folder: Path
 
 
 @pytest.mark.slow
-def test_a_proof_of_the_engine_is_left_with_the_weights_as_they_were(
+def test_a_check_of_the_engine_is_left_with_the_weights_as_they_were(
     tmp_path: Path, exact_folder: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, generate = 0, TransformersEngine.generate
@@ -196,8 +196,8 @@ def test_a_proof_of_the_engine_is_left_with_the_weights_as_they_were(
     with monkeypatch.context() as here:
         here.setattr(TransformersEngine, "generate", of_engine)
         with pytest.raises(Stopped):
-            run(tmp_path, exact_folder, "windowed", StopOnSignals())
-    assert asked <= 32  # not proven to the end
+            run(tmp_path, exact_folder, "windowed", StopOnSignals(), EngineCheck())
+    assert asked <= 16  # not compared to the end
     (saved,) = tmp_path.glob("stopped-0.ckpt")
     assert_same_end(whole("windowed") / "last.ckpt", run(tmp_path, exact_folder, "windowed", start=saved))
     assert turns(whole("windowed")) == turns(tmp_path)
