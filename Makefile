@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-oldest test-newest test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-figures gpu-wheels clean
+.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-oldest test-newest test-openenv test-suites test-wheel chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-figures gpu-wheels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,10 +91,6 @@ test-wheel: ## build the wheel, install it in a clean environment, write a new p
 		agentrl fit --config quickstart --print_config > /dev/null; \
 		agentrl fit --config config.yaml --trainer.max_epochs 4 --data.init_args.num_envs 4 \
 			--data.init_args.mini_batch_turns 8 --data.init_args.validation.episodes 2
-
-sentences: install ## write anew what the command says to wrong input, tests/golden/sentences.txt
-	rm -f tests/golden/sentences.txt
-	REWRITE_SENTENCES=1 $(BIN)/pytest -q -n 0 -m "" tests/commands/test_cli.py
 
 test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)

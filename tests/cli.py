@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from lightning_agentrl.commands import main as commands
-from tests.golden import check_wording
 
 Config = dict[str, Any]
 Command = Callable[..., tuple[int, str]]  # gives the exit code and standard error
@@ -88,7 +87,6 @@ def sentence(result: tuple[int, str]) -> str:
     sentences = [line for line in text.splitlines() if line.startswith("agentrl: ")]
     assert len(sentences) == 1
     assert text.rstrip().endswith(sentences[0])
-    check_wording(sentences[0].removeprefix("agentrl: "))
     return sentences[0].removeprefix("agentrl: ")
 
 

@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch.callbacks import ProgressBar
 
 from lightning_agentrl.advantages import Forked
-from lightning_agentrl.commands.room_to_write import make_room_for
+from lightning_agentrl.commands.files import PAGE, make_room_for
+from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.commands.run_config import RunConfigCLI
-from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import RolloutSource
 from lightning_agentrl.run_files import FACTS, one_run
@@ -51,12 +51,6 @@ class AuditCLI(RunConfigCLI):
         trainer.max_steps, trainer.max_time = -1, None
         super().before_instantiate_classes()
 
-    def _config_error(self, error: BaseException, playing: bool) -> ConfigError | None:
-        found = super()._config_error(error, playing)
-        if found is None or found.problem.key != "ckpt_path":
-            return found
-        return ConfigError(replace(found.problem, what=f"{found.problem.what} (argument --checkpoint)", key=""))
-
     def audit(self) -> tuple[Audit, list[dict[str, Any]]]:
         """Play and compare; return what was found, and the turns as a page shows them."""
         trainer = cast(Any, self.trainer)
@@ -65,13 +59,16 @@ class AuditCLI(RunConfigCLI):
         kept = [each for each in trainer.callbacks if isinstance(each, ProgressBar | RolloutSource)]
         trainer.callbacks, trainer.loggers = [*kept, callback], []
 
-        def run() -> None:
-            try:
+        try:
+            with guarded(self, "fit"):
                 trainer.fit(self.model, self.datamodule, ckpt_path=self.checkpoint)
-            except Audited:
-                self.datamodule.teardown("fit")
-
-        self._guarded("fit", run)
+        except Audited:
+            pass
+        except ConfigError as error:
+            if error.problem.key != "ckpt_path":
+                raise
+            what = f"{error.problem.what} (argument --checkpoint)"
+            raise ConfigError(replace(error.problem, what=what, key="")) from error
         if callback.found is None:
             raise ConfigError(f"the run ended before a rollout from '{self.checkpoint}' was played")
         return callback.found, callback.records

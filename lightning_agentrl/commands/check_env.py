@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_agentrl.commands.room_to_write import make_room_for, write
-from lightning_agentrl.commands.written_over import PAGE
+from lightning_agentrl.commands.files import PAGE, make_room_for, write
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.tools.check_env.certificate import Certificate, certify, recipe_of

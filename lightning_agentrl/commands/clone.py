@@ -13,7 +13,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning_agentrl.agents import CloneAgent
 from lightning_agentrl.agents.clone import FALLING, LR
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
-from lightning_agentrl.commands.room_to_write import make_folder
+from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import Expert, Recorded
@@ -80,7 +80,7 @@ class CloneCLI(RunConfigCLI):
             raise ConfigError(f"--lr must be above 0, got {config.lr}")
         if not 0 < config.action_share <= 1:
             raise ConfigError(f"--action_share must be above 0 and at most 1, got {config.action_share}")
-        make_folder(out, "--out")
+        out.mkdir(parents=True, exist_ok=True)
         config.trainer.default_root_dir = str(out)
 
     def clone(self) -> None:
@@ -104,7 +104,8 @@ class CloneCLI(RunConfigCLI):
         loop = trainer.fit_loop
         loop.max_epochs, loop.epoch_loop.max_steps = math.ceil(settings.steps / data.steps_per_iteration), -1
         data.validation = replace(data.validation, every=0)  # before and after is enough
-        self._guarded("fit", lambda: trainer.fit(self.model, data))
+        with guarded(self, "fit"):
+            trainer.fit(self.model, data)
 
 
 def run(args: ArgsType) -> None:

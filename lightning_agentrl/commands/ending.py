@@ -1,95 +1,177 @@
-"""How a command ends: a sentence, or labelled lines on a terminal, and the exit code."""
+"""How a command ends: one sentence for an error that a user can fix, and the exit code."""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import re
 import select
-import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lightning_agentrl.commands.failures import explained
-from lightning_agentrl.commands.places import places_of
 from lightning_agentrl.errors import (
+    CheckpointNotSavedError,
     ConfigError,
     EngineGoneError,
     EngineMismatchError,
     EnvError,
+    Problem,
     RunStoppedError,
     causes,
+    one_line,
 )
-from lightning_agentrl.errors.problem import LABELS
+from lightning_agentrl.errors.config_errors import Given
+from lightning_agentrl.errors.foreign_messages import disk_full, out_of_memory
 
-_BOLD, _DIM, _RED, _OFF = "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
+_NOISE = (
+    r".*isinstance\(treespec, LeafSpec\).*",  # between lightning and torch
+    r".*is not supported by the model summary.*",
+    r".*does not have many workers.*",  # the stream is not a DataLoader
+    r".*Checkpoint directory .* exists and is not empty.*",  # a second run in one folder is fine
+)
+_TOKENS = "model.init_args.compute.max_tokens_per_micro_batch"
+_BATCH = "the engine's batch (data.init_args.engine.init_args.max_batch)"
+_LESS_MODEL = (
+    "use a smaller model (model.init_args.model), LoRA (model.init_args.lora), SharedCritic (model.init_args.critic) "
+    "or model.init_args.kl.reward 0, which keeps no copy of the initial policy"
+)
+_LESS_MEMORY = {  # by the stage in which it ran out
+    "load": _LESS_MODEL,
+    "collect": f"lower {_BATCH}, data.init_args.num_envs or data.init_args.prompt.max_prompt_tokens",
+    "score": f"lower {_TOKENS}",
+    "update": f"lower {_TOKENS}, set model.init_args.compute.gradient_checkpointing to true, or {_LESS_MODEL}",
+    "validate": f"lower {_BATCH} or data.init_args.validation.num_envs",
+}
+_ANY_STAGE = f"while collecting, {_LESS_MEMORY['collect']}; in training, {_LESS_MEMORY['update']}"
+_NO_ACCESS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ELOOP,
+    errno.EFBIG,
+)
+
+
+def leave_out_noise() -> None:
+    """Hide warnings of libraries that a user cannot act on."""
+    from transformers.utils import logging as transformers_logging  # slow
+
+    transformers_logging.disable_progress_bar()
+    for pattern in _NOISE:
+        warnings.filterwarnings("ignore", message=pattern)
+    tips = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    tips.addFilter(lambda record: not re.search("litlogger|litmodels", record.getMessage()))
 
 
 @contextmanager
 def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
-    """Exit with a sentence and code 2 on wrong input, 130 on Ctrl-C, 1 on an error of environments or of the engine and
-    after a run that stopped itself; with 141, and without a word unless a run was training, when the reader of the
-    output has gone, as `head` does.
+    """Exit with a sentence and code 2 on wrong input, 130 on Ctrl-C, 141 if the reader of the output has gone.
 
-    Bugs keep their traceback.
+    Exit with 1 on an error of an environment or the engine, and after a run that stopped itself. Other errors keep
+    their traceback.
 
     Args:
         arguments: of the command, in which a wrong key is looked up; those of the process if None.
     """
     try:
-        try:
-            yield
-        except SystemExit:  # also of a parser that has shown its help
-            _flush()
-            raise
-        _flush()
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()  # later, an error could not be reported
     except KeyboardInterrupt as stop:
-        _write([f"agentrl: {str(stop) or 'stopped'}"])
+        _write(f"agentrl: {str(stop) or 'stopped'}")
         sys.exit(130)
     except Exception as error:
         if lost_reader(error):
             if notes := _notes(error):
-                _write([f"agentrl: nobody reads the output any more; {'; '.join(notes)}"])
+                _write(f"agentrl: nobody reads the output any more; {'; '.join(notes)}")
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains as it ends
             sys.exit(128 + signal.SIGPIPE)
         wrong_input = error if isinstance(error, ConfigError) else explained(error)
         if wrong_input is not None:
-            _show(wrong_input, sys.argv[1:] if arguments is None else arguments)
+            places = _places(wrong_input.problem, sys.argv[1:] if arguments is None else arguments)
+            _write(f"agentrl: {wrong_input.problem.sentence(places, _notes(wrong_input))}")
             sys.exit(2)
         if not isinstance(error, EnvError | EngineGoneError | EngineMismatchError | RunStoppedError):
             raise
-        trace = error.trace if isinstance(error, EnvError) else ""
-        sentence = f"agentrl: {error}" + "".join(f" ({note})" for note in _notes(error))
-        _write([*trace.rstrip("\n").splitlines(), sentence])
+        trace = f"{error.trace.rstrip()}\n" if isinstance(error, EnvError) and error.trace else ""
+        _write(f"{trace}agentrl: {error}" + "".join(f" ({note})" for note in _notes(error)))
         sys.exit(1)
 
 
+def explained(error: BaseException, stage: str = "") -> ConfigError | None:
+    """Return a sentence for an error that a user can fix; None for all others, which need their traceback.
+
+    Args:
+        error: what ended the run, not a ConfigError.
+        stage: stage of :class:`StageClock` that raised it, or ``load``; empty if unknown.
+    """
+    if isinstance(error, EnvError):
+        problem = Problem(str(error)) if error.kind == "contract" else None
+    else:
+        problem = next(filter(None, (_memory(cause, stage) or _disk(cause) for cause in causes(error))), None)
+    if problem is None:
+        return None
+    config_error = ConfigError(problem)
+    config_error.__cause__ = error
+    return config_error
+
+
 def lost_reader(error: BaseException) -> bool:
-    """Return whether an error says that nobody reads the output of the process any more, not another pipe."""
+    """Return whether the reader of the process's output has gone, as `head` does."""
     if not any(isinstance(cause, BrokenPipeError) for cause in causes(error)):
         return False
     try:
         polled = select.poll()
-        polled.register(sys.stdout, 0)  # errors are told without being asked for
+        polled.register(sys.stdout, 0)  # errors are reported without being asked for
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in polled.poll(0))
-    except (TypeError, ValueError, OSError):  # the output is none of the system
+    except (TypeError, ValueError, OSError):  # the output is no file of the system
         return False
 
 
-def _flush() -> None:
-    """Write what was printed: as the process ends, it would be too late to say that it cannot be."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
+def _memory(error: BaseException, stage: str) -> Problem | None:
+    if not (device := out_of_memory(error)):
+        return None
+    what = f"out of memory on the {device}" + (f" in stage {stage}" if stage else "")
+    first = one_line(str(error)).split(". ")[0]
+    return Problem(f"{what}: {first}" if first else what, fix=_LESS_MEMORY.get(stage, _ANY_STAGE))
 
 
-def _show(error: ConfigError, arguments: Sequence[str]) -> None:
-    """Write an error to standard error."""
-    places, notes = places_of(error.problem, arguments), _notes(error)
-    if sys.stderr.isatty():
-        lines = error.problem.lines(places, notes, shutil.get_terminal_size().columns)
-        _write(lines if os.environ.get("NO_COLOR") else _coloured(lines))
-    else:
-        _write([f"agentrl: {error.problem.sentence(places, notes)}"])
+def _disk(error: BaseException) -> Problem | None:
+    """Describe a file that cannot be written: the disk is full, or its folder may not be used."""
+    if not isinstance(error, OSError):
+        return None
+    before = ""
+    if isinstance(error, CheckpointNotSavedError):
+        before = f"; continue with --ckpt_path {error.before}" if error.before else "; there is no checkpoint yet"
+    if disk_full(error) and not error.filename:  # the system does not say which
+        return Problem("the disk is full", fix="free some space where the run, its loggers and callbacks write")
+    if disk_full(error):
+        fix = "free some space there, or give what writes there (the run, a logger, a callback) another folder"
+        if isinstance(error, CheckpointNotSavedError):
+            fewer = "keep fewer checkpoints (RunCheckpoints: every_n_epochs, keep)"
+            fix = f"free some space, choose another folder (trainer.default_root_dir), or {fewer}{before}"
+        return Problem(f"the disk is full, cannot write '{error.filename}'", fix=fix)
+    if isinstance(error, CheckpointNotSavedError):
+        what = f"the disk did not keep the checkpoint '{error.filename}': what is read back is not what was written"
+        return Problem(what, fix=f"choose another folder (trainer.default_root_dir){before}")
+    if error.filename and error.errno in _NO_ACCESS:
+        fix = "choose another folder (trainer.default_root_dir, the logger's save_dir, ModelCheckpoint's dirpath)"
+        return Problem(f"'{error.filename}' cannot be used: {error.strerror}", fix=fix)
+    return None
+
+
+def _places(problem: Problem, arguments: Sequence[str]) -> list[str]:
+    try:
+        return Given(arguments).places(problem)
+    except ConfigError:  # a file that cannot be read is reported elsewhere
+        return []
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -97,19 +179,7 @@ def _notes(error: BaseException) -> list[str]:
     return list(dict.fromkeys(note for cause in causes(error) for note in getattr(cause, "__notes__", ())))
 
 
-def _coloured(lines: Sequence[str]) -> list[str]:
-    head = lines[0].replace("agentrl:", f"{_RED}agentrl:{_OFF}{_BOLD}", 1) + _OFF
-    return [head, *(_dimmed(line) for line in lines[1:])]
-
-
-def _dimmed(line: str) -> str:
-    """Make a line's label, if it has one, less prominent than its text."""
-    label = next((label for label in LABELS if line.startswith(f"  {label} ")), "")
-    width = len(line) - len(line[len(label) + 2 :].lstrip())
-    return f"{_DIM}{line[:width]}{_OFF}{line[width:]}" if label else line
-
-
-def _write(lines: Sequence[str]) -> None:
-    """Write all lines at once, since several processes may write."""
-    sys.stderr.write("\n".join(lines) + "\n")
+def _write(text: str) -> None:
+    """Write everything at once, since several processes may write."""
+    sys.stderr.write(text.rstrip("\n") + "\n")
     sys.stderr.flush()

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from lightning_agentrl.agents.checkpoint import METADATA, OF_ZERO, damage
 from lightning_agentrl.agents.checkpoint_code import check_folder, read_metadata
 from lightning_agentrl.agents.resume import KEY
-from lightning_agentrl.commands.model_argument import naming_argument
+from lightning_agentrl.commands.files import naming_argument
 from lightning_agentrl.errors.foreign_messages import not_plain
 from lightning_agentrl.models.export import DRAFT, export_policy, load_policy, take_weights
 from lightning_agentrl.models.loading import load_tokenizer

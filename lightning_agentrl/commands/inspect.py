@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.callbacks.turn_log import turn_records
-from lightning_agentrl.commands.looking import LookCLI
+from lightning_agentrl.commands.run_config import LookCLI
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.prompts.parser import named, spellings

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -16,13 +14,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from lightning_agentrl import __version__
-from lightning_agentrl.commands.check_files import check_files
 from lightning_agentrl.commands.ending import one_line_errors
-from lightning_agentrl.commands.failures import file_fault
-from lightning_agentrl.commands.places import SUBCOMMANDS
-from lightning_agentrl.commands.shipped import with_shipped_configs
-from lightning_agentrl.errors import ConfigError, Usage, explain, unknown_command
-from lightning_agentrl.errors.unknown import empty_argument
+from lightning_agentrl.commands.files import with_shipped_configs
+from lightning_agentrl.errors import ConfigError, Problem, closest
+from lightning_agentrl.errors.config_errors import options_of
 from lightning_agentrl.models.allocator import keep_freed_memory
 
 HELP = """usage: agentrl COMMAND [OPTIONS]
@@ -58,7 +53,7 @@ examples
   agentrl fit --config quickstart --dry-run       show sizes, memory and one prompt, then stop
   agentrl fit --config quickstart --quiet         show warnings and results only
   agentrl fit --config quickstart --print_config  print every key with its value
-  agentrl fit --model.help PPOAgent               list the keys of a class; also --data.help
+  agentrl fit --model.help PPOAgent               list the keys of a class
   agentrl validate --config quickstart --ckpt_path last
   agentrl view runs/quickstart
   agentrl COMMAND --help                          list the arguments of a command
@@ -120,7 +115,7 @@ def audit_critic(
         out: file of the page. Default: audit.html in the folder of the run.
     """
     from lightning_agentrl.commands.audit_critic import audit_run
-    from lightning_agentrl.commands.quiet import leave_out_noise
+    from lightning_agentrl.commands.ending import leave_out_noise
 
     leave_out_noise()
     print(audit_run(Path(run), checkpoint, branches, every, None if out is None else Path(out)))
@@ -192,8 +187,8 @@ def play(
         kwargs: arguments of the environment, such as '{highest: 9}'.
         seed: seed of the first episode.
     """
+    from lightning_agentrl.commands.ending import leave_out_noise
     from lightning_agentrl.commands.play import play_environment
-    from lightning_agentrl.commands.quiet import leave_out_noise
 
     leave_out_noise()
     play_environment(id, None if config is None else Path(config), model, kwargs or {}, seed)
@@ -273,7 +268,7 @@ def new(folder: str) -> None:
     print(f"written to {folder}: {', '.join(names)}\nnext: cd {there} && agentrl fit --config config.yaml --dry-run")
 
 
-OF_A_RUN = (*SUBCOMMANDS, "verify-engine", "inspect", "clone")  # commands with the config of a run
+OF_A_RUN = ("fit", "validate", "verify-engine", "inspect", "clone")  # commands with the config of a run
 OWN: dict[str, Callable[..., None]] = {
     command.__name__.replace("_", "-"): command
     for command in (new, play, view, export, replay, audit_critic, bisect, serve, check_env, serve_env)
@@ -285,95 +280,73 @@ MAY_FOLLOW = {"view": ("other", "folder of a second run, to compare")}  # option
 def main() -> None:
     """Run the command of this process."""
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-        # No byte that is typed, and no text of a game, ends a command. What was read before, by who calls it, stays.
+        # no byte that is typed, and no text of a game, ends a command
         if isinstance(stream, io.TextIOWrapper):
             with suppress(io.UnsupportedOperation):
                 stream.reconfigure(errors=errors)
-    arguments = sys.argv[1:] = _with_negative_numbers(with_shipped_configs(sys.argv[1:]))
     with one_line_errors():
+        arguments = [FLAGS.get(argument, argument) for argument in sys.argv[1:]]
         if not arguments or arguments[0] in ("-h", "--help"):
             print(HELP, end="")
             return
         if arguments[0] == "--version":
             print(f"agentrl {__version__}")
             return
-        try:
-            here = os.getcwd()
-        except FileNotFoundError:
-            raise ConfigError("the working folder was removed; go to one that exists, with cd") from None
-        if here not in sys.path:
-            sys.path.append(here)  # a user's own module is where the command is run
+        sys.path.append("")  # a user's own module is where the command is run
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return
         if arguments[0] not in OF_A_RUN:
-            raise ConfigError(unknown_command(arguments[0], (*OF_A_RUN, *OWN)))
-        if any(argument.split("=")[0].endswith(".help") for argument in arguments):
-            from lightning_agentrl.commands import fit  # noqa: F401 - imports the classes that can be named
-            from lightning_agentrl.commands.class_help import class_help
-
-            if text := class_help(arguments[1:]):
-                print(text, end="")
-                return
-        arguments = [FLAGS.get(argument, argument) for argument in arguments]
-        check_files(arguments[1:])  # what follows takes seconds
+            known = (*OF_A_RUN, *OWN)
+            if arguments[0].startswith("-"):
+                raise ConfigError(Problem("the command is missing", suggestion=f"agentrl fit {arguments[0]} ..."))
+            what = f"there is no command '{arguments[0]}'"
+            raise ConfigError(Problem(what, known=known, suggestion=closest(arguments[0], known)))
+        sys.argv[1:] = arguments = with_shipped_configs(arguments)
+        from lightning_agentrl.commands.ending import leave_out_noise
         from lightning_agentrl.commands.fit import run
-        from lightning_agentrl.commands.quiet import leave_out_noise
 
         keep_freed_memory()
         leave_out_noise()
-        if arguments[0] not in SUBCOMMANDS:
-            import_module(f"lightning_agentrl.commands.{arguments[0].replace('-', '_')}").run(arguments[1:])
-            return
-        sys.argv[1:] = arguments
-        run()
-
-
-def _with_negative_numbers(arguments: Sequence[str]) -> list[str]:
-    """Return arguments in which a number such as -1e-5 is joined to the option before it; the parser would take it for
-    an option.
-    """
-    joined: list[str] = []
-    for argument in arguments:
-        after_option = bool(joined) and joined[-1].startswith("--") and "=" not in joined[-1]
-        if after_option and re.fullmatch(r"-(\d+\.?\d*|\.\d+)[eE][-+]?\d+", argument):
-            joined[-1] += f"={argument}"
+        if arguments[0] in ("fit", "validate"):
+            run()
         else:
-            joined.append(argument)
-    return joined
+            import_module(f"lightning_agentrl.commands.{arguments[0].replace('-', '_')}").run(arguments[1:])
 
 
 def _run_own(command: str, arguments: Sequence[str]) -> None:
-    from jsonargparse import ArgumentParser
+    """Run a command whose arguments are those of a function."""
+    from jsonargparse import ArgumentError, ArgumentParser
 
     function, (follows, about) = OWN[command], MAY_FOLLOW.get(command, ("", ""))
-    taken = inspect.signature(function).parameters.values()
-    alone = [each.name for each in taken if each.default is each.empty]
-    named = [each.name for each in taken if each.name not in (*alone, follows, OPTIONS)]
-    written = " ".join(["agentrl", command, *map(str.upper, alone), *([f"[{follows.upper()}]"] if follows else [])])
-    usage = Usage((*alone, *([follows] if follows else [])), written)
-
-    class Parser(ArgumentParser):
-        def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
-            raise ConfigError(explain(message, ex, named, usage)) from ex
-
-    about_it = function.__doc__ and function.__doc__.splitlines()[0]
-    parser = Parser(prog=f"agentrl {command}", description=about_it, allow_abbrev=False)
+    own, options = list(arguments), dict[str, Any]()
+    names = list(inspect.signature(function).parameters)
+    if OPTIONS in names and "--" in own:
+        at = own.index("--")
+        own, options = own[:at], {OPTIONS: own[at + 1 :]}
+    for name, _ in options_of(own):
+        if name.split(".")[0] not in (*names, "help"):
+            meant = closest(name, names)
+            raise ConfigError(Problem(f"there is no option '--{name}'", suggestion=f"--{meant}" if meant else ""))
+    parser = ArgumentParser(
+        prog=f"agentrl {command}",
+        description=function.__doc__ and function.__doc__.splitlines()[0],
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
     parser.add_function_arguments(function, as_positional=True, skip={OPTIONS, follows})
     if follows:
         parser.add_argument(follows, nargs="?", type=str | None, default=None, help=about)
-    own, options = list(arguments), {}
-    if OPTIONS in inspect.signature(function).parameters and "--" in own:
-        at = own.index("--")
-        own, options = own[:at], {OPTIONS: own[at + 1 :]}
-    settings = parser.parse_args([FLAGS.get(argument, argument) for argument in own]).as_dict()
-    for name in (name for name, value in settings.items() if value == ""):  # of a variable of the shell that is not set
-        raise ConfigError(empty_argument(name, usage))
+    try:
+        settings = parser.parse_args(own).as_dict()
+    except ArgumentError as error:
+        raise ConfigError(f"{str(error).splitlines()[0]}; see agentrl {command} --help") from error
     try:
         function(**settings, **options)
-    except ConfigError:  # knows the place
+    except ConfigError:  # has its place
         raise
     except OSError as error:
-        raise ConfigError(file_fault(error)) from error
+        what = f"'{error.filename}' cannot be used: {error.strerror}" if error.filename else str(error)
+        raise ConfigError(what) from error
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error

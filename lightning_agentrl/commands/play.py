@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 
-from lightning_agentrl.commands.model_argument import naming_argument
+from lightning_agentrl.commands.files import naming_argument
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import load_tokenizer, read_context_length, read_images

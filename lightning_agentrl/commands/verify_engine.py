@@ -14,9 +14,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.engine_check import comparison_of
-from lightning_agentrl.commands.looking import LookOnce, validate_until_looked
-from lightning_agentrl.commands.places import options
-from lightning_agentrl.commands.run_config import RunConfigCLI
+from lightning_agentrl.commands.guarded import guarded
+from lightning_agentrl.commands.run_config import LookOnce, RunConfigCLI, validate_until_looked
+from lightning_agentrl.errors.config_errors import options_of
 from lightning_agentrl.metrics.mismatch import EXACT, ROUGH, Bounds
 from lightning_agentrl.tools.engine_causes import likely_cause
 
@@ -77,7 +77,7 @@ class VerifyCLI(RunConfigCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
         super().parse_arguments(parser, args)
-        self._compare_exactly(dict(options(self.given)))
+        self._compare_exactly(dict(options_of(self.given)))
 
     def _compare_exactly(self, given: Collection[str]) -> None:
         """Let trainer and engine compute in float32, unless the command line says otherwise; rounding hides much."""
@@ -94,8 +94,8 @@ class VerifyCLI(RunConfigCLI):
         trainer, settings = cast(Any, self.trainer), self.settings
         callback = LookOnce(lambda agent: verified(agent, settings.bound, settings.mean_bound))
         trainer.callbacks, trainer.loggers = [callback], []
-        start = self.start.ckpt_path
-        self._guarded("validate", lambda: validate_until_looked(trainer, self.model, self.datamodule, start))
+        with guarded(self, "validate"):
+            validate_until_looked(trainer, self.model, self.datamodule, self.start.ckpt_path)
         return bool(callback.found)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from lightning_agentrl.commands.room_to_write import make_room_for
-from lightning_agentrl.commands.written_over import PAGE
+from lightning_agentrl.commands.files import PAGE, make_room_for
 from lightning_agentrl.run_files import find_run, several
 from lightning_agentrl.tools.view.build import build_page, page_file
 from lightning_agentrl.tools.view.listing import list_runs

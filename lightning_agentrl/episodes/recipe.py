@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
-from lightning_agentrl.errors.names import closest, import_fault, keys_of
-from lightning_agentrl.errors.problem import ConfigError, Problem, one_line
+from lightning_agentrl.errors.config_errors import import_fault, parameters_of
+from lightning_agentrl.errors.problem import ConfigError, Problem, closest, one_line
 from lightning_agentrl.errors.secrets import filled, masked
 
 ENV = "data.init_args.env"  # the key of a config for one environment
@@ -103,7 +103,7 @@ class Recipe:
         if isinstance(error, ModuleNotFoundError):
             return self._import_problem(one_line(str(error)))
         maker = self.load()
-        names = tuple(keys_of(maker if isinstance(maker, type) else None))
+        names = tuple(parameters_of(maker)) if isinstance(maker, type) else ()
         unknown = [argument for argument in self.kwargs if argument not in names]
         if isinstance(error, TypeError) and names and unknown:
             return Problem(

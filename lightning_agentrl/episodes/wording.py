@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.observation import contract_error
-from lightning_agentrl.errors.names import closest
-from lightning_agentrl.errors.problem import ConfigError, Problem
+from lightning_agentrl.errors.problem import ConfigError, Problem, closest
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""Wrong input in a sentence: what was given and where, what is known, which key to change.
+"""Wrong input in a sentence: what was given and where, what is accepted, which key to change.
 
 Code that finds a fault raises a ValueError with a sentence, :class:`ConfigError` with a :class:`Problem` in parts, or a
-class of its own (``faults.py``). The command adds file and line (``commands/places.py``) and ends with the sentence.
+class of its own (``faults.py``). The command adds file and line (``config_errors.py``) and ends with the sentence.
 """
 
 from lightning_agentrl.errors.faults import (
@@ -13,13 +13,9 @@ from lightning_agentrl.errors.faults import (
     RunStoppedError,
     naming_file,
 )
-from lightning_agentrl.errors.foreign_messages import causes, explain
-from lightning_agentrl.errors.names import OWN_PACKAGES, closest
-from lightning_agentrl.errors.problem import ConfigError, Problem, first_line, in_one_line, one_line
-from lightning_agentrl.errors.unknown import Usage, unknown_command
+from lightning_agentrl.errors.problem import ConfigError, Problem, causes, closest, first_line, one_line
 
 __all__ = [
-    "OWN_PACKAGES",
     "CheckpointError",
     "CheckpointNotSavedError",
     "ConfigError",
@@ -28,13 +24,9 @@ __all__ = [
     "EnvError",
     "Problem",
     "RunStoppedError",
-    "Usage",
     "causes",
     "closest",
-    "explain",
     "first_line",
-    "in_one_line",
     "naming_file",
     "one_line",
-    "unknown_command",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -17,7 +16,6 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.hub import cached_file
 
-from lightning_agentrl.errors.foreign_messages import error_number
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, merge_adapters
@@ -77,8 +75,8 @@ def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, fol
     except BaseException as error:
         if new:
             shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, SafetensorError) and (code := error_number(error)) is not None:
-            raise OSError(code, os.strerror(code), str(folder)) from error
+        if isinstance(error, SafetensorError):
+            raise OSError(f"'{folder}' cannot be written: {error}") from error
         raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # a full disk is to have the space again

@@ -1,13 +1,11 @@
-"""How a command ends: a sentence or labelled lines, the exit code, and whose traceback is shown."""
+"""How a command ends: a sentence, the exit code, and whose traceback is shown."""
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr
 from typing import TextIO
 
 import pytest
@@ -25,18 +23,6 @@ MISSPELT = Problem(
 )
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-    return Terminal()
-
-
 def end(error: BaseException, *arguments: str) -> int:
     """Exit code of a command that ends with an error."""
     with pytest.raises(SystemExit) as stop, one_line_errors(arguments):
@@ -44,51 +30,13 @@ def end(error: BaseException, *arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
-def test_a_terminal_shows_labelled_lines(terminal: Terminal, write: Write) -> None:
-    write(my="model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
-    with redirect_stderr(terminal):
-        assert end(ConfigError(MISSPELT), "fit", "--config", "my.yaml") == 2
-    lines = terminal.getvalue().splitlines()
-    assert lines[:3] == [
-        "agentrl: there is no key 'lr_actr' in PPOAgent",
-        "  where         my.yaml, line 4 (model.init_args.lr_actr)",
-        "  did you mean  lr_actor",
-    ]
-    assert lines[3].startswith("  fix           rename or remove it; known: ")
-    assert all(line.startswith(" " * 16) for line in lines[4:])  # wrapped below the text
-    assert max(map(len, lines)) <= 80
-
-
-def test_a_log_gets_the_same_in_one_sentence(capsys: pytest.CaptureFixture[str], write: Write) -> None:
+def test_wrong_input_ends_in_one_sentence_with_its_line(capsys: pytest.CaptureFixture[str], write: Write) -> None:
     write(my="model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
     assert end(ConfigError(MISSPELT), "fit", "--config", "my.yaml") == 2
     assert capsys.readouterr().err == (
         "agentrl: there is no key 'lr_actr' in PPOAgent (key model.init_args.lr_actr; my.yaml, line 4); "
         "did you mean lr_actor?\n"
     )
-
-
-def test_a_terminal_has_colours_unless_they_are_unwanted(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    with redirect_stderr(terminal):
-        end(ConfigError(Problem("a fault", suggestion="another")))
-    assert terminal.getvalue() == (
-        "\x1b[1;31magentrl:\x1b[0m\x1b[1m a fault\x1b[0m\n\x1b[2m  did you mean  \x1b[0manother\n"
-    )
-
-
-def test_a_sentence_of_another_module_is_split_where_it_says_what_to_do(terminal: Terminal, write: Write) -> None:
-    write(my="data: {init_args: {num_envs: 4}}\n")
-    error = ConfigError("4 environments cannot be shared; change data.init_args.num_envs")
-    error.add_note("on process 3")
-    with redirect_stderr(terminal):
-        end(error, "--config", "my.yaml")
-    assert terminal.getvalue().splitlines() == [
-        "agentrl: 4 environments cannot be shared",
-        "  where         my.yaml, line 1 (data.init_args.num_envs)",
-        "  when          on process 3",
-        "  fix           change data.init_args.num_envs",
-    ]
 
 
 def test_the_rest_keeps_its_own_ending(capsys: pytest.CaptureFixture[str]) -> None:

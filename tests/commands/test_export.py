@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
@@ -163,9 +162,8 @@ def test_an_export_onto_a_full_disk_leaves_the_earlier_one_as_it_was(tmp_path, t
         export_policy(LanguageModel(load_causal_lm(str(tiny_folder))), tokenizer, disk / "out")
         before = contents(disk / "out")
         for folder in (disk / "out", disk / "new"):
-            with pytest.raises(OSError, match="No space left on device") as full:
+            with pytest.raises(OSError, match=f"'{folder}' cannot be written: .*No space left on device"):
                 export_policy(LanguageModel(load_causal_lm(str(larger))), tokenizer, folder)
-            assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(folder))
         assert contents(disk / "out") == before
         assert not (disk / "new").exists()  # so that the same command can be given again
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_agentrl.commands.files import PAGE
 from lightning_agentrl.commands.view import view_runs
-from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.errors import ConfigError
 from tests.tools.view.logs import make_turn, write_log
 
@@ -23,11 +23,11 @@ def test_a_page_is_written_over_a_page_and_over_nothing_else(tmp_path: Path) -> 
     write_log(tmp_path, [make_turn(reply="first"), make_turn(turn=1)])
     assert view(tmp_path, tmp_path / "one.html") != before
     (tmp_path / "notes.txt").write_text("kept")
-    with pytest.raises(ConfigError, match=r"notes.txt' is there already.*--out"):
+    with pytest.raises(ConfigError, match=r"notes.txt' exists and was not written.*--out"):
         view(tmp_path, tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "kept"
     (tmp_path / "view.html").write_text("kept, too")
-    with pytest.raises(ConfigError, match=r"view.html' is there already.*--out"):
+    with pytest.raises(ConfigError, match=r"view.html' exists and was not written.*--out"):
         view_runs(tmp_path, None, None, None, serve=False, port=None)
     assert (tmp_path / "view.html").read_text() == "kept, too"
     (tmp_path / "empty").touch()

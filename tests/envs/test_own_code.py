@@ -13,7 +13,7 @@ from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.observation import CONTRACT
 from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.errors import ConfigError, EnvError
-from lightning_agentrl.errors.names import import_fault
+from lightning_agentrl.errors.config_errors import import_fault
 
 
 class Right(TextEnv):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_agentrl.commands.shipped import shipped_configs, with_shipped_configs
+from lightning_agentrl.commands.files import shipped_configs, with_shipped_configs
 from lightning_agentrl.tools.new import make_project
 from tests.cli import Command, run_command, sentence
 from tests.disks import mounted
@@ -25,6 +25,7 @@ def test_shipped_configs_are_found_by_name_and_own_files_come_first(
     assert {path.name for path in CONFIGS.glob("*.yaml")} == {path.name for path in shipped_configs().values()}
     quickstart = str(shipped_configs()["quickstart"])
     assert Path(quickstart).samefile(CONFIGS / "quickstart.yaml")
+    Path("a.yaml").touch()
     assert with_shipped_configs(
         ["fit", "--config", "quickstart", "--config=bandit", "--x", "bandit", "-c", "a.yaml"]
     ) == [*("fit", "--config", quickstart, f"--config={shipped_configs()['bandit']}", "--x", "bandit", "-c", "a.yaml")]

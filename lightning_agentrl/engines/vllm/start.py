@@ -13,8 +13,7 @@ import torch
 from lightning_agentrl.engines.base import PolicyHandle, SamplingRequest
 from lightning_agentrl.engines.vllm.images import image_arguments
 from lightning_agentrl.engines.vllm.kept_process import kept_process
-from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.errors.foreign_messages import vllm_refusal
+from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.errors.vllm_version import GET
 from lightning_agentrl.models.lora import has_adapters
 from lightning_agentrl.vllm_worker.extension import CPU_BLOCK
@@ -260,13 +259,10 @@ def _sentence(error: Exception, options: VLLMOptions, model: str, on_cpu: bool) 
             "vLLM cannot tell how much memory it may take, since another program on this GPU gave some back meanwhile; "
             "start again once no other program starts or ends there"
         )
-    why, short_of = vllm_refusal(error)
     name = "kv_cache_gb" if on_cpu else "gpu_memory_utilization"
     share = f"{KEY}.{name} (now {getattr(options, name):g})"
-    if short_of == "cache":
-        fix = f"raise {share} or lower {LESS_PROMPT}"
-    elif short_of == "memory":
-        fix = f"lower {share}, or take a smaller model (model.init_args.model)"
-    else:
-        fix = "use TransformersEngine (key data.init_args.engine)"
-    return f"vLLM cannot be started with the model '{model}': {why}; {fix}"
+    why = one_line(str(error)) or type(error).__name__
+    return (
+        f"vLLM cannot be started with the model '{model}': {why}; if memory is short, change {share} or lower "
+        f"{LESS_PROMPT}; for a model that it does not take, use TransformersEngine (key data.init_args.engine)"
+    )

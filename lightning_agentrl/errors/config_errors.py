@@ -1,0 +1,475 @@
+"""What is wrong with a config, with file and line: unknown keys and classes, wrong values, what is missing.
+
+The parser reports errors of nested classes as nested messages. So after it has refused a config, the config is walked
+along the types of arguments up to the first fault.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import inspect
+import re
+import traceback
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Union
+
+from lightning_agentrl.errors.problem import ConfigError, Problem, closest, one_line
+
+OWN_PACKAGES = ("lightning_agentrl", "agentrl_envs")
+ROOTS = {  # the classes at the top of a config
+    "trainer": "lightning.pytorch.Trainer",
+    "model": "lightning_agentrl.agents.PPOAgent",
+    "data": "lightning_agentrl.rollout.RolloutDataModule",
+}
+TOP_KEYS = ("seed_everything", *ROOTS, "ckpt_path")
+OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run", "resume_with_changes", "help")
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null"}
+_OF_COMMANDS = ("lightning_agentrl.commands.", "lightning_agentrl.tools.", "lightning_agentrl.callbacks.run_folder")
+_LISTS = (list, Sequence, collections.abc.Iterable)
+_PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set, Path, types.NoneType)
+
+
+# The classes of a config
+
+
+def import_fault(module: str) -> str:
+    """Return why a module cannot be imported, or an empty string."""
+    try:
+        if module:
+            import_module(module)
+    except Exception as error:  # noqa: BLE001 - a module may raise anything
+        absent = isinstance(error, ModuleNotFoundError) and str(error.name)
+        if absent and f"{module}.".startswith(f"{absent}."):
+            return f"no module '{absent}'"
+        # the first frame is this function's, and a SyntaxError names its own line
+        frames = [one for one in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in one.filename]
+        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        if absent:  # one that the module itself imports
+            return f"importing {module} needs the module '{absent}', which is not installed{place}"
+        return f"importing {module} raised {type(error).__name__}: {error}{place}"
+    return ""
+
+
+def class_names(bases: Sequence[type]) -> tuple[str, ...]:
+    """Return the short names of our classes that a config may name at a key of these types."""
+    found = [one for base in bases for one in _concrete(base) if one.__module__.split(".")[0] in OWN_PACKAGES]
+    return tuple(sorted({one.__name__ for one in found if not one.__module__.startswith(_OF_COMMANDS)}))
+
+
+def _concrete(base: type) -> Iterator[type]:
+    """Yield a class and all classes derived from it, without abstract and private ones."""
+    if not inspect.isabstract(base) and not base.__name__.startswith("_"):
+        yield base
+    children: list[type] = base.__subclasses__()
+    for child in children:
+        yield from _concrete(child)
+
+
+def _class_of(name: str, bases: Sequence[type]) -> type | None:
+    """Return the class of a short name or of a dotted path, or None."""
+    module, _, short = name.rpartition(".")
+    if not module:
+        return next((one for base in bases for one in (base, *_concrete(base)) if one.__name__ == name), None)
+    with suppress(Exception):  # a module may raise anything; `import_fault` reports it
+        found = getattr(import_module(module), short, None)
+        return found if isinstance(found, type) else None
+    return None
+
+
+def parameters_of(owner: type) -> dict[str, tuple[Any, Any]]:
+    """Return type and default of a class's arguments, including those that it passes on to its base."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for base in owner.__mro__:
+        if (make := vars(base).get("__init__")) is None:
+            continue
+        hints: dict[str, Any] = {}
+        with suppress(NameError, TypeError):  # hints that cannot be resolved
+            hints = typing.get_type_hints(make)
+        given = list(inspect.signature(make).parameters.values())[1:]
+        for one in given:
+            if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
+                found.setdefault(one.name, (hints.get(one.name, Any), one.default))
+        if not any(one.kind is one.VAR_KEYWORD for one in given):
+            break
+    return found
+
+
+def _keys_of(owner: type) -> list[str]:
+    """Return the arguments that the parser accepts for a class."""
+    from jsonargparse import ArgumentParser  # slow
+
+    added: list[str] = ArgumentParser(exit_on_error=False).add_class_arguments(owner, fail_untyped=False)
+    return list(dict.fromkeys(key.split(".")[0] for key in added))
+
+
+def _inner_keys(owner: type) -> dict[str, str]:
+    """Return the keys of a class's dataclass arguments with their full names: ``lr_actor: optim.lr_actor``."""
+    return {
+        field.name: f"{name}.{field.name}"
+        for name, (hint, _) in parameters_of(owner).items()
+        for kind in _members(hint)
+        if dataclasses.is_dataclass(kind)
+        for field in dataclasses.fields(kind)
+    }
+
+
+# The walk
+
+
+def config_problem(tree: Mapping[str, Any], options: Sequence[str] = OPTIONS) -> Problem | None:
+    """Return the first fault of a config that the parser has refused, or None if the walk finds none.
+
+    Args:
+        tree: the merged files and options.
+        options: accepted keys at the top.
+    """
+    for key in tree:
+        if key not in options:
+            return unknown_top_key(key, options)
+    lacking = [key for key in ("data", "model") if key not in tree]
+    if lacking:
+        keys = f"the keys {' and '.join(lacking)} are" if len(lacking) > 1 else f"the key {lacking[0]} is"
+        return Problem(f"{keys} missing", fix="give a config file with --config that has what is missing")
+    for root, dotted in ROOTS.items():
+        base = _class_of(dotted, ())
+        assert base is not None
+        if root == "trainer":
+            found = _arguments(base, tree.get(root, {}), root)
+        else:
+            found = _faults(tree[root], base.__mro__[1] if root == "model" else base, root)
+        if (problem := next(found, None)) is not None:
+            return problem
+    return None
+
+
+def empty_key(value: Any, key: str = "", hint: Any = Any, default: Any = None) -> Problem | None:
+    """Return the first key of a parsed config that has no value and needs one; the parser accepts that.
+
+    Args:
+        value: the parsed config, or a value in it.
+        key: of the value.
+        hint: type of the value.
+        default: of the key.
+    """
+    members = _members(hint)
+    if value is None and not {types.NoneType, Any, object}.intersection(members) and default is not None:
+        left = "" if default is inspect.Parameter.empty else f", or leave the key out (it is {default!r} then)"
+        return Problem(f"{key} has no value; write one{left}", key=key)
+    items: list[tuple[Any, str, Any, Any]] = []
+    if isinstance(value, Mapping) and "class_path" in value:
+        owner, given, inner = _class_of(str(value["class_path"]), ()), value.get("init_args") or {}, f"{key}.init_args"
+    else:
+        forms: list[Any] = [one for one in members if dataclasses.is_dataclass(one) and isinstance(value, Mapping)]
+        owner = next((one for one in forms if set(value) <= set(parameters_of(one))), None)
+        given, inner = value, key
+    if owner is not None:
+        known = parameters_of(owner)
+        items = [(item, f"{inner}.{name}", *known[name]) for name, item in given.items() if name in known]
+    elif isinstance(value, list):
+        items = [(item, f"{key}[{place}]", _item_type(members), None) for place, item in enumerate(value)]
+    return next(filter(None, (empty_key(*item) for item in items)), None)
+
+
+def unknown_top_key(key: str, options: Sequence[str]) -> Problem:
+    """Describe an unknown key at the top of a config, or an unknown option."""
+    suggestion = closest(key, [one for one in options if one != "help"])
+    for root, dotted in ROOTS.items():
+        owner, above = _class_of(dotted, ()), root if root == "trainer" else f"{root}.init_args"
+        if owner is not None and not suggestion:
+            inner = _inner_keys(owner)
+            suggestion = f"{above}.{inner.get(key, key)}" if key in inner or key in parameters_of(owner) else ""
+    return Problem(f"there is no key '{key}' at the top of a config", key=key, suggestion=suggestion, known=TOP_KEYS)
+
+
+def _members(hint: Any) -> list[Any]:
+    """Return the types of a union, or the type itself."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return [one for part in typing.get_args(hint) for one in _members(part)]
+    return [hint]
+
+
+def _item_type(members: Sequence[Any]) -> Any:
+    """Return the type of a list's items, of the first type among these that is a list."""
+    return next((typing.get_args(one)[0] for one in members if typing.get_origin(one) in _LISTS), Any)
+
+
+def _faults(value: Any, hint: Any, key: str) -> Iterator[Problem]:
+    """Yield the faults of a value at a key of this type."""
+    members = _members(hint)
+    if Any in members or object in members:
+        return
+    origins = [typing.get_origin(one) or one for one in members]
+    classes = [one for one in members if inspect.isclass(one) and not issubclass(one, _PLAIN)]
+    if value is None:
+        return
+    if isinstance(value, list) and any(one in _LISTS for one in origins):
+        for place, item in enumerate(value):
+            yield from _faults(item, _item_type(members), f"{key}[{place}]")
+    elif isinstance(value, Mapping) and classes and not any(one in (dict, Mapping) for one in origins):
+        yield from _of_mapping(value, classes, key)
+    elif isinstance(value, str) and classes and str not in members and not _accepted(value, hint):
+        yield from _of_mapping({"class_path": value}, classes, key)
+    elif not _accepted(value, hint):
+        yield _wrong_value(value, members, classes, key)
+
+
+def _of_mapping(value: Mapping[str, Any], classes: Sequence[type], key: str) -> Iterator[Problem]:
+    """Yield the faults of a mapping at a key that holds an object of one of several classes."""
+    forms = [one for one in classes if dataclasses.is_dataclass(one)]
+    if forms and len(forms) == len(classes):
+        if "class_path" in value:
+            yield _wrong_value(value["class_path"], classes, classes, key)
+            return
+        # the form that shares most keys with what was given, and of equal ones the one with the closest name
+        best = max(forms, key=lambda one: (len(value.keys() & set(_keys_of(one))), _similar(value, one)))
+        yield from _arguments(best, value, key)
+        return
+    if "class_path" not in value:
+        meant = closest(next(iter(value), ""), class_names(classes))
+        yield Problem(
+            f"{key} needs a class_path (and init_args for its arguments)",
+            key=key,
+            suggestion=f"{{class_path: {meant}, init_args: ...}}" if meant else "",
+            known=class_names(classes),
+        )
+        return
+    name = str(value["class_path"])
+    owner = _class_of(name, classes)
+    if owner is None or not issubclass(owner, tuple(classes)):
+        yield _unknown_class(name, key, classes)
+    elif inspect.isabstract(owner):
+        lacks = " and ".join(sorted(getattr(owner, "__abstractmethods__", ())))
+        what = f"{name} is abstract: it does not define {lacks}"
+        yield Problem(what, key=f"{key}.class_path", known=class_names(classes))
+    else:
+        yield from _arguments(owner, value.get("init_args") or {}, f"{key}.init_args")
+
+
+def _similar(value: Mapping[str, Any], form: type) -> int:
+    return sum(bool(closest(name, _keys_of(form))) for name in value)
+
+
+def _arguments(owner: type, given: Mapping[str, Any], key: str) -> Iterator[Problem]:
+    """Yield the faults of a class's arguments."""
+    names, parameters = _keys_of(owner), parameters_of(owner)
+    for name, value in given.items():
+        if name not in names:
+            inner = _inner_keys(owner)
+            meant = closest(name, names) or inner.get(closest(name, list(inner)), "")
+            yield Problem(
+                f"there is no key '{name}' in {owner.__name__}",
+                key=f"{key}.{name}",
+                suggestion=meant,
+                fix="rename or remove it",
+                known=tuple(names),
+            )
+        elif name in parameters:
+            yield from _faults(value, parameters[name][0], f"{key}.{name}")
+    for name, (_, default) in parameters.items():
+        if default is inspect.Parameter.empty and name not in given:
+            yield Problem(f"the key {key}.{name} of {owner.__name__} is missing", key=f"{key}.{name}", missing=True)
+
+
+def _unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
+    """Describe a class that is not found, is of another kind, or is in a module that cannot be imported."""
+    module, _, short = name.rpartition(".")
+    fault = import_fault(module)
+    every = [one.__name__ for base in bases for one in _concrete(base)]
+    return Problem(
+        f"there is no {bases[0].__name__} '{name}'" + (f": {fault}" if fault else ""),
+        key=f"{key}.class_path",
+        suggestion=closest(short, every, cutoff=0.75 if module else 0.6),
+        fix="a class of your own must be importable from where agentrl runs" if module else "",
+        known=class_names(bases),
+    )
+
+
+def _wrong_value(value: Any, members: Sequence[Any], classes: Sequence[type], key: str) -> Problem:
+    """Describe a value of another type than a key takes."""
+    literals = [typing.get_args(one) for one in members if typing.get_origin(one) is Literal]
+    choices = list(dict.fromkeys(str(choice) for values in literals for choice in values))
+    words = [f"one of {', '.join(choices)}"] if choices else []
+    if forms := [f"{{{dataclasses.fields(one)[0].name}: ...}}" for one in members if dataclasses.is_dataclass(one)]:
+        words.append(f"keys of its own, as {' or '.join(forms)}")
+    for one in members:
+        if dataclasses.is_dataclass(one):
+            continue
+        if one in classes:
+            words.append(f"a class_path of {', '.join(class_names([one])) or one.__name__}")
+        elif typing.get_origin(one) is not Literal:
+            kind = typing.get_origin(one) or one
+            name = getattr(kind, "__name__", str(kind))
+            words.append(_WORDS.get(name, f"a {name}"))
+    accepted = " or ".join(dict.fromkeys(words))
+    return Problem(f"{key} must be {accepted}, got {value!r}", key=key, suggestion=closest(str(value), choices))
+
+
+def _accepted(value: Any, hint: Any) -> bool:
+    """Return whether the parser accepts a value for a type."""
+    from jsonargparse import ArgumentError, ArgumentParser  # slow
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=hint)
+    try:
+        parser.parse_object({"value": value})
+    except (ArgumentError, ValueError):
+        return False
+    return True
+
+
+# What was given, and where
+
+
+def options_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield names, without dashes, and values of the options of a command line."""
+    for argument, following in pairwise((*arguments, "")):
+        if argument.startswith("--") or argument == "-c":
+            name, equals, value = argument.lstrip("-").partition("=")
+            yield name, value if equals else ("" if following.startswith("--") else following)
+
+
+class Given:
+    """Config files and options of a command line, merged, with the place of each key.
+
+    Args:
+        arguments: of the command.
+
+    Raises:
+        ConfigError: a file cannot be read, is not YAML, or gives a key twice.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.tree: dict[str, Any] = {}
+        self._places: dict[str, str] = {}
+        for name, value in options_of(arguments):
+            if name in ("c", "config"):
+                self._read(Path(value))
+            elif name.split(".")[0] in TOP_KEYS or "." not in name:
+                self._set(name, value)
+
+    def places(self, problem: Problem) -> list[str]:
+        """Return where the keys of a problem were given; of a missing key, where the section above it was."""
+        found = {}
+        for key in problem.keys:
+            whole = _bare(key)
+            while whole and whole not in self._places and problem.missing:
+                whole = re.sub(r"(\.|^)[^.]*$", "", whole)
+            if whole in self._places:
+                found[key] = self._places[whole]
+        return list(found.values()) if len(found) < 2 else [f"{key}: {place}" for key, place in found.items()]
+
+    def _read(self, file: Path) -> None:
+        import yaml  # the processes of environments do without it
+
+        try:
+            text = file.read_text()
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            values = yaml.safe_load(text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the config file '{file}' cannot be read: {error}") from None
+        except yaml.YAMLError as error:
+            mark, why = getattr(error, "problem_mark", None), getattr(error, "problem", None) or one_line(str(error))
+            place = f"{file}, line {mark.line + 1}" if mark else str(file)
+            raise ConfigError(Problem(f"the config file is not valid YAML: {why}", place=place)) from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"the config file '{file}' holds no keys; it needs {', '.join(ROOTS)}")
+        self._places |= dict(_lines(root, "", str(file)))
+        self.tree = _merged(self.tree, values)
+
+    def _set(self, name: str, value: str) -> None:
+        """Set the key of an option; `init_args` may be left out there."""
+        import yaml
+
+        self._places[_bare(name)] = "command line"
+        try:
+            item = yaml.safe_load(value)
+        except yaml.YAMLError:
+            item = value
+        node, parts = self.tree, name.rstrip("+").split(".")
+        for part in parts[:-1]:
+            if "class_path" in node and part not in ("class_path", "init_args"):
+                node = node.setdefault("init_args", {})
+            if not isinstance(node.get(part), dict):
+                node[part] = {"class_path": node[part]} if isinstance(node.get(part), str) else {}
+            node = node[part]
+        if "class_path" in node and parts[-1] not in ("class_path", "init_args"):
+            node = node.setdefault("init_args", {})
+        node[parts[-1]] = item
+
+
+def _bare(key: str) -> str:
+    return key.replace(".init_args", "").rstrip("+")
+
+
+def _lines(node: Any, key: str, file: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys below a node of a YAML file with file and line."""
+    if node.id == "sequence":
+        for place, item in enumerate(node.value):
+            yield _bare(f"{key}[{place}]"), f"{file}, line {item.start_mark.line + 1}"
+            yield from _lines(item, f"{key}[{place}]", file)
+    elif node.id == "mapping":
+        seen = set()
+        for name, value in node.value:
+            full = f"{key}.{name.value}".lstrip(".")
+            line = f"{file}, line {name.start_mark.line + 1}"
+            if full in seen and name.value != "<<":
+                raise ConfigError(Problem(f"the key {full} is given twice; remove one of them", key=full, place=line))
+            seen.add(full)
+            yield _bare(full), line
+            yield from _lines(value, full, file)
+
+
+def _merged(below: Any, above: Any) -> Any:
+    """Return two trees as one, in which the later values count; another class begins with no arguments."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    if "class_path" in above and above["class_path"] != below.get("class_path"):
+        return above
+    return below | {key: _merged(below.get(key), value) for key, value in above.items()}
+
+
+# Constructors
+
+
+def constructor_problem(owner: type, error: Exception, settings: Mapping[str, Any]) -> Problem:
+    """Describe the error of a class's constructor, with the key of its arguments.
+
+    Args:
+        owner: the class.
+        error: its error.
+        settings: the parsed config, in which the class is looked up.
+    """
+    if isinstance(error, ConfigError):
+        return error.problem
+    keys = list(_keys_with(owner, settings, ""))
+    text = one_line(str(error)) or f"{type(error).__name__} without a message"
+    if isinstance(error, ImportError):
+        text = f"{owner.__name__} needs a package: {text}"
+    if owner.__module__.split(".")[0] not in (*OWN_PACKAGES, "lightning"):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text += f" (raised in {Path(frame.filename).name}, line {frame.lineno})"
+    if len(keys) != 1 or "init_args" in text:
+        return Problem(text)
+    named = [name for name in parameters_of(owner) if re.search(rf"\b{name}\b", text)]
+    return Problem(text, key=keys[0] + (f".{named[0]}" if len(named) == 1 else ""))
+
+
+def _keys_with(owner: type, node: Any, key: str) -> Iterator[str]:
+    """Yield the keys that hold the arguments of a class: below its class_path, or of a dataclass directly."""
+    if isinstance(node, list):
+        for place, item in enumerate(node):
+            yield from _keys_with(owner, item, f"{key}[{place}]")
+    elif isinstance(node, Mapping):
+        if str(node.get("class_path", "")).rsplit(".", 1)[-1] == owner.__name__:
+            yield f"{key}.init_args"
+        elif dataclasses.is_dataclass(owner) and set(node) == {field.name for field in dataclasses.fields(owner)}:
+            yield key
+        for part, value in node.items():
+            yield from _keys_with(owner, value, f"{key}.{part}" if key else part)
