@@ -17,7 +17,7 @@ from lightning_agentrl.rollout.player import Watchdog
 from lightning_agentrl.rollout.sizes import GroupRollout, check_whole
 from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plain
 
-Play = Callable[[Callable[[], None]], Coroutine[Any, Any, Rollout]]  # takes what is called to report progress
+Play = Callable[[Callable[[], None]], Coroutine[Any, Any, Rollout]]  # takes a callback that reports progress
 
 
 class Background:

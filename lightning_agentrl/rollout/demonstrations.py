@@ -205,7 +205,7 @@ def check_game(recorded: str, own: Sequence[str], run: str) -> None:
     """Refuse a run that played something else than the sources of a config, or with other arguments.
 
     Args:
-        recorded: what it played, as run.json says; empty if that does not say so.
+        recorded: game of the run, from its run.json; empty if unknown.
         own: labels of the sources.
         run: folder of the run.
 
@@ -341,13 +341,13 @@ def what_is_cloned(kept: Sequence[Demonstration], episodes: int, iterations: flo
 class ClonedTurns(RolloutSource):
     """Iterations of demonstrated turns, as many as a rollout has, in a new random order in each pass over them.
 
-    What an iteration holds follows from its number, so a resumed run goes on exactly. A rank with more of the turns
+    The turns of an iteration follow from its number, so a resumed run continues exactly. A rank with more of the turns
     takes more of them, so that all ranks come to the end of a pass together. Every rank must make one.
 
     Args:
         episodes: of this rank.
         data: says how many turns an iteration has.
-        action_share: of a reply's weight, the part of the tokens that name the action, where a thought precedes.
+        action_share: of a reply's weight, the part of the tokens that name the action, if a thought precedes.
     """
 
     def __init__(self, episodes: Sequence[Demonstration], data: RolloutDataModule, action_share: float) -> None:

@@ -42,7 +42,7 @@ class LoopThread:
             except (SystemExit, KeyboardInterrupt):
                 continue
             break
-        if left := asyncio.all_tasks(self._loop):  # begun by code of others beside what was run
+        if left := asyncio.all_tasks(self._loop):  # tasks that a user's code started
             for task in left:
                 task.cancel()
             with suppress(SystemExit, KeyboardInterrupt):
@@ -118,7 +118,7 @@ class Running(Generic[T]):
 
 
 async def _ended(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Wait until the task of a coroutine has ended; tasks that code of others has begun beside it may go on."""
+    """Wait for this coroutine's task only."""
     await asyncio.gather(*(t for t in asyncio.all_tasks() if t.get_coro() is coroutine), return_exceptions=True)
 
 

@@ -1,8 +1,8 @@
 """Rollouts whose states are valued by playing on from them, several times each.
 
-Branch k of every turn of an episode has the same random numbers at the same turn, so branches of neighbouring turns
-mostly do the same and their differences lose noise. A branch that does what was recorded, up to the next state that is
-forked, is branch k of that state from there on: it is not played twice.
+Branch k of every turn of an episode has the same random numbers at the same turn, so branches of neighboring turns
+mostly agree and their differences lose noise. A branch that repeats the recorded turns up to the next forked state is
+branch k of that state from there on, so it is not played twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ForkBranch:
     number: int  # among the branches of its moment
     rewards: list[float] = field(default_factory=list)
     lost: bool = False
-    joins: Key | None = None  # the moment from which the branch of the same number goes on alike
+    joins: Key | None = None  # the moment whose branch of the same number continues it
 
 
 class Forks:
@@ -70,7 +70,7 @@ class Forks:
 
         Args:
             rollout: just collected.
-            sessions: in which its episodes go on.
+            sessions: whose episodes continue after it.
 
         Raises:
             EnvError: an environment does not repeat its episode, or has other faults in a row.
@@ -121,7 +121,7 @@ class Forks:
                 f"environment {moment.index} declares that it cannot repeat an episode, so its states cannot be "
                 "forked (attribute `deterministic`); change model.init_args.advantage"
             ) from error
-        except EnvError as fault:  # as the branch began, or was compared with what is recorded
+        except EnvError as fault:  # at the start of the branch, or when it was compared with the record
             branch.lost = True
             self.player.count_lost(session, fault)
         finally:
@@ -146,7 +146,7 @@ class Forks:
 
 
 async def _reached(session: Session, moment: Moment, budget: bool) -> bool:
-    """Return whether a branch has come to a recorded moment, and would go on as a branch from there.
+    """Return whether a branch has reached a recorded moment, and would continue as a branch from there.
 
     Args:
         session: plays the branch.
@@ -194,7 +194,7 @@ def valued(rollout: Rollout, branches: Mapping[Key, Sequence[ForkBranch]], gamma
             if not turn.done and after not in recorded:
                 end_values[row] = values.get(after, math.nan)
                 count += played.get(after, 0)
-            if turn.stop is StopReason.ENV_FAULT:  # the episode would have gone on, and nobody knows how
+            if turn.stop is StopReason.ENV_FAULT:  # the rest of the episode is unknown
                 end_values[row] = math.nan
             turns.append(replace(turn, branch_returns=tuple(returns.get(key, ())), forked_turns=count))
         samples.append(replace(sample, turns=tuple(turns)))

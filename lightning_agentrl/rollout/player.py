@@ -28,7 +28,7 @@ NAMED = 8  # environments that a warning lists by number
 # Episodes over which the share of lost ones is taken: the last ones, but all of a rollout, and at least so many.
 WINDOW, LEAST = 100, 20
 
-Part = Callable[[], Coroutine[Any, Any, object]]  # of what is played
+Part = Callable[[], Coroutine[Any, Any, object]]  # of a collection
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class Player:
         return ""
 
     def _end_episode(self, session: Session, recorder: Recorder, fault: EnvError) -> str:
-        """End an episode that cannot go on; return the fault's kind if nothing else is to be played."""
+        """End an episode that cannot go on; return the kind of the fault if the recorder takes no other episode."""
         session.leave()
         if fault.kind == TOO_LONG and recorder.truncate(StopReason.CONTEXT_LENGTH, session.last_state, ()):
             return ""

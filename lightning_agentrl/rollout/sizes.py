@@ -16,7 +16,7 @@ MOST_EPISODES = 1_000_000  # of an iteration; all of them are in memory
 
 
 def check_whole(value: object, key: str, least: int | None = None, most: int | None = None) -> None:
-    """Refuse what is no whole number, which Python passes on unread, or one that is too small or too large.
+    """Refuse a value that is not a whole number, or is too small or too large.
 
     Raises:
         ValueError: with the key to change.
@@ -124,7 +124,7 @@ class RolloutSizes:
 
     @property
     def turns_per_rollout(self) -> int:
-        """Turns of a rollout, where their number is fixed."""
+        """Turns of a rollout; with groups their number is not fixed."""
         return self.num_envs * self.turns_per_env
 
     @property

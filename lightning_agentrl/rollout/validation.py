@@ -1,6 +1,6 @@
-"""Validation: whole episodes on fixed held-out seeds, in environments of their own.
+"""Validation: whole episodes on fixed held-out seeds, in separate environments.
 
-An episode that is lost to a fault of its environment counts as one that did not succeed, with the rewards up to then.
+An episode that is lost to a fault of its environment counts as a failure, with the rewards up to then.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class WholeEpisode:
 
     Args:
         place: of its seed in the list of held-out ones.
-        source: what it was played in, its place in the list of sources.
+        source: number of its source in the list of sources.
         contract: what the environment offered last; nothing if it has never answered.
-        samples: its turns, with what was read and said; empty if it was lost before its first.
+        samples: its turns with their tokens; empty if it was lost before its first turn.
         lost: kind of the fault of its environment that ended it; empty if none did.
     """
 
