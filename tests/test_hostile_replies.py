@@ -21,7 +21,7 @@ from lightning_agentrl.episodes.tasks import ExactMatch, PatternMatch
 from lightning_agentrl.metrics.invalid_replies import Invalid, judge
 from lightning_agentrl.prompts.memory import kept_notes
 from lightning_agentrl.prompts.parser import RawParser, TolerantParser, named, spellings
-from lightning_agentrl.tools.check_env.replies import HOSTILE
+from lightning_agentrl.tools.check_env.texts import HOSTILE
 from tests.envs.hostile import REPLIES
 
 FEW, MANY, PARTS = 1500, 100_000, 10

@@ -11,8 +11,7 @@ from lightning_agentrl.commands.files import PAGE, make_room_for, write
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.tools.check_env.certificate import Certificate, certify, recipe_of
-from lightning_agentrl.tools.check_env.page import page
-from lightning_agentrl.tools.check_env.terminal import lines
+from lightning_agentrl.tools.check_env.page import lines, page
 
 
 def check_environment(

@@ -18,9 +18,8 @@ from typing import Any
 
 from lightning_agentrl import __version__
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.tools.check_env.log import Finding
-from lightning_agentrl.tools.check_env.rules import PARTS, RULES, SEVERITIES
-from lightning_agentrl.tools.check_env.stopwatch import ProcessorWait
+from lightning_agentrl.tools.check_env.findings import PARTS, RULES, SEVERITIES, Finding
+from lightning_agentrl.tools.check_env.probe import ProcessorWait
 from lightning_agentrl.tools.check_env.texts import shown
 
 _START = """
@@ -31,7 +30,7 @@ guard_descendants()
 print(os.getpid(), flush=True)
 runpy.run_module({module!r}, run_name="__main__")
 """
-_MODULE = "lightning_agentrl.tools.check_env.child"
+_MODULE = "lightning_agentrl.tools.check_env.exam"
 HASH_SEEDS = ("1", "2")  # of the processes that play again; the exam itself has 0, as the trainer's processes have
 _URLS = ("http://", "https://", "ws://", "wss://")
 _IMPORT_SECONDS = 60.0  # that do not count against the cap

@@ -1,26 +1,31 @@
-"""All checks of one environment, in the process that was started for it."""
+"""The process of one exam or of one replay: all checks of one environment."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
 import resource
+import signal
 import statistics
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.problem import ConfigError, one_line
-from lightning_agentrl.tools.check_env import declared, earnings, played, replay, scripted
-from lightning_agentrl.tools.check_env.log import Log
-from lightning_agentrl.tools.check_env.probe import TURNS, BrokenError, Probe, ThreadedProbe
-from lightning_agentrl.tools.check_env.replies import CANARY, HOSTILE
-from lightning_agentrl.tools.check_env.rules import PARTS
+from lightning_agentrl.tools.check_env import checks, earnings, played
+from lightning_agentrl.tools.check_env.checks import play_order
+from lightning_agentrl.tools.check_env.findings import PARTS, Log
+from lightning_agentrl.tools.check_env.played import texts
+from lightning_agentrl.tools.check_env.probe import TURNS, BrokenError, Clock, Probe, ThreadedProbe, listen_to_alarms
 from lightning_agentrl.tools.check_env.seen import Play, Seen
-from lightning_agentrl.tools.check_env.stopwatch import Clock
+from lightning_agentrl.tools.check_env.texts import CANARY, HOSTILE, shown
 
 PLAY_SEEDS, PLAYS = 6, 8  # random episodes of each of some seeds
 REPLAYED = 4  # episodes that are played again
@@ -86,19 +91,19 @@ class Exam:
             BrokenError: it cannot be made or reset; nothing else can be looked at.
         """
         probe = self.probe
-        before = declared.spaces_now(probe)
+        before = checks.spaces_now(probe)
         self.place = _place()
         self.first = first = probe.reset(0)
         self.held = held_memory()
         if not first.contract.deterministic:
             self.log.milder |= dict.fromkeys(_DETERMINISM, "notice")
-        self.limit = declared.declared_limit(probe)
-        declared.check_spaces(probe, first)
-        declared.check_aliases(probe, first)
-        declared.check_examples(probe, first)
-        declared.check_actions(probe, 0, self.dear)
-        declared.check_unseeded(probe, 0)
-        if declared.spaces_now(probe) != before:
+        self.limit = checks.declared_limit(probe)
+        checks.check_spaces(probe, first)
+        checks.check_aliases(probe, first)
+        checks.check_examples(probe, first)
+        checks.check_actions(probe, 0, self.dear)
+        checks.check_unseeded(probe, 0)
+        if checks.spaces_now(probe) != before:
             self.log.add("spaces.change", "a space is another one after reset and steps")
 
     @property
@@ -107,7 +112,7 @@ class Exam:
         return statistics.median(self.clock.times["reset"] or [0.0]) > _DEAR
 
     def seeds(self) -> None:
-        firsts = replay.check_seeds(self.probe)
+        firsts = checks.check_seeds(self.probe)
         self.log.figures["first_texts"] = {"different": len(set(firsts)), "seeds": len(firsts)}
 
     def play(self) -> None:
@@ -134,9 +139,9 @@ class Exam:
         """Let the environment's own scripted player play, where it has one."""
         levels = _LEVELS_DEAR if self.dear else LEVELS
         spent, turns = self.clock.until(0.15), max(TURNS, self.limit or 0)
-        if scripted.play_levels(self.probe, levels, turns, spent, self.solved):
+        if earnings.play_levels(self.probe, levels, turns, spent, self.solved):
             mean = statistics.fmean([one.total for one in self.episodes] or [0.0])
-            scripted.judge(self.log, self.solved, mean, _LEVELS_DEAR)
+            earnings.judge_player(self.log, self.solved, mean, _LEVELS_DEAR)
 
     def replays(self) -> None:
         """Play episodes again, in every way in which they must be equal."""
@@ -148,30 +153,30 @@ class Exam:
         if not all(map(self._plays_again, chosen)):
             if "instances" in self.log:  # fresh processes can play, each after the other
                 self.log.cut["replays"] = "there is one instance only; it is compared with fresh processes"
-                self.ordered = replay.order(chosen)
+                self.ordered = checks.order(chosen)
             else:
                 self.log.cut["replays"] = "what differs in a new instance would differ everywhere"
             return
-        replay.check_used(self.probe, chosen)
+        checks.check_used(self.probe, chosen)
         with self.new() as probe, self.new("instances") as other:
-            replay.check_interleaved(probe, other, chosen[-2:])
+            checks.check_interleaved(probe, other, chosen[-2:])
         short = Play(chosen[-1].seed, "short", chosen[-1].actions[:30], chosen[-1].seen[:31])
         if short.seen[0].contract.worker != "process":
             with ThreadedProbe(self.recipe, self.log, self.clock, self.most_tokens, self.journal) as probe:
-                replay.play_again(probe, short, "replay.thread", "in other threads than the main one")
+                checks.play_again(probe, short, "replay.thread", "in other threads than the main one")
         modes = (getattr(self.probe.made(), "metadata", None) or {}).get("render_modes") or ()
         if "rgb_array" in modes:
             drawn = Recipe(self.recipe.id, {**self.recipe.kwargs, "render_mode": "rgb_array"}, self.recipe.key)
             with Probe(drawn, self.log, self.clock, self.most_tokens, self.journal) as drawing:
                 drawing.makes_as = "render.mode"
-                replay.check_render(drawing, short)
-        self.ordered = replay.order(chosen)
+                checks.check_render(drawing, short)
+        self.ordered = checks.order(chosen)
 
     def _plays_again(self, episode: Play) -> bool:
         """Play an episode again in a new instance beside the one that there is."""
         with self.new() as probe:
             probe.makes_as = "instances"
-            return replay.play_again(probe, episode, "replay.twice", "played again")
+            return checks.play_again(probe, episode, "replay.twice", "played again")
 
     def hostile(self) -> None:
         """Send every hostile reply as the first one; where resets are dear, one after the other."""
@@ -257,15 +262,15 @@ class Exam:
         firsts = self.log.figures.get("first_texts", {"different": 0, "seeds": 0})
         if len(same) == 1 and firsts["different"] == 1:
             log.add("seed.ignored", "all seeds begin with the same text")
-        elif firsts["different"] == 2 and firsts["seeds"] == len(replay.SEEDS):
+        elif firsts["different"] == 2 and firsts["seeds"] == len(checks.SEEDS):
             log.add("seed.ignored", f"{firsts['seeds']} seeds begin with only two texts")
 
     def end(self) -> None:
         """Step after an end, close, and see what is left."""
         ended = [one for one in self.episodes if one.over]
         if ended:
-            declared.check_after_end(self.probe, ended[0].seed, ended[0].actions)
-        declared.check_closing(self.probe)
+            checks.check_after_end(self.probe, ended[0].seed, ended[0].actions)
+        checks.check_closing(self.probe)
         if left := threading.active_count() - 1 + len(multiprocessing.active_children()):
             self.log.add("left.threads", f"{left} threads or processes go on after close")
         if (place := _place()) != self.place:
@@ -330,3 +335,50 @@ def state(exam: Exam) -> dict[str, Any]:
         "cut": exam.log.cut,
         "ordered": list(exam.ordered),
     }
+
+
+def main(order: Mapping[str, Any]) -> None:
+    """Do what the order says, and write one line of JSON for each thing to tell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listen_to_alarms()
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    printed = Path(order["folder"], "printed.txt")
+    with printed.open("wb") as sink:
+        os.dup2(sink.fileno(), 1)  # what the environment prints is not for the one who reads the answers
+
+    def tell(what: Mapping[str, Any]) -> None:
+        pipe.write(json.dumps(what, default=str) + "\n")
+        pipe.flush()
+
+    recipe = Recipe(order["id"], order["kwargs"], "env")
+    started = time.perf_counter()
+    try:
+        recipe.load()
+    except ConfigError as error:
+        tell({"refused": str(error)})
+        return
+    tell({"imported": time.perf_counter() - started})
+    with Path(order["folder"], "journal.txt").open("w", encoding="utf-8") as journal:
+        if order["episodes"]:
+            probe = Probe(recipe, Log(), clock := Clock(order["seconds"]), order["most_tokens"], journal)
+            try:
+                tell({"replayed": play_order(probe, order["episodes"], clock)})
+            except BrokenError as error:
+                tell({"replayed": {"seed": probe.seed, "actions": probe.actions, "said": str(error)}})
+            return
+        exam = Exam(recipe, order["seconds"], order["most_tokens"], journal)
+        try:
+            run(exam, tell)
+        except ConfigError as error:
+            tell({"refused": str(error)})
+            return
+        sys.stdout.flush()
+        if text := printed.read_text(encoding="utf-8", errors="replace").strip():
+            exam.log.add("prints", f"it writes to standard output: {shown(text)!r}")
+        named = bool(exam.first and exam.first.contract.actions)
+        tell({**state(exam), "texts": texts(exam.episodes, exam.solved, named), "over": True})
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv.pop()).read_text(encoding="utf-8")))
+    os._exit(0)  # threads that an environment has left do not hold it up

@@ -1,16 +1,20 @@
-"""What was seen of an environment: one answer, and one episode as it was played."""
+"""One answer of an environment and one episode as it was played, and checks of a single answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from lightning_agentrl.episodes.contract import Contract
-from lightning_agentrl.episodes.observation import INFO_TEXTS
-from lightning_agentrl.tools.check_env.texts import mined
+from lightning_agentrl.episodes.observation import INFO_FLAGS, INFO_TEXTS, LARGEST_REWARD, read_flag, read_metrics
+from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.tools.check_env.findings import Log
+from lightning_agentrl.tools.check_env.texts import CONTROL, MARKERS, mined, shown, tokens
 
 _OFFERED = ("available_actions", "admissible_commands", "valid_actions", "legal_actions", "actions")  # lists in info
 
@@ -90,3 +94,134 @@ class Play:
         """How much of the task the environment calls done at the end; 1 where it says nothing."""
         value = self.seen[-1].info.get("progression") if self.seen else None
         return float(value) if isinstance(value, int | float | np.number) else 1.0
+
+
+LARGEST = 100.0  # reward that is not asked about
+_LONG_REPLY = 1000  # characters
+Note = Callable[[str, str], None]  # takes a check and what it has found
+
+
+def check_info(info: dict[str, Any], observation: str, note: Note) -> None:
+    """Look at an info, and take flags out of it that cannot be read."""
+    try:
+        read_metrics(info)
+        for name in INFO_FLAGS:
+            if info.get(name) is not None:
+                read_flag(f"info[{name!r}]", info[name])
+    except EnvError as error:
+        note("contract.info", str(error))
+        for name in INFO_FLAGS:
+            info.pop(name, None)
+    for name in INFO_TEXTS:
+        if not isinstance(info.get(name, ""), str):
+            note("contract.info", f"info[{name!r}] is {form(info[name])}, not text")
+    parts = [info[name] for name in INFO_TEXTS[:2] if isinstance(info.get(name), str)]
+    if any(part not in observation for part in parts):
+        note("text.hidden", "long_term_text or short_term_text of info is not part of the observation")
+    progression = info.get("progression", 0)
+    if isinstance(progression, int | float | np.number) and not 0 <= progression <= 1:
+        note("info.progression", f"info['progression'] is {progression}")
+
+
+def check_pickles(info: Mapping[str, Any], note: Note) -> None:
+    for name, value in info.items():
+        try:
+            pickle.dumps(value)
+        except Exception:  # noqa: BLE001 - whatever the value raises
+            note("info.pickle", f"info[{str(name)!r}] cannot be pickled")
+            return
+
+
+def checked_reward(reward: Any, note: Note) -> float:
+    """Return a reward; 0 for what is none."""
+    if isinstance(reward, bool | np.bool_) or not isinstance(reward, int | float | np.number):
+        note("reward.type", f"the reward is {form(reward)}: {shown(looks(reward) or '')}")
+        return 0.0
+    try:
+        value = float(reward.real)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= LARGEST_REWARD:
+        note("reward.finite", f"the reward is {value:g}; it must be finite, {LARGEST_REWARD:g} at most")
+        return 0.0
+    if abs(value) > LARGEST:
+        note("reward.size", f"a reward of {value:g}")
+    return value
+
+
+def checked_ends(terminated: Any, truncated: Any, at_limit: bool, note: Note) -> tuple[bool, bool]:
+    """Return both ends as truth values.
+
+    Args:
+        terminated: as the environment gave it.
+        truncated: as the environment gave it.
+        at_limit: the turn is the last one that gymnasium's own wrapper allows; it says so of a game that ends there.
+        note: takes what is found.
+    """
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(value, bool | np.bool_):
+            note("ends.type", f"{name} is {form(value)}: {shown(looks(value) or '')}")
+    terminated, truncated = _true(terminated), _true(truncated)
+    if terminated and truncated:
+        if at_limit:
+            return True, False
+        note("ends.both", "an episode ends terminated and truncated at once")
+    return terminated, truncated
+
+
+def check_texts(seen: Seen, last: Seen | None, said: str, most_tokens: int, log: Log, note: Note) -> None:
+    """Look at what a policy reads.
+
+    Args:
+        seen: the answer.
+        last: the one before; None after a reset.
+        said: the action text that it answers; empty after a reset.
+        most_tokens: of a prompt.
+        log: what was found before: what an environment says by itself is not an echo of a reply.
+        note: takes what is found.
+    """
+    actions = seen.contract.actions
+    listed = all(name in seen.contract.system_prompt for name in actions)  # then the trainer lists them no more
+    whole = "\n".join([seen.prompt, *(() if listed else [*actions, *actions.values()])])
+    whole += "\n".join(text for pair in seen.contract.examples for text in pair)
+    try:
+        seen.text.encode()
+    except UnicodeEncodeError:
+        echoed = any("\ud800" <= char <= "\udfff" for char in said)
+        note("text.echo" if echoed else "text.encoding", "the observation holds a lone surrogate")
+    if found := MARKERS.search(whole):
+        echoed = found[0] in said and "text.markers" not in log
+        check, who = ("text.echo", "the reply's own") if echoed else ("text.markers", "the")
+        note(check, f"the text holds {who} marker {found[0]!r}")
+    if found := CONTROL.search(whole):
+        check = "text.echo" if found[0] in said and "text.control" not in log else "text.control"
+        note(check, f"the text holds the character {found[0]!a}")
+    shown_before = last is not None and said[:_LONG_REPLY] in last.prompt
+    if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text and not shown_before:
+        note("text.echo", f"the text shows a reply of {len(said)} characters again")
+    if not (seen.state.strip() or seen.terminated) and not (last is None and seen.contract.system_prompt):
+        note("text.empty", "the observation is empty")
+    if len(said) < _LONG_REPLY and len(whole) > most_tokens and (length := tokens(whole)) > most_tokens:
+        note("text.long", f"a prompt has about {length} tokens, more than {most_tokens}")
+
+
+def looks(value: Any) -> str | None:
+    """Return how a value looks in Python; None if it cannot be shown, as a whole number of thousands of figures."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - whatever a class of the environment raises
+        return None
+
+
+def form(value: Any) -> str:
+    """Return the form of a value in words."""
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _true(end: Any) -> bool:
+    try:
+        return bool(end)
+    except ValueError:  # an array
+        return bool(np.any(end))

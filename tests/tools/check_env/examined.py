@@ -7,8 +7,8 @@ from typing import Any
 
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.tools.check_env.exam import Exam, run
-from lightning_agentrl.tools.check_env.log import Log
-from lightning_agentrl.tools.check_env.stopwatch import listen_to_alarms
+from lightning_agentrl.tools.check_env.findings import Log
+from lightning_agentrl.tools.check_env.probe import listen_to_alarms
 
 
 def exam_of(env_id: str, seconds: float = 8.0, **kwargs: Any) -> Exam:

@@ -12,7 +12,7 @@ import pytest
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.tools.check_env import certificate
 from lightning_agentrl.tools.check_env.certificate import Certificate, certify
-from lightning_agentrl.tools.check_env.log import Log
+from lightning_agentrl.tools.check_env.findings import Log
 from tests.tools.check_env.defects import ASKED, AT_ONCE, ELSEWHERE, FOUND, Mine
 from tests.tools.check_env.examined import examined
 

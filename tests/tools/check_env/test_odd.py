@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from lightning_agentrl.tools.check_env.certificate import certify
-from lightning_agentrl.tools.check_env.log import Log
+from lightning_agentrl.tools.check_env.findings import Log
 from tests.tools.check_env.examined import exam_of, examined
 
 ODD = "tests.tools.check_env.odd:Odd-v0"

@@ -6,10 +6,8 @@ import re
 from html.parser import HTMLParser
 
 from lightning_agentrl.tools.check_env.certificate import Certificate
-from lightning_agentrl.tools.check_env.log import Log
-from lightning_agentrl.tools.check_env.page import page
-from lightning_agentrl.tools.check_env.rules import RULES
-from lightning_agentrl.tools.check_env.terminal import lines
+from lightning_agentrl.tools.check_env.findings import RULES, Log
+from lightning_agentrl.tools.check_env.page import lines, page
 from lightning_agentrl.tools.check_env.texts import expression, mined, tokens
 
 BAD = "</pre></section><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\ud800 $title ${body}"

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from lightning_agentrl.tools.check_env.log import Log
+from lightning_agentrl.tools.check_env.findings import RULES, Log
 from lightning_agentrl.tools.check_env.played import check_memory_needed, check_repeated
-from lightning_agentrl.tools.check_env.rules import RULES
 from lightning_agentrl.tools.check_env.seen import Play, Seen
 
 

@@ -11,7 +11,7 @@ from agentrl_envs import TextEnv
 from lightning_agentrl.commands import check_train
 from lightning_agentrl.commands.check_train import NUM_ENVS, TURNS_PER_ENV, Texts, interval, points, train
 from lightning_agentrl.tools.check_env.certificate import certify
-from lightning_agentrl.tools.check_env.small_model import system_of
+from lightning_agentrl.tools.check_env.played import system_of
 
 WALK = "You walk. {}"
 
