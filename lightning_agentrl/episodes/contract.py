@@ -1,7 +1,4 @@
-"""The optional attributes of an environment, as one typed contract.
-
-Environment processes import this file, so it imports only gymnasium and the errors.
-"""
+"""The optional attributes of an environment, as one typed contract. Environment processes import this file."""
 
 from __future__ import annotations
 
@@ -32,8 +29,7 @@ class Contract:
         examples: worked examples, pairs of an observation and a reply.
         free_text: the whole reply is the action.
         tool_schemas: functions that a reply may call, as JSON schemas; the chat template shows them in its own form.
-        observation_role: role of the messages that follow an action, ``user`` or ``tool``. The first message of an
-            episode always has the role ``user``.
+        observation_role: role of the messages that follow an action, ``user`` or ``tool``; the first is ``user``.
         one_turn: every episode has one turn, so a memory has nothing to show.
         render_mode: with ``rgb_array`` each turn is drawn.
         worker: ``process`` needs a separate process; ``inline`` runs in the event loop of the trainer, for steps of
@@ -71,10 +67,7 @@ class ContractReader:
         self._offered: dict[str, Any] | None = None
 
     def read(self, env: gymnasium.Env) -> Contract:
-        """Return what an environment offers now.
-
-        The outermost wrapper that has an attribute decides. A property that raises AttributeError does not count as
-        absent.
+        """Return what an environment offers now. The outermost wrapper that has an attribute decides.
 
         Raises:
             EnvError: one sentence about an attribute of a wrong type.
@@ -84,23 +77,18 @@ class ContractReader:
             layers.append(layers[-1].env)
         for name in _FORMS:
             for layer in layers:
-                if hasattr(type(layer), name) or hasattr(layer, name):
+                if hasattr(type(layer), name) or hasattr(layer, name):  # a property that raises is not absent
                     value = getattr(layer, name)
                     if name not in TEXTS or isinstance(value, str):  # otherwise the environment's own use of a name
                         # a copy, since the environment may change it in place
                         offered[name] = dict(value) if isinstance(value, Mapping) else value
                     break
         if offered != self._offered or [*offered.get("actions", ())] != [*self.contract.actions]:  # also the order
-            self.contract, self._offered = read_contract(offered), deepcopy(offered)
+            self.contract, self._offered = _checked(offered), deepcopy(offered)
         return self.contract
 
 
-def read_contract(offered: Mapping[str, Any]) -> Contract:
-    """Check the attributes that an environment offers, and copy them.
-
-    Raises:
-        EnvError: one sentence about an attribute of a wrong type.
-    """
+def _checked(offered: Mapping[str, Any]) -> Contract:
     checked = {}
     for name, value in offered.items():
         needed, read = _FORMS[name]
@@ -120,6 +108,9 @@ def read_contract(offered: Mapping[str, Any]) -> Contract:
             f"actions: {', '.join(contract.actions)}"
         )
     return contract
+
+
+# Readers return a copy of a value, or raise one of the errors above.
 
 
 def _text(value: Any) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from lightning_agentrl.episodes.contract import Contract, read_contract
+from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.env_process import ProcessEnvironment, pickled
 from lightning_agentrl.episodes.environment import Answer, Environment, Hosted
 from lightning_agentrl.episodes.observation import CONTRACT
@@ -372,14 +372,12 @@ def make_worker(
     Raises:
         ConfigError: it cannot be imported, or cannot run there; with the key to change.
     """
-    declared = None
-    if place != "process":
-        declared = read_contract({"worker": getattr(recipe.load(), "worker", None)}).worker
-        if declared == "process" and place == "thread":
-            raise ConfigError(
-                f"the environment '{recipe.id}' needs a separate process (its attribute `worker`); remove the key "
-                f"{recipe.key}.worker or set it to process"
-            )
+    declared = None if place == "process" else getattr(recipe.load(), "worker", None)
+    if declared == "process" and place == "thread":
+        raise ConfigError(
+            f"the environment '{recipe.id}' needs a separate process (its attribute `worker`); remove the key "
+            f"{recipe.key}.worker or set it to process"
+        )
     where = place or declared or "thread"
     make: Callable[[], Hosted]
     if where == "process":
