@@ -209,7 +209,7 @@ def test_groups_are_clipped_apart(tmp_path, tiny_folder):
 def test_a_checkpoint_inside_an_iteration_is_refused(tmp_path, tiny_folder):
     checkpoint = L.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=1)
     trainer = make_trainer(tmp_path, 1, [checkpoint], enable_checkpointing=True)
-    with pytest.raises(ValueError, match="inside an iteration"):
+    with pytest.raises(RuntimeError, match="inside an iteration"):
         trainer.fit(make_agent(tiny_folder), make_data())
 
 
