@@ -370,4 +370,5 @@ class Collector:
             rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
         with waiting_for("environments to close", "teardown"):
             close_all([session.worker for session in self.sessions])
+        self._episodes = None
         return state
