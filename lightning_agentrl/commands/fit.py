@@ -144,19 +144,12 @@ class AgentCLI(LightningCLI):
         refuse_foreign_keys(trainer)
         for callback in _listed(trainer.callbacks):
             if callback["class_path"] == "lightning.Callback":  # what the parser makes of a mapping without class_path
-                raise ConfigError(
-                    config_problem(self._given.tree) or "trainer.callbacks needs a class_path in each item"
-                )
+                raise ConfigError(config_problem(self._given.tree) or "trainer.callbacks needs a class_path")
             for key, value in (callback.get("init_args") or Namespace()).items():
                 if isinstance(value, Enum):  # a default of Lightning's Timer, which no YAML could hold
                     callback.init_args[key] = value.value
-        endless = (
-            trainer.max_epochs is None
-            and trainer.max_steps == -1
-            and trainer.max_time is None
-            and not trainer.fast_dev_run
-        )
-        if self.subcommand == "fit" and endless:  # Lightning would take 1000 epochs
+        limits = (trainer.max_epochs, trainer.max_steps, trainer.max_time, trainer.fast_dev_run)
+        if self.subcommand == "fit" and limits == (None, -1, None, False):  # Lightning would take 1000 epochs
             what, key = "the key trainer.max_epochs is missing", "trainer.max_epochs"
             fix = "it is the number of iterations, those of a critic warm-up included"
             raise ConfigError(Problem(what, key=key, missing=True, fix=fix))

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.vllm
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kv_cache_gb": 1e5}, r"lower data.init_args.engine.init_args.kv_cache_gb \(now 100000\)"),
-        ({"kv_cache_gb": 0.0002}, r"raise data.init_args.engine.init_args.kv_cache_gb \(now 0.0002\)"),
+        ({"kv_cache_gb": 1e5}, r"change data.init_args.engine.init_args.kv_cache_gb \(now 100000\)"),
+        ({"kv_cache_gb": 0.0002}, r"change data.init_args.engine.init_args.kv_cache_gb \(now 0.0002\)"),
     ],
 )
 def test_what_does_not_fit_the_memory_is_told_with_the_key(served_folder, settings, message):
