@@ -243,6 +243,8 @@ class Agent(L.LightningModule, ABC):
     def on_train_epoch_start(self) -> None:
         self._stop_between_iterations(iteration_done=False)
         self.clock.read()  # what came between two iterations belongs to neither
+        assert self.datamodule.stream is not None
+        self.datamodule.stream.begin_iteration()  # in a hook, so that the methods it calls may log
 
     def on_train_epoch_end(self) -> None:
         times = describe_times(self)

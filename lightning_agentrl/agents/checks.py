@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.optim import check_schedules, planned_steps
-from lightning_agentrl.agents.sharding import check_mesh, check_strategy, in_lockstep
+from lightning_agentrl.agents.sharding import check_mesh, check_strategy, in_lockstep, trainer_of
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, TruncatedWeights
 from lightning_agentrl.models.critic import Critic
@@ -56,7 +56,7 @@ def check_run(agent: Any, stage: str) -> None:
     trainer, data = agent.trainer, agent.trainer.datamodule
     if data is None:
         raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")
-    if agent._compiler_ctx is not None:
+    if "training_step" in vars(agent):  # as Lightning leaves a module that was compiled
         raise ValueError(
             "an agent is not compiled as a whole: give it to the trainer without torch.compile, and set "
             "model.init_args.compute.kernels to compiled, which compiles the layers of its models"
@@ -148,7 +148,7 @@ def check_rounded(agent: Any) -> None:
     Raises:
         ValueError: one sentence with the key.
     """
-    trainer = agent._trainer
+    trainer = trainer_of(agent)
     reads_rounded = agent.lora is not None or (trainer is not None and trainer.state.fn == TrainerFn.FITTING)
     if agent.models.rounded and reads_rounded and trainer is not None and trainer.precision != "bf16-mixed":
         raise ValueError(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lightning_agentrl.agents.sharding import in_lockstep
+from lightning_agentrl.agents.sharding import in_lockstep, trainer_of
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.kernels import (
@@ -159,10 +159,10 @@ def _check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str,
 
 def models_for(agent: Any) -> Models:
     """Load or create the weights of an agent, for the device, precision and strategy of its trainer if it has one."""
-    trainer, compute, mesh = agent._trainer, agent.compute, agent.device_mesh
+    trainer, compute, mesh = trainer_of(agent), agent.compute, agent.device_mesh
     on_gpu = trainer is not None and isinstance(trainer.accelerator, CUDAAccelerator)
     if compute.kernels == "auto":
-        sharded = on_gpu and in_lockstep(trainer.strategy)
+        sharded = trainer is not None and on_gpu and in_lockstep(trainer.strategy)
         samples = not on_gpu or not agent.datamodule.engine.holds_copy
         compute = replace(compute, kernels=automatic_kernels(on_gpu, sharded, samples))
     # Environments may seed torch as well, so first weights, such as those of adapters, take the run's seed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, cast, get_args
@@ -340,10 +340,7 @@ class Steps:
         self.gradient_watch: GradientWatch | None = None  # under ZeRO
         self.follows_schedule = True  # no other scheduler was returned by configure_optimizers
         self._configured: list[dict[str, Any]] = []  # rate and decay of each group before a checkpoint is loaded
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copy without the scheduler, which belongs to a trainer."""
-        return {**vars(self), "_scheduler": None}
+        self._rates: Sequence[Any] = ()  # of each group, before guards lower them
 
     def begin_anew(self) -> None:
         """Forget the steps of an earlier run. Attempts continue: they number the weights in the turns of episodes."""
@@ -368,12 +365,13 @@ class Steps:
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> LambdaLR:
         """Return the scheduler of both groups, to be stepped once per optimizer step that is taken."""
+        schedule, run = self.optim.schedule, planned_steps(trainer)
 
         def actor(step: int) -> float:
-            return self.optim.schedule.actor.share(step - self.warmup, planned_steps(trainer)["actor"])
+            return schedule.actor.share(step - self.warmup, run["actor"])
 
         def critic(step: int) -> float:
-            return self.optim.schedule.critic.share(step, planned_steps(trainer)["critic"])
+            return schedule.critic.share(step, run["critic"])
 
         lambdas = {"actor": actor, "critic": critic}
         return ScheduleLR(optimizer, [lambdas[group["name"]] for group in optimizer.param_groups])
@@ -424,9 +422,14 @@ class Steps:
             )
         groups = trainer.optimizers[0].param_groups
         before = [dict(group) for group in groups]
+        self._rates = [configured["lr"] for configured in self._configured]
         for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
-            if isinstance(scheduler, LambdaLR):
-                scheduler.base_lrs = [configured["lr"] for configured in self._configured]
+            if isinstance(scheduler, LambdaLR):  # takes the configured rates, where a checkpoint had others
+                scheduler.base_lrs = list(self._rates)
+                factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+                self._rates = [rate * factor for rate, factor in zip(self._rates, factors, strict=True)]
+            else:
+                self._rates = scheduler.get_last_lr()
         for group, configured in zip(groups, self._configured, strict=True):
             if configured["weight_decay"] is not None:
                 group["weight_decay"] = configured["weight_decay"]
@@ -439,14 +442,7 @@ class Steps:
 
     def write_rates(self, trainer: L.Trainer, lowered: float) -> None:
         """Write the learning rates of the next step into the optimizer, multiplied by ``lowered``."""
-        rates = [configured["lr"] for configured in self._configured]
-        for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
-            if isinstance(scheduler, LambdaLR):  # computed, so that a changed config applies after a resume
-                factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
-                rates = [rate * factor for rate, factor in zip(scheduler.base_lrs, factors, strict=True)]
-            else:
-                rates = scheduler.get_last_lr()
-        for group, rate in zip(trainer.optimizers[0].param_groups, rates, strict=True):
+        for group, rate in zip(trainer.optimizers[0].param_groups, self._rates, strict=True):
             group["lr"] = rate * lowered
 
     def step_scheduler(self, agent: L.LightningModule, interval: str, number: int) -> None:
@@ -462,6 +458,7 @@ class Steps:
             if config.interval == interval and number % config.frequency == 0:
                 self.write_rates(trainer, 1.0)  # schedulers that multiply the present rate read it without guards
                 agent.lr_scheduler_step(config.scheduler, None)
+                self._rates = config.scheduler.get_last_lr()
                 self.write_rates(trainer, _lowered(trainer))
 
     def allow(self, trainer: L.Trainer, attempt: Attempt, fault: str) -> bool:

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.agents.checkpoint import NOT_OURS, checksum, last_good_checkpoint
 from lightning_agentrl.agents.finite import SHOWN
+from lightning_agentrl.agents.sharding import trainer_of
 from lightning_agentrl.distributed import all_gather, raise_once, rank
 from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedError
 from lightning_agentrl.models.loading import resolve_model
@@ -219,7 +220,7 @@ def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
     if "state_dict" in checkpoint:  # sharded strategies have read the weights already
         check_weights(checkpoint["state_dict"], agent.state_dict())
     agent.steps.saved_weights = checkpoint.get("state_dict", {})
-    if agent._trainer is None:
+    if trainer_of(agent) is None:
         given = {name for name, value in agent.hparams.items() if value is not None}
         if missing := [name for name in saved["undescribed"] if name not in given | {*agent.undescribed}]:
             raise ConfigError(

@@ -30,6 +30,14 @@ STAGES = (1, 2)
 ZERO_PRECISIONS = ("32-true", "bf16-mixed")
 
 
+def trainer_of(module: L.LightningModule) -> L.Trainer | None:
+    """Return the trainer that a module is attached to; None if there is none, as when it is loaded for an export."""
+    try:
+        return module.trainer
+    except RuntimeError:
+        return None
+
+
 def in_lockstep(strategy: Strategy) -> bool:
     """Return whether every forward and backward pass needs all ranks, as it does where weights are sharded."""
     return isinstance(strategy, ModelParallelStrategy | DeepSpeedStrategy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -180,11 +179,6 @@ def _forks(rollout: Rollout) -> dict[str, Number]:
     return {"rollout/forked_states": Sum(states), "rollout/forked_turns": Sum(played)}
 
 
-def comes_with_episodes(name: str) -> bool:
-    """Return whether a metric is a mean over the episodes that end in a rollout, of all or of one source."""
-    return re.sub(r"^rollout/source/.+/", "rollout/", name) in PER_EPISODE
-
-
 def source_numbers(turns: Sequence[Turn], source: Callable[[Turn], str]) -> dict[str, Number]:
     """Return the main metrics of turns and ended episodes for each source by itself, by the name of a turn's source."""
     own: dict[str, list[Turn]] = {}
@@ -236,7 +230,3 @@ def _environments(turns: Sequence[Turn]) -> dict[str, Number]:
         **{f"env/lost/{kind}": Sum(count) for kind, count in lost.items()},
         "time/env_to_generation": Mean(env_seconds, sum(turn.engine_seconds for turn in turns)),
     }
-
-
-# That have no value where no episode ends; besides, there is whatever environments report.
-PER_EPISODE = tuple(name for name, x in _per_episode(()).items() if isinstance(x, Mean))

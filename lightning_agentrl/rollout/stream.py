@@ -56,7 +56,7 @@ class RolloutSource(ABC):
 
 
 class RolloutStream:
-    """The mini-batches of one iteration. Collecting starts when the first one is requested.
+    """The mini-batches of one iteration. It begins with :meth:`begin_iteration`, or with the first mini-batch.
 
     Args:
         collector: gives the rollouts of this rank.
@@ -83,15 +83,23 @@ class RolloutStream:
         self.seed = seed
         self.source: RolloutSource | None = None  # gives the rollouts while it is set
         self.inside_iteration = False  # mini-batches of the current iteration are still to come
+        self._prepared: Prepared | None = None  # of an iteration whose first mini-batch is still to come
 
     def __len__(self) -> int:
         return self.sizes.steps_per_iteration
 
-    def __iter__(self) -> Iterator[MiniBatch]:
-        self.inside_iteration = False  # an iteration that an error has ended does not continue
+    def begin_iteration(self) -> None:
+        """Collect and prepare a rollout. An iteration that an error has ended does not continue."""
+        self.inside_iteration = False
         with self.collector.prepare_update():
-            prepared = self.next_rollout() if self.source is None else self.source.next_rollout(self)
-        rollout, metrics = prepared.rollout, prepared.metrics
+            self._prepared = self.next_rollout() if self.source is None else self.source.next_rollout(self)
+        self.inside_iteration = True
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        if self._prepared is None:
+            self.begin_iteration()
+        assert self._prepared is not None
+        (rollout, metrics), self._prepared = (self._prepared.rollout, self._prepared.metrics), None
         for epoch in range(self.sizes.update_epochs):
             places = self.places_of(rollout, self.collector.iteration, epoch)
             for k, rows in enumerate(split(places, self.sizes.mini_batches)):

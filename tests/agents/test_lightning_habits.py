@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_agentrl import Trainer
 from lightning_agentrl.agents import CurrentScores, PPOAgent
 from lightning_agentrl.callbacks import RunCheckpoints, RunSummary
-from lightning_agentrl.rollout import EnvConfig, MiniBatch, ValidationConfig
+from lightning_agentrl.rollout import EnvConfig, MiniBatch, Prepared, ValidationConfig
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import make_agent, make_data
@@ -162,6 +162,14 @@ def test_fast_dev_run_is_one_iteration_and_one_held_out_episode(
 class Logs(PPOAgent):
     """Logs in the methods that users override."""
 
+    def prepare(self, rollout: Rollout) -> Prepared:
+        self.log("mine/prepare", float(len(rollout)))
+        return super().prepare(rollout)
+
+    def shape_rewards(self, rollout: Rollout) -> Tensor:
+        self.log("mine/shape_rewards", rollout.rewards.sum())
+        return super().shape_rewards(rollout)
+
     def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
         self.log("mine/policy_loss", 1.0, on_step=False, on_epoch=True)
         return super().policy_loss(batch, scores)
@@ -189,8 +197,9 @@ def test_log_works_in_the_methods_that_users_override(make: type[L.Trainer], tmp
     trainer = trainer_of(make, tmp_path, 1, [])
     trainer.fit(Logs(str(tiny_folder)), make_data())
     found = {name.removeprefix("mine/") for name in trainer.callback_metrics if name.startswith("mine/")}
-    names = {"policy_loss", "value_loss", "update_metrics", "training_step", "validation_step"}
-    assert found >= names
+    update = {"policy_loss", "value_loss", "update_metrics", "training_step"}
+    assert found >= {"prepare", "shape_rewards", "validation_step", *update}
+    assert trainer.callback_metrics["mine/prepare"] == 16
     assert trainer.callback_metrics["mine/validation_step"] == 8
 
 

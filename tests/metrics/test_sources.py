@@ -15,7 +15,7 @@ import yaml
 from lightning_agentrl.commands.held_out_table import MEAN, held_out_table
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.rollout import comes_with_episodes, source_numbers
+from lightning_agentrl.metrics.rollout import source_numbers
 from lightning_agentrl.types import StopReason
 from tests.cli import Config, fit, run_command
 from tests.metrics.test_episodes import RESULTS, held_out
@@ -137,10 +137,3 @@ def test_a_mixed_run_tells_them(
     assert re.search(r"^Bandit-v0 +\d", printed, re.M)
     assert re.search(r"^Bandit-v0_2 +\d", printed, re.M)
     assert re.search(rf"^{MEAN} +\d", printed, re.M)
-
-
-@pytest.mark.parametrize("source", ["", "source/a-game/", "source/a/game/"])
-def test_of_a_source_too_those_numbers_come_with_episodes_that_do_so_of_all(source):
-    assert comes_with_episodes(f"rollout/{source}success")
-    assert comes_with_episodes(f"rollout/{source}return")
-    assert not comes_with_episodes(f"rollout/{source}reward_per_turn")
