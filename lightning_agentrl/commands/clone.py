@@ -13,6 +13,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning_agentrl.agents import CloneAgent
 from lightning_agentrl.agents.clone import FALLING, LR
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
+from lightning_agentrl.commands.files import make_folder
 from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
@@ -80,7 +81,7 @@ class CloneCLI(RunConfigCLI):
             raise ConfigError(f"--lr must be above 0, got {config.lr}")
         if not 0 < config.action_share <= 1:
             raise ConfigError(f"--action_share must be above 0 and at most 1, got {config.action_share}")
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out, "--out")
         config.trainer.default_root_dir = str(out)
 
     def clone(self) -> None:

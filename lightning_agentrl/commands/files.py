@@ -50,6 +50,19 @@ def with_shipped_configs(arguments: Sequence[str]) -> list[str]:
     return found
 
 
+def make_folder(folder: str | Path, key: str) -> None:
+    """Make a folder at the start of a command, since hours may pass before it is written to.
+
+    Raises:
+        ConfigError: it cannot be made, with the key or argument that names it.
+    """
+    try:
+        Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"the folder '{folder}' cannot be made: {error.strerror}"
+        raise ConfigError(Problem(what, key=key, fix="give another one")) from error
+
+
 def make_room_for(file: Path, begins: bytes, argument: str) -> None:
     """Make the folder of a file that is written later, and refuse to replace a file of another kind.
 
@@ -69,7 +82,7 @@ def make_room_for(file: Path, begins: bytes, argument: str) -> None:
         if found and found != begins:
             what = f"'{file}' exists and was not written by this command"
             raise ConfigError(f"{what}; name another file (argument --{argument})")
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent, f"--{argument}")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigError(f"'{file}' cannot be written; name another file (argument --{argument})")
 

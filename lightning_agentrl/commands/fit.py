@@ -31,7 +31,7 @@ from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.run_checkpoints import WORDS, named_checkpoint
 from lightning_agentrl.callbacks.run_folder import RunRecord
 from lightning_agentrl.callbacks.trainer import DEFAULTS, with_defaults
-from lightning_agentrl.commands.files import with_shipped_configs
+from lightning_agentrl.commands.files import make_folder, with_shipped_configs
 from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.plan import DryRun
@@ -140,7 +140,9 @@ class AgentCLI(LightningCLI):
             self.settings.ckpt_path = self._ckpt_path
         trainer, checkpoint = self.settings.trainer, self.settings.get("ckpt_path")
         if self.settings.get("dry_run") and self.subcommand != "fit":
-            raise ConfigError("a dry run shows the plan of a training run; give --dry-run to fit")
+            raise ConfigError(
+                "a dry run shows the plan of a training run; give --dry-run to fit, not to another command"
+            )
         refuse_foreign_keys(trainer)
         for callback in _listed(trainer.callbacks):
             if callback["class_path"] == "lightning.Callback":  # what the parser makes of a mapping without class_path
@@ -154,7 +156,7 @@ class AgentCLI(LightningCLI):
             fix = "it is the number of iterations, those of a critic warm-up included"
             raise ConfigError(Problem(what, key=key, missing=True, fix=fix))
         if trainer.get("default_root_dir") and not self.settings.get("dry_run"):
-            Path(trainer.default_root_dir).expanduser().mkdir(parents=True, exist_ok=True)
+            make_folder(trainer.default_root_dir, "trainer.default_root_dir")
         if checkpoint and checkpoint not in WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
