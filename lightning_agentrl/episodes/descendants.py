@@ -83,3 +83,13 @@ def _end_as(code: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+if __name__ == "__main__":  # run with a command, which takes the place of the guarded child
+    import sys
+
+    guard_descendants()
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        sys.exit(f"{sys.argv[1]}: {error.strerror}")

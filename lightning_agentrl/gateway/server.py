@@ -1,0 +1,283 @@
+"""The server that agents call in place of a provider: it hands calls out and waits for their replies.
+
+One server per process, on a port of 127.0.0.1 that the system chooses, in a thread with an event loop of its own. The
+path of a call holds the token of its episode, so an agent reaches its own episode only. It executes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import secrets
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from lightning_agentrl.gateway.conversation import Call, ChatMessage, Refusal, Reply
+from lightning_agentrl.gateway.wire import OF_THE_RUN, PROTOCOLS, Protocol, unknown_fields
+
+MOST_BYTES = 32 * 2**20  # of a body
+WAITING_SECONDS = 1.0  # between two signs that a reply is still to come, so that clients do not time out
+_LOOPBACK = ("127.0.0.1", "localhost")
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward that an agent posts; ``call`` is the id of a completion, empty for the last one."""
+
+    value: float
+    call: str = ""
+
+
+@dataclass(eq=False)
+class Pending:
+    """A call that waits for its reply, and whoever asks for it.
+
+    Args:
+        id: of the completion.
+        call: what was asked.
+        body: as it came, by which a repeated request is known.
+        path: of the protocol.
+    """
+
+    id: str
+    call: Call
+    body: bytes
+    path: str
+    reply: Reply | Refusal | None = None
+    delivered: bool = False  # a client got the reply
+    waiting: int = 0  # clients that wait for it
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Line:
+    """The line of an agent to its episode: its calls and rewards in the order of arrival.
+
+    Args:
+        gateway: that serves it.
+        parallel: whether several calls may wait at once.
+    """
+
+    def __init__(self, gateway: Gateway, parallel: bool) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self.events: queue.Queue[Pending | Reward] = queue.Queue()
+        self.parallel = parallel
+        self.closed = False
+        self.calls: list[Pending] = []
+        self._gateway = gateway
+
+    @property
+    def url(self) -> str:
+        """Base URL in the form of Anthropic's clients; OpenAI's add ``/v1``."""
+        return f"http://127.0.0.1:{self._gateway.port}/{self.token}"
+
+    def answer(self, pending: Pending, reply: Reply | Refusal) -> None:
+        """Let whoever waits for a call have its reply. Called from any thread."""
+
+        def deliver() -> None:
+            pending.reply = reply
+            pending.answered.set()
+
+        self._gateway.loop.call_soon_threadsafe(deliver)
+
+    def close(self) -> None:
+        """End the line: calls that wait, and all later ones, are told that the episode is over."""
+        self.closed = True
+        for pending in self.calls:
+            if pending.reply is None:
+                self.answer(pending, Refusal("the episode is over", 410))
+        self._gateway.lines.pop(self.token, None)
+
+    @property
+    def abandoned(self) -> int:
+        """Calls with a reply that no client got."""
+        return sum(isinstance(one.reply, Reply) and not one.delivered for one in self.calls)
+
+    def repeated(self, body: bytes, path: str, again: bool) -> Pending | None:
+        """Return the call that a request repeats: by its own word, or after the connection of the same was closed."""
+        for pending in reversed(self.calls):
+            if (pending.body, pending.path) == (body, path):
+                left = not pending.delivered and not pending.waiting
+                return pending if again or (left and pending.reply is None) else None
+        return None
+
+
+class Gateway:
+    """The server of this process."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, Line] = {}
+        self.port = 0
+        self.told: set[str] = set()  # what was warned of once
+        self.notes: queue.Queue[str] = queue.Queue()  # warnings for the run
+        self.loop = asyncio.new_event_loop()
+        started = threading.Event()
+        threading.Thread(target=self._serve, args=(started,), name="gateway", daemon=True).start()
+        started.wait()
+
+    def open(self, parallel: bool = True) -> Line:
+        """Open a line for one episode."""
+        line = Line(self, parallel)
+        self.lines[line.token] = line
+        return line
+
+    def _serve(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._start())
+        started.set()
+        self.loop.run_forever()
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=MOST_BYTES, middlewares=[self._guard])
+        for path in PROTOCOLS:
+            app.router.add_post(f"/{{token}}/v1/{path}", self._call)
+        for path in ("reward", "v1/reward"):
+            app.router.add_post(f"/{{token}}/{path}", self._reward)
+        app.router.add_get("/{token}/v1/models", self._models)
+        runner = web.AppRunner(app, access_log=None)  # it would hold the tokens
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.port = runner.addresses[0][1]
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse other hosts and all origins, as of a page in a browser, and say every refusal in the same form."""
+        try:
+            host = urlsplit(f"//{request.host}").hostname
+            if host not in _LOOPBACK or "Origin" in request.headers:
+                raise Refusal("only programs on this machine are served", 403)
+            return await handler(request)
+        except Refusal as refusal:
+            return _refused(refusal)
+        except web.HTTPRequestEntityTooLarge:
+            return _refused(Refusal(f"the body has more than {MOST_BYTES} bytes", 413))
+        except web.HTTPException as error:
+            return _refused(Refusal(error.reason, error.status))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            return _refused(Refusal(f"the body is not what this call needs: {type(error).__name__} {error}"))
+
+    def _line(self, request: web.Request) -> Line:
+        line = self.lines.get(request.match_info["token"])
+        if line is None or line.closed:
+            raise Refusal("the episode is over", 410)
+        return line
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._line(request)
+        return web.json_response(
+            {"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "agentrl"}]}
+        )
+
+    async def _reward(self, request: web.Request) -> web.Response:
+        line = self._line(request)
+        body = await _json(request)
+        line.events.put(Reward(float(body["reward"]), str(body.get("id") or "")))
+        return web.json_response({})
+
+    async def _call(self, request: web.Request) -> web.StreamResponse:
+        line, path = self._line(request), request.path.partition("/v1/")[2]
+        raw = await request.read()
+        body = await _json(request)
+        protocol, again = PROTOCOLS[path], request.headers.get("x-stainless-retry-count", "0") != "0"
+        pending = line.repeated(raw, path, again)
+        if pending is None:
+            if not line.parallel and any(one.reply is None for one in line.calls):
+                raise Refusal("another call waits for its reply, and the agent's `parallel` is false")
+            call = protocol.read(body, _before(line, body))
+            self._tell(body)
+            pending = Pending(f"call_{secrets.token_hex(8)}", call, raw, path)
+            line.calls.append(pending)
+            line.events.put(pending)
+        pending.waiting += 1
+        try:
+            return await _answered(request, protocol, pending, bool(body.get("stream")))
+        finally:
+            pending.waiting -= 1
+
+    def _tell(self, body: Mapping[str, Any]) -> None:
+        """Note once what an agent asks for and the run decides."""
+        own = [f"{name}={body[name]}" for name in OF_THE_RUN if body.get(name) is not None and name not in self.told]
+        self.told.update(name for name in OF_THE_RUN if body.get(name) is not None)
+        new = [name for name in unknown_fields(body) if name not in self.told]
+        self.told.update(new)
+        if own:
+            self.notes.put(f"an agent asks for {', '.join(own)}; replies are sampled as the run says")
+        if new:
+            self.notes.put(f"an agent sends {', '.join(new)}, which nothing here reads")
+
+
+@cache
+def gateway() -> Gateway:
+    """Return the server of this process, started when it is first needed."""
+    return Gateway()
+
+
+def _before(line: Line, body: Mapping[str, Any]) -> list[ChatMessage]:
+    """Return the conversation that a body goes on from by the id of its response, without instructions."""
+    name = body.get("previous_response_id")
+    if not name:
+        return []
+    for pending in line.calls:
+        if pending.id == name and isinstance(pending.reply, Reply):
+            instructed = bool(json.loads(pending.body).get("instructions"))
+            return [*pending.call.messages[instructed:], pending.reply.message]
+    raise Refusal(f"there is no response {name} in this episode")
+
+
+async def _json(request: web.Request) -> dict[str, Any]:
+    body = json.loads(await request.read())
+    if not isinstance(body, dict):
+        raise Refusal("the body must be a JSON object")
+    return body
+
+
+async def _answered(request: web.Request, protocol: Protocol, pending: Pending, streamed: bool) -> web.StreamResponse:
+    """Send the reply once it is there, and signs of life until then; a refusal that comes at once has its status."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(pending.answered.wait(), WAITING_SECONDS)
+    if isinstance(pending.reply, Refusal):
+        return _refused(pending.reply)
+    response = web.StreamResponse(headers={"x-request-id": pending.id})
+    response.content_type = "text/event-stream" if streamed else "application/json"
+    try:
+        await response.prepare(request)
+        while not pending.answered.is_set():
+            await response.write(b": waiting\n\n" if streamed else b" ")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(pending.answered.wait(), WAITING_SECONDS)
+        async for part in _written(protocol, pending, streamed):
+            await response.write(part)
+        await response.write_eof()
+    except (ConnectionError, asyncio.CancelledError):
+        return response  # the client is gone; if it asks again, it gets this reply
+    pending.delivered = isinstance(pending.reply, Reply)
+    return response
+
+
+async def _written(protocol: Protocol, pending: Pending, streamed: bool) -> AsyncIterator[bytes]:
+    if isinstance(pending.reply, Refusal):
+        error = json.dumps(_error(pending.reply))
+        yield f"event: error\ndata: {error}\n\n".encode() if streamed else error.encode()
+    elif isinstance(pending.reply, Reply) and streamed:
+        for name, data in protocol.events(pending.id, pending.call, pending.reply):
+            text = data if isinstance(data, str) else json.dumps(data)
+            yield (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
+    elif isinstance(pending.reply, Reply):
+        yield json.dumps(protocol.write(pending.id, pending.call, pending.reply)).encode()
+
+
+def _error(refusal: Refusal) -> dict[str, Any]:
+    kind = "invalid_request_error"
+    return {"type": "error", "error": {"type": kind, "message": str(refusal), "code": None, "param": None}}
+
+
+def _refused(refusal: Refusal) -> web.Response:
+    return web.json_response(_error(refusal), status=refusal.status, headers={"x-should-retry": "false"})
