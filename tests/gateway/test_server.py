@@ -89,9 +89,10 @@ def test_responses_are_read_by_the_client_and_continued_by_their_id(line: Line) 
         assert stream.get_final_response().output_text == "so"
     roles = [message.role for message in policy.calls[1].call.messages]
     assert roles == ["system", "user", "assistant", "tool"]
-    assert policy.calls[1].call.beginnings[3].digest == policy.calls[0].call.beginnings[2].then(
-        Reply("so", (CALL,)).message
-    ).digest
+    assert (
+        policy.calls[1].call.beginnings[3].digest
+        == policy.calls[0].call.beginnings[2].then(Reply("so", (CALL,)).message).digest
+    )
 
 
 def test_a_client_that_is_less_patient_than_the_policy_gets_its_reply(line: Line) -> None:

@@ -1,0 +1,234 @@
+"""An agent program as an environment: an observation is its next call, an action the reply to it."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from lightning_agentrl.episodes.seeds import held_out_seeds
+from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.gateway.agent_process import INFRASTRUCTURE, AgentProcess
+from lightning_agentrl.gateway.conversation import Call, Episode, Place, Refusal, Reply, ToolCall
+from lightning_agentrl.gateway.server import Line, Pending, Reward, gateway
+
+LOOK_SECONDS = 0.05  # between two looks whether a program that makes no call still runs
+Score = Callable[[Mapping[str, Any], str], float]  # of a task and the last text of the assistant
+
+
+class AgentEnv(gymnasium.Env[dict[str, Any], str]):
+    """An agent program that is started for each episode, with one task.
+
+    An observation holds the messages of a call that are new, the turn that they follow, and what limits the reply. An
+    action is a :class:`Reply` as JSON. The episode ends with the program.
+
+    Args:
+        command: program and arguments.
+        tasks: lines of the task file; each episode has one, by its seed.
+        score: adds to the reward of the last call; None: nothing does.
+        held_out: give each task once, in order, as validation plays them.
+        seconds_between_calls: most seconds that the program may take by itself.
+        max_calls: calls after which the episode is truncated; None: no limit.
+        parallel: whether several calls may wait at once.
+        on_error: reward where the program fails after its first reply; None: that is a fault.
+        environment: names of variables that are passed on.
+    """
+
+    free_text = True
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        tasks: Sequence[Mapping[str, Any]],
+        score: Score | None = None,
+        held_out: bool = False,
+        seconds_between_calls: float = 60.0,
+        max_calls: int | None = 50,
+        parallel: bool = True,
+        on_error: float | None = None,
+        environment: Sequence[str] = (),
+    ) -> None:
+        self.command, self.tasks, self.score, self.held_out = command, tasks, score, held_out
+        self.seconds_between_calls, self.max_calls = seconds_between_calls, max_calls
+        self.parallel, self.on_error, self.environment = parallel, on_error, environment
+        self.observation_space = gymnasium.spaces.Dict()
+        self.action_space = gymnasium.spaces.Text(max_length=2**20, min_length=0)
+        self.tool_schemas: Sequence[Mapping[str, Any]] = ()  # of the call that waits
+        self.task: Mapping[str, Any] = {}
+        self._line: Line | None = None
+        self._process: AgentProcess | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.close()
+        chosen = int(self.np_random.integers(len(self.tasks)))
+        if self.held_out and seed is not None:
+            chosen = held_out_seeds().index(seed) % len(self.tasks)
+        self.task = self.tasks[chosen]
+        self._episode, self._counts = Episode(), Counter[str]()
+        self._turns: dict[str, int] = {}  # by the id of a completion
+        self._text = ""  # of the last reply
+        self._now: tuple[Pending, Place] | None = None
+        self._line = gateway().open(self.parallel)
+        self._folder = tempfile.TemporaryDirectory(prefix="agentrl-agent-")
+        self._result = Path(self._folder.name) / "result.json"
+        variables = {
+            "OPENAI_BASE_URL": f"{self._line.url}/v1",
+            "OPENAI_API_KEY": self._line.token,
+            "ANTHROPIC_BASE_URL": self._line.url,
+            "ANTHROPIC_API_KEY": self._line.token,
+            "AGENTRL_TASK": json.dumps(self.task),
+            "AGENTRL_SEED": str(seed or 0),
+            "AGENTRL_RESULT": str(self._result),
+        }
+        self._process = AgentProcess(self.command, variables, self.environment)
+        observation, _reward, ended = self._next()
+        if ended:
+            host = self._line.url.removesuffix(self._line.token)
+            raise EnvError(
+                "no_call",
+                f"the agent ended (exit code {self._process.exit_code}) without a call of the model at {host}, the "
+                f"address in OPENAI_BASE_URL and ANTHROPIC_BASE_URL{self._said()}",
+            )
+        return observation, self._info({})
+
+    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        assert self._line is not None, "reset comes first"
+        assert self._now is not None
+        given = json.loads(action)
+        calls = tuple(ToolCall(**call) for call in given.pop("tool_calls", ()))
+        reply = Reply(**given, tool_calls=calls)
+        pending, _ = self._now
+        self._turns[pending.id] = self._episode.add(pending.call, reply)
+        self._text = reply.text
+        self._line.answer(pending, reply)
+        observation, rewards, ended = self._next()
+        reward = rewards.pop(self._episode.turns - 1, 0.0)
+        truncated = not ended and self.max_calls is not None and self._episode.turns >= self.max_calls
+        if ended:
+            reward += self._end()
+        return observation, reward, ended, truncated, self._info(rewards)
+
+    def refuse(self, sentence: str) -> None:
+        """Answer the call that waits with an error in the provider's form, as for a prompt that is too long."""
+        if self._line is not None and self._now is not None:
+            self._line.answer(self._now[0], Refusal(sentence))
+
+    def close(self) -> None:
+        """End the program and what it has started."""
+        if self._line is not None:
+            self._line.close()
+        if self._process is not None:
+            self._process.end()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._line = self._process = self._folder = None
+
+    def _next(self) -> tuple[dict[str, Any], dict[int, float], bool]:
+        """Wait for the next call or the end; return it as an observation, and rewards of turns until then."""
+        assert self._line is not None
+        assert self._process is not None
+        rewards: dict[int, float] = {}
+        deadline = time.monotonic() + self.seconds_between_calls
+        while True:
+            ended = self._process.exit_code is not None  # looked at first: what it sent before is in the queue
+            try:
+                event = self._line.events.get(timeout=0 if ended else LOOK_SECONDS)
+            except queue.Empty:
+                if ended:
+                    self._now, self.tool_schemas = None, ()
+                    return {"messages": []}, rewards, True
+                if time.monotonic() > deadline:
+                    raise EnvError(
+                        "timeout",
+                        f"the agent made no call for {self.seconds_between_calls:g} s, the most that "
+                        f"seconds_between_calls allows{self._said()}",
+                    ) from None
+                continue
+            if isinstance(event, Reward):
+                if not math.isfinite(event.value):
+                    raise EnvError("reward", f"the agent posted the reward {event.value}; it must be finite")
+                turn = self._turns.get(event.call, self._episode.turns - 1)
+                rewards[turn] = rewards.get(turn, 0.0) + event.value
+                self._counts["rewarded"] += 1
+                continue
+            place = self._episode.place(event.call)
+            last = self._episode.turns - 1
+            kind = "anew" if place.follows is None else "continued" if place.follows == last else "earlier"
+            self._counts[kind] += 1
+            self._now, self.tool_schemas = (event, place), event.call.tools
+            return _observation(event.call, place), rewards, False
+
+    def _end(self) -> float:
+        """Return the reward of the end of the program: from its result, the scorer, or for a failure.
+
+        Raises:
+            EnvError: it failed, and ``on_error`` gives no reward for that; or its result cannot be read.
+        """
+        assert self._process is not None
+        if code := self._process.exit_code:
+            if self.on_error is None or code == INFRASTRUCTURE:
+                kind = "infrastructure" if code == INFRASTRUCTURE else "exit"
+                raise EnvError(kind, f"the agent ended with exit code {code}{self._said()}")
+            self._counts["rewarded"] += 1
+            return self.on_error
+        reward = 0.0
+        if self._result.exists():
+            self._counts["rewarded"] += 1
+            try:
+                reward += float(json.loads(self._result.read_text())["reward"])
+            except (ValueError, TypeError, LookupError) as error:
+                raise EnvError("reward", f'the agent\'s result is not {{"reward": a number}}: {error}') from None
+            if not math.isfinite(reward):
+                raise EnvError("reward", f"the agent's result has the reward {reward}; it must be finite")
+        if self.score is not None:
+            self._counts["rewarded"] += 1
+            reward += self.score(self.task, self._text)
+        return reward
+
+    def _info(self, rewards: Mapping[int, float]) -> dict[str, Any]:
+        """Return rewards of earlier turns, and the counts so far."""
+        counts = {f"agent/{name}": float(self._counts[name]) for name in ("continued", "earlier", "anew", "rewarded")}
+        assert self._line is not None
+        return {"earlier_rewards": dict(rewards), "counts": {**counts, "agent/abandoned": float(self._line.abandoned)}}
+
+    def _said(self) -> str:
+        """Return the end of what the program wrote, as the end of a sentence."""
+        said = self._process.excerpt() if self._process is not None else ""
+        return f"; it wrote: {said}" if said else ""
+
+
+def _observation(call: Call, place: Place) -> dict[str, Any]:
+    """Return what a call adds to the turn that it follows."""
+    messages = [
+        {
+            "role": message.role,
+            "content": list(message.parts),
+            "tool_calls": [asdict(one) for one in message.tool_calls],
+            "answers": message.answers,
+            "name": message.name,
+        }
+        for message in call.messages[place.known :]
+    ]
+    return {
+        "messages": messages,
+        "follows": place.follows,
+        "call": [call.digest, place.occurrence],
+        "stop": list(call.stop),
+        "max_tokens": call.max_tokens,
+        "model": call.model,
+        "calls_tools": call.calls_tools,
+        "must_call": call.must_call,
+    }
