@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 from lightning_agentrl.episodes import descendants
+from lightning_agentrl.gateway.warm import Warm
 
 PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")  # of the trainer's variables
 EXCERPT = 2000  # characters of what a program wrote last, for an error
@@ -25,34 +29,56 @@ class AgentProcess:
         command: program and arguments.
         variables: of its environment, beside those that are passed on.
         passed_on: names of further variables of the trainer that it gets.
+        preload: modules that the command's interpreter imports once, and then forks; none: each program begins anew.
     """
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], passed_on: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        passed_on: Sequence[str] = (),
+        preload: Sequence[str] = (),
+    ) -> None:
         self._written: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the program
         own = {name: os.environ[name] for name in (*PASSED_ON, *passed_on) if name in os.environ}
-        guarded = [sys.executable, "-I", "-S", descendants.__file__, *command]
+        self._masked = [variables[name] for name in variables if "KEY" in name or "URL" in name]
+        self._masked += [own[name] for name in passed_on if name in own and _is_secret(name)]
+        self._code: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        if preload:
+            warm = _warm(command[0], tuple(preload), tuple(own.items()))
+            self._end, self._status = warm.start(command[1:], {**own, **variables}, self._written.fileno())
+            return
         self._process = subprocess.Popen(
-            guarded,
+            [sys.executable, "-I", "-S", descendants.__file__, *command],
             stdin=subprocess.PIPE,
             stdout=self._written,
             stderr=self._written,
             env={**own, **variables},
             start_new_session=True,
         )
-        self._masked = [variables[name] for name in variables if "KEY" in name or "URL" in name]
-        self._masked += [own[name] for name in passed_on if name in own and _is_secret(name)]
 
     @property
     def exit_code(self) -> int | None:
         """Exit code; None while it runs."""
-        return self._process.poll()
+        if self._process is not None:
+            return self._process.poll()
+        if self._code is None and select.select([self._status], [], [], 0)[0]:
+            self._code = int(os.read(self._status, 16) or -signal.SIGKILL)
+        return self._code
 
     def end(self) -> None:
-        """End the program and all its descendants."""
-        if self._process.stdin is not None:
+        """End the program and all its descendants: their guard sees that its standard input is closed."""
+        if self._process is None:
+            os.close(self._end)
+            if self._code is None:
+                os.read(self._status, 16)
+            os.close(self._status)
+        else:
             with suppress(OSError):
-                self._process.stdin.close()  # the guard ends all that is left
-        self._process.wait()
+                assert self._process.stdin is not None
+                self._process.stdin.close()
+            self._process.wait()
         self._written.close()
 
     def excerpt(self) -> str:
@@ -63,6 +89,11 @@ class AgentProcess:
         for secret in filter(None, self._masked):
             text = text.replace(secret, "***")
         return text
+
+
+@cache
+def _warm(interpreter: str, modules: tuple[str, ...], variables: tuple[tuple[str, str], ...]) -> Warm:
+    return Warm(interpreter, modules, dict(variables))
 
 
 def find_program(command: Sequence[str]) -> str:

@@ -41,6 +41,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
         parallel: whether several calls may wait at once.
         on_error: reward where the program fails after its first reply; None: that is a fault.
         environment: names of variables that are passed on.
+        preload: modules that the command's interpreter imports once, and then forks.
     """
 
     free_text = True
@@ -56,10 +57,11 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
         parallel: bool = True,
         on_error: float | None = None,
         environment: Sequence[str] = (),
+        preload: Sequence[str] = (),
     ) -> None:
         self.command, self.tasks, self.score, self.held_out = command, tasks, score, held_out
         self.seconds_between_calls, self.max_calls = seconds_between_calls, max_calls
-        self.parallel, self.on_error, self.environment = parallel, on_error, environment
+        self.parallel, self.on_error, self.environment, self.preload = parallel, on_error, environment, preload
         self.observation_space = gymnasium.spaces.Dict()
         self.action_space = gymnasium.spaces.Text(max_length=2**20, min_length=0)
         self.tool_schemas: Sequence[Mapping[str, Any]] = ()  # of the call that waits
@@ -93,7 +95,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
             "AGENTRL_SEED": str(seed or 0),
             "AGENTRL_RESULT": str(self._result),
         }
-        self._process = AgentProcess(self.command, variables, self.environment)
+        self._process = AgentProcess(self.command, variables, self.environment, self.preload)
         observation, _reward, ended = self._next()
         if ended:
             host = self._line.url.removesuffix(self._line.token)

@@ -56,6 +56,23 @@ def test_an_observation_is_what_a_call_adds_and_the_result_its_reward(tmp_path: 
     env.close()
 
 
+def test_programs_forked_from_a_warm_interpreter_are_as_if_begun_anew(tmp_path: Path) -> None:
+    """Their own arguments, folder, exit codes and modules; what one changes, no other sees."""
+    text = (
+        "import asyncio\nseen = 'json' in sys.modules and not hasattr(json, 'mark'); json.mark = True\n"
+        "ask(task['question'])\nif not seen: sys.exit(5)\nresult(len(sys.argv))\nraise ValueError('at the end')"
+    )
+    env = agent(tmp_path, text, preload=["json", "asyncio"], on_error=-1.0)
+    for seed in range(3):
+        observation, _ = env.reset(seed=seed)
+        assert texts(observation) == ["1 + 1"]
+        assert env.step(reply("2"))[1:3] == (-1.0, True)
+        assert env._process is not None
+        assert env._process.exit_code == 1
+        assert "at the end" in env._process.excerpt()
+    env.close()
+
+
 def test_a_scorer_sees_the_task_and_the_last_text(tmp_path: Path) -> None:
     env = agent(tmp_path, "ask(task['question'])", score=lambda task, text: float(task["answer"] == text))
     env.reset(seed=0)
@@ -134,7 +151,8 @@ def test_the_trainer_keeps_its_secrets_and_masks_those_that_it_passes_on(
     env.close()
 
 
-def test_everything_that_an_agent_starts_ends_with_its_episode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preload", [[], ["json"]])
+def test_everything_that_an_agent_starts_ends_with_its_episode(tmp_path: Path, preload: list[str]) -> None:
     pids = tmp_path / "pids"
     start = (
         "import subprocess\n"
@@ -142,7 +160,7 @@ def test_everything_that_an_agent_starts_ends_with_its_episode(tmp_path: Path) -
         f"open({str(pids)!r}, 'w').write(str(child.pid))\n"
         "ask('x'); ask('y')"
     )
-    env = agent(tmp_path, start)
+    env = agent(tmp_path, start, preload=preload)
     env.reset(seed=0)
     env.step(reply("a"))
     env.close()
