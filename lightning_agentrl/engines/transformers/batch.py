@@ -3,88 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from inspect import signature
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from lightning_agentrl.engines.base import SamplingRequest
 from lightning_agentrl.engines.transformers.admission import Asked
+from lightning_agentrl.engines.transformers.conversations import Conversations, read_on
+from lightning_agentrl.engines.transformers.rows import Rows, read
 from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.attention.tree import no_mask
-from lightning_agentrl.models.language_model import LanguageModel, read_tokens
+from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
-from lightning_agentrl.models.vision import PackedImages, find_tokens, text_decoder
+from lightning_agentrl.models.vision import find_tokens
 from lightning_agentrl.types.model_input import ModelInput, check_text_only
-
-
-@dataclass
-class Rows:
-    """B rows, left-padded and masked, so that they end in the same column."""
-
-    cache: DynamicCache
-    seen: Tensor  # [B, L] int64, 1 on tokens
-    positions: Tensor  # [B, 1] int64, of the last tokens, which are text
-
-    def read_on(self, policy: LanguageModel, tokens_B: Sequence[int]) -> Tensor:
-        """Read one more token of each row and return hidden states [B, H]."""
-        self.seen = torch.cat([self.seen, self.seen.new_ones(len(tokens_B), 1)], 1)
-        self.positions = self.positions + 1
-        return read(
-            policy,
-            torch.tensor(tokens_B, device=self.seen.device)[:, None],
-            self.positions,
-            attention_mask=self.seen,
-            cache=self.cache,
-        )[:, -1]
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all other rows, and the columns that only they needed. The caches of all layers must hold whole rows."""
-        places = torch.tensor(rows, device=self.seen.device)
-        self.positions = self.positions[places]
-        first = self.seen.shape[1] - int(self.seen[places].sum(1).max())
-        self.seen = self.seen[places, first:]
-        for layer in cast(Any, self.cache).layers:
-            layer.keys, layer.values = layer.keys[places, :, first:], layer.values[places, :, first:]
-
-    def join(self, others: Rows) -> None:
-        """Take rows in, behind these. The caches of all layers must hold whole rows."""
-        width = max(self.seen.shape[1], others.seen.shape[1])
-        self.positions = torch.cat([self.positions, others.positions])
-        self.seen = torch.cat([pad(rows.seen, (width - rows.seen.shape[1], 0)) for rows in (self, others)])
-        for own, new in zip(cast(Any, self.cache).layers, cast(Any, others.cache).layers, strict=True):
-            own.keys, own.values = (
-                torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])
-                for pair in ((own.keys, new.keys), (own.values, new.values))
-            )
-
-
-def read(
-    policy: LanguageModel,
-    ids: Tensor,
-    positions: Tensor,
-    images: PackedImages | None = None,
-    *,
-    cache: DynamicCache,
-    **arguments: Any,
-) -> Tensor:
-    """Return the last hidden states [B, L, H] of one pass over ``ids`` [B, L], which extends the cache."""
-    decoder: Any = type(text_decoder(policy.lm))
-    arguments[_name_of_cache(decoder)] = cache
-    return read_tokens(policy.lm, ids, positions, images, **arguments, use_cache=True)
-
-
-@lru_cache
-def _name_of_cache(decoder: type[nn.Module]) -> str:
-    """Return what a decoder's forward pass calls its cache; transformers has renamed it."""
-    return "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"
-
 
 LEAST_PREFIX = 8  # tokens; reading fewer again costs less than keeping them apart
 
@@ -310,13 +245,17 @@ class Batch:
     Args:
         prefill: reads their prompts, with the policy that samples.
         stop_token_ids: end a reply.
+        conversations: what players have read and said before; only used where rows can join and leave.
     """
 
-    def __init__(self, prefill: TreePrefill | PaddedPrefill, stop_token_ids: Collection[int]) -> None:
+    def __init__(
+        self, prefill: TreePrefill | PaddedPrefill, stop_token_ids: Collection[int], conversations: Conversations
+    ) -> None:
         self.drafts: list[Draft] = []
         self.new: Sequence[Asked] = ()  # that the last step has begun, or failed to begin
         self.prefill = prefill
         self.stop_token_ids = stop_token_ids
+        self.conversations = conversations
         self._rows: Rows | None = None  # one for each draft
 
     def step(self, new: Sequence[Asked]) -> list[Draft]:
@@ -325,8 +264,7 @@ class Batch:
         if new:
             sampled = [Draft(asked) for asked in new]
             self.drafts = [*before, *sampled]
-            prompts = [draft.request.prompt for draft in sampled]
-            hidden, rows_of = self.prefill(prompts, [draft.request.prompt for draft in before])
+            hidden, rows_of = self._prefilled(sampled, [draft.request.prompt for draft in before])
         else:
             assert self._rows is not None
             sampled = before
@@ -342,15 +280,47 @@ class Batch:
             self.drafts = [*self.drafts, *self._take_in(sampled, rows_of)]
         return [draft for draft in going if draft.done]
 
+    def _prefilled(self, drafts: Sequence[Draft], beside: Sequence[ModelInput]) -> tuple[Tensor, RowsOf]:
+        """Read the prompts of new replies: those that go on from a conversation, what they add to it."""
+        prompts = [draft.request.prompt for draft in drafts]
+        shared = common_prefix_length([prompt.keys for prompt in prompts]) if len(prompts) > 1 else 0
+        found = [self.conversations.find(draft.request, shared) for draft in drafts]
+        going_on = [i for i, kept in enumerate(found) if kept is not None]
+        if not going_on:
+            return self.prefill(prompts, beside)
+        fresh = [i for i, kept in enumerate(found) if kept is None]
+        kept = [kept for kept in found if kept is not None]
+        hidden, rows = read_on(self.prefill.policy, [prompts[i] for i in going_on], kept)
+        if not fresh:
+            return hidden, lambda numbers: rows.kept(numbers)
+        fresh_hidden, fresh_rows = self.prefill([prompts[i] for i in fresh], beside)
+        places = {number: place for place, number in enumerate([*fresh, *going_on])}
+
+        def rows_of(numbers: Sequence[int]) -> Rows:
+            new, old = [i for i in fresh if i in numbers], [i for i in going_on if i in numbers]
+            parts = [fresh_rows([fresh.index(i) for i in new])] if new else []
+            parts += [rows.kept([going_on.index(i) for i in old])] if old else []
+            if len(parts) > 1:
+                parts[0].join(parts[1])
+            order = [*new, *old]
+            return parts[0].kept([order.index(i) for i in numbers])
+
+        order = torch.tensor([places[i] for i in range(len(prompts))], device=hidden.device)
+        return torch.cat([fresh_hidden, hidden])[order], rows_of
+
     def _let_go(self, drafts: list[Draft]) -> list[Draft]:
         """Drop the rows of replies that are over, and return those that are left."""
         left = [i for i, draft in enumerate(drafts) if not draft.over]
+        if self.prefill.whole_rows:
+            for row, draft in enumerate(drafts):
+                if draft.done:
+                    self.conversations.keep(draft.request, draft.ids, cast(Rows, self._rows), row)
         if not left:
             self._rows = None
             return []
         if not self.prefill.whole_rows or len(left) == len(drafts):
             return drafts
-        cast(Rows, self._rows).keep(left)
+        self._rows = cast(Rows, self._rows).kept(left)
         return [drafts[i] for i in left]
 
     def _take_in(self, drafts: list[Draft], rows_of: RowsOf) -> list[Draft]:

@@ -18,6 +18,7 @@ import torch
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.transformers.admission import Admission, Asked, Rule
 from lightning_agentrl.engines.transformers.batch import Batch, Draft, PaddedPrefill, TreePrefill, check_prompt
+from lightning_agentrl.engines.transformers.conversations import Conversations
 from lightning_agentrl.engines.waiting import Waiting, tell_all
 from lightning_agentrl.engines.weights import copied_bytes, copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel
@@ -61,18 +62,19 @@ class TransformersEngine(Engine):
         self._desk: Admission | None = None  # while started
         self._worker: threading.Thread | None = None
         self._prefill: TreePrefill | PaddedPrefill | None = None
+        self._conversations = Conversations(0)
 
     @property
     def holds_copy(self) -> bool:
         return self._trained is not None
 
     def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
-        """Return the keys and values of one batch of replies, plus the policy's copy if it is trained meanwhile."""
+        """Return keys and values of one batch and of kept conversations, and the policy's copy if there is one."""
         config = handle.policy.lm.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         per_token = 2 * config.num_hidden_layers * heads * head_dim * handle.policy.lm.dtype.itemsize
-        batch = min(concurrency, self.max_batch) * handle.window * per_token
+        batch = 2 * min(concurrency, self.max_batch) * handle.window * per_token
         if not handle.trained_meanwhile:
             return EngineMemory(sampling=batch)
         return EngineMemory(resident=batch + copied_bytes(handle.policy, handle.rounds_to))
@@ -83,6 +85,7 @@ class TransformersEngine(Engine):
             handle = replace(handle, policy=frozen_copy(self._trained, handle.rounds_to))
         self._handle = handle
         self._prefill = (TreePrefill if handle.policy.shares_prefixes else PaddedPrefill)(handle.policy)
+        self._conversations = Conversations(self.max_batch * handle.window)
         if self._worker is None:
             self._desk = Admission(self.admission, self.admit_every, self.absence_seconds, self.gather_seconds)
             self._worker = threading.Thread(target=self._serve, name="transformers-engine", daemon=True)
@@ -96,6 +99,7 @@ class TransformersEngine(Engine):
             copy_weights(self._trained, to=self._handle.policy)
         if self._prefill is not None:
             self._prefill.forget()  # computed with the old weights
+        self._conversations.forget()  # also where the weights are the same, or a run that goes on would differ
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -160,7 +164,7 @@ class TransformersEngine(Engine):
 
     def _sample_batch(self, first: Sequence[Asked]) -> None:
         desk, handle, prefill = self._started()
-        batch = Batch(prefill, set(handle.stop_token_ids))
+        batch = Batch(prefill, set(handle.stop_token_ids), self._conversations)
         try:
             with _evaluating(handle.policy):
                 last = self._sample(desk, batch, first)
