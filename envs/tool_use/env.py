@@ -1,0 +1,171 @@
+"""An environment of tools, and a calculator for newcomers."""
+
+import ast
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from agentrl_envs.tool_use.mcp import McpServer
+from agentrl_envs.tools import find_function
+
+Message = dict[str, Any]
+
+
+class ToolEnv(gymnasium.Env[dict[str, Any], str]):
+    """Tasks for a model that calls tools: several in a reply, until a reply without a call answers.
+
+    An action is an assistant's message as JSON: ``text``, and ``tool_calls`` with ``id``, ``name`` and ``arguments``
+    (JSON text). An observation holds the messages that follow: one of each tool.
+
+    Args:
+        tasks: file with one JSON object per line: ``prompt``, and the ``answer`` that a text must be equal to.
+        tools: Python functions as ``module:function``, with type hints and a docstring that names each argument.
+        mcp: command of an MCP server that speaks on stdio, whose tools are offered too.
+        system: system text.
+        max_turns: replies after which an episode is truncated.
+    """
+
+    replies = "message"
+    free_text = True
+    observation_role = "tool"
+
+    def __init__(
+        self,
+        tasks: str | None = None,
+        tools: Sequence[str] = (),
+        mcp: Sequence[str] = (),
+        system: str = "",
+        max_turns: int = 10,
+    ) -> None:
+        self.observation_space = gymnasium.spaces.Dict()
+        self.action_space = gymnasium.spaces.Text(max_length=2**20, min_length=0)
+        self.system_prompt, self.max_turns = system, max_turns
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self.tool_schemas: list[Mapping[str, Any]] = []
+        for path in tools:
+            self.add_tool(find_function(path, "tools"))
+        self._server = McpServer(mcp) if mcp else None
+        if self._server is not None:
+            for schema in self._server.tools():
+                self.tool_schemas.append({"type": "function", "function": schema})
+        self._tasks = read_tasks(tasks) if tasks is not None else []
+        self.task: Mapping[str, Any] = {}
+        self.turn = 0
+
+    def add_tool(self, function: Callable[..., Any]) -> None:
+        """Offer a Python function."""
+        from transformers.utils import get_json_schema
+
+        schema = get_json_schema(function)
+        self.functions[schema["function"]["name"]] = function
+        self.tool_schemas.append(schema)
+
+    def next_task(self) -> Mapping[str, Any]:
+        """Return the task of an episode; all randomness is from ``self.np_random``."""
+        return self._tasks[int(self.np_random.integers(len(self._tasks)))]
+
+    def score(self, text: str) -> float:
+        """Return the reward of an answer; by default 1 for the task's own, case and blanks aside."""
+        return float(text.casefold().split() == str(self.task["answer"]).casefold().split())
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.task, self.turn = self.next_task(), 0
+        return {"messages": [{"role": "user", "content": str(self.task["prompt"])}]}, {}
+
+    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        reply = json.loads(action)
+        self.turn += 1
+        calls = reply.get("tool_calls") or []
+        if not calls:
+            reward = self.score(reply["text"])
+            return {"messages": []}, reward, True, False, {"success": reward == 1.0}
+        messages = [self._answer(call) for call in calls]
+        return {"messages": messages}, 0.0, False, self.turn >= self.max_turns, {}
+
+    def _answer(self, call: Mapping[str, Any]) -> Message:
+        """Call a tool; what goes wrong is told to the model."""
+        name = call["name"]
+        try:
+            arguments = json.loads(call["arguments"])
+            if name in self.functions:
+                said = str(self.functions[name](**arguments))
+            elif self._server is not None:
+                said = self._server.call(name, arguments)
+            else:
+                said = f"error: there is no tool {name}"
+        except Exception as error:  # noqa: BLE001 - a tool of the user's may raise anything
+            said = f"error: {type(error).__name__}: {error}"
+        return {"role": "tool", "content": said, "tool_call_id": call["id"], "name": name}
+
+    def close(self) -> None:
+        """End the MCP server, if there is one."""
+        if self._server is not None:
+            self._server.close()
+
+
+def read_tasks(path: str) -> list[Mapping[str, Any]]:
+    """Read a task file.
+
+    Raises:
+        ValueError: it does not exist, is empty, or a line lacks a prompt or an answer.
+    """
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"tasks names '{path}', which cannot be read: {error}.") from error
+    if not lines or any("prompt" not in line or "answer" not in line for line in lines):
+        raise ValueError(f"Each line of '{path}' (argument tasks) needs a prompt and an answer, and there must be one.")
+    return lines
+
+
+class Calculator(ToolEnv):
+    """Sums and products of random numbers, with a calculator.
+
+    Args:
+        largest: number in a task.
+        max_turns: replies after which an episode is truncated.
+    """
+
+    def __init__(self, largest: int = 99, max_turns: int = 4) -> None:
+        super().__init__(system="Answer with the number alone. Use the tool.", max_turns=max_turns)
+        self.largest = largest
+        self.add_tool(calculate)
+
+    def next_task(self) -> Mapping[str, Any]:
+        a, b = (int(self.np_random.integers(2, self.largest + 1)) for _ in range(2))
+        sign = str(self.np_random.choice(["+", "*"]))
+        return {"prompt": f"{a} {sign} {b}", "answer": str(calculate(f"{a} {sign} {b}"))}
+
+
+_SIGNS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def calculate(expression: str) -> float:
+    """Calculate an expression.
+
+    Args:
+        expression: numbers with + - * / and brackets.
+    """
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+            return _SIGNS[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        raise ValueError(f"{ast.unparse(node)} is not a number or one of + - * /")
+
+    return value(ast.parse(expression.strip(), mode="eval").body)
