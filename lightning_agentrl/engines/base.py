@@ -29,6 +29,7 @@ class SamplingRequest:
     temperature: float  # 0: greedy, the most likely token every time
     seed: int
     number: tuple[int, ...] = ()  # of the environment and of its turn: orders requests that are equally old
+    stop: tuple[str, ...] = ()  # texts that end the reply too, once one is complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class PolicyHandle:
     precision: Callable[[], AbstractContextManager]
     max_model_len: int | None = None  # most tokens of a prompt with its reply; None: the model's context
     trained_meanwhile: bool = False  # the policy is trained while replies are sampled
+    decode: Callable[[Sequence[int]], str] | None = None  # the text of sampled ids; for requests with ``stop``
 
     def gathered(self) -> AbstractContextManager[None]:
         """Hold all weights of the policy on this rank; all ranks enter and leave together."""

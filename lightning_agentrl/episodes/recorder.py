@@ -62,7 +62,8 @@ class Recorder:
                 "is full before each turn, and begin another episode after one has ended (key "
                 "data.init_args.interaction)"
             )
-        if self.grows and before is not None and before is self._samples[-1][1][-1]:
+        goes_on = before is not None and before is self._samples[-1][1][-1] and prompt.follows in (-1, before.index)
+        if self.grows and goes_on:
             segments, turns = self._samples[-1]
             segments += [*prompt.new, action]
             turns.append(turn)
@@ -98,6 +99,16 @@ class Recorder:
                 turns[-1] = changed
                 return
         raise ValueError(f"no turn of episode {episode} is in this recorder, so none can be amended")
+
+    def add_reward(self, episode: int, index: int, reward: float) -> bool:
+        """Add a reward to an earlier turn; return whether it is here. It may be in an earlier rollout."""
+        for _, turns in self._samples:
+            for place, turn in enumerate(turns):
+                if (turn.episode, turn.index) == (episode, index):
+                    total = turn.env_reward + reward
+                    turns[place] = replace(turn, reward=turn.reward + reward, env_reward=total)
+                    return True
+        return False
 
     def truncate(self, stop: StopReason, last_state: Callable[[], tuple[Segment, ...]], lost: Sequence[str]) -> bool:
         """End every running episode at its last turn here, because the environment cannot go on.

@@ -104,6 +104,8 @@ class Observation:
         role: of the message with it.
         messages: of the environment's own, which show text and images in its place. Notes and short-term text come at
             the start of the last one, the instruction at its end.
+        call: what the next call of an environment that brings its own history adds to an earlier turn: messages as in
+            :mod:`lightning_agentrl.prompts.conversation`, which turn they follow, and what limits the reply.
     """
 
     text: str = ""
@@ -111,6 +113,7 @@ class Observation:
     images: Sequence[ModelInput] = ()
     role: str = "user"
     messages: OwnMessages = ()
+    call: Mapping[str, Any] | None = None
 
 
 class MessageWriter:
@@ -127,7 +130,7 @@ class MessageWriter:
         self, prompt_format: PromptFormat, template: ChatTemplate, safe: Untrusted, free_text: bool = False
     ) -> None:
         self.format, self.template = prompt_format, template
-        self._safe = safe
+        self.safe = safe
         self._heading = "" if free_text else "Observation:"
         self._whole_replies = free_text  # a reply is the action
 
@@ -146,17 +149,17 @@ class MessageWriter:
         """Return the system message, or nothing if there is no text for one."""
         if self.format.system is not None:
             texts = {**rules.places, "actions": "\n".join(_listed(rules.actions))}
-            text = filled(self.format.system, {name: self._safe(text) for name, text in texts.items()})
+            text = filled(self.format.system, {name: self.safe(text) for name, text in texts.items()})
         else:
             listed = _listed({name: text for name, text in rules.actions.items() if text and text not in rules.system})
-            text = self._safe("\n".join([rules.system, *(["Actions:"] if listed else []), *listed]).strip())
+            text = self.safe("\n".join([rules.system, *(["Actions:"] if listed else []), *listed]).strip())
         return [self.template.message("system", text)] if text else []
 
     def turns(self, turns: Iterable[PastTurn]) -> list[Message]:
         """Return past turns, each with its reply."""
         messages = []
         for turn in turns:
-            reply = self._safe(self.reply_text(turn.thought, turn.action))
+            reply = self.safe(self.reply_text(turn.thought, turn.action))
             shown = Observation(turn.observation, images=turn.images, role=turn.role, messages=turn.messages)
             messages += [*self.observed(shown), self.template.message("assistant", reply)]
         return messages
@@ -164,12 +167,12 @@ class MessageWriter:
     def observed(self, observation: Observation, note: str = "", instruction: str = "") -> list[Message]:
         """Return the messages of an observation; the last one also has the note and the instruction."""
         if observation.messages:
-            above = self._safe("\n".join(filter(None, (note, observation.short_term))))
+            above = self.safe("\n".join(filter(None, (note, observation.short_term))))
             return self._own(observation, above, instruction)
         blank = not (observation.short_term or observation.text)
         heading = "" if observation.images and blank else self._heading
         shown = "\n".join(text for text in (heading, observation.short_term, observation.text) if text)
-        text = self._safe(f"{note}\n\n{shown}" if note else shown)
+        text = self.safe(f"{note}\n\n{shown}" if note else shown)
         whole = f"{text}\n\n{instruction}" if instruction else text
         return [self.template.message(observation.role, whole, observation.images)]
 
@@ -177,7 +180,7 @@ class MessageWriter:
         """Return the environment's own messages, with texts at the start and at the end of the last one."""
         left = iter(observation.images)
         messages = [
-            (role, [next(left) if part is None else self._safe(part) for part in parts])
+            (role, [next(left) if part is None else self.safe(part) for part in parts])
             for role, parts in observation.messages
         ]
         last = messages[-1][1]
@@ -187,7 +190,7 @@ class MessageWriter:
 
     def instruction(self, actions: Mapping[str, str]) -> str:
         """Return the text that ends the current user message."""
-        names = self._safe(", ".join(actions))
+        names = self.safe(", ".join(actions))
         if self.format.instruction is not None:
             return filled(self.format.instruction, {"actions": names})
         if self.format.think:
@@ -206,10 +209,10 @@ class MessageWriter:
 
         def harmless(value: Any) -> Any:
             if isinstance(value, Mapping):
-                return {self._safe(name): harmless(inner) for name, inner in value.items()}
+                return {self.safe(name): harmless(inner) for name, inner in value.items()}
             if isinstance(value, list | tuple):
                 return [harmless(inner) for inner in value]
-            return self._safe(value) if isinstance(value, str) else value
+            return self.safe(value) if isinstance(value, str) else value
 
         return [harmless(tool) for tool in tools]
 

@@ -195,7 +195,7 @@ class ChatRenderer:
         if not closed:
             close = self.template.turn_close
             suffix, glue = close + suffix, close + glue
-        text, *rest = self._with_images(suffix, messages).chunks  # before the first image
+        text, *rest = self.with_images(suffix, messages).chunks  # before the first image
         glue_ids = tuple(self.template.encode(glue))
         cut = len(glue_ids) if text.ids[: len(glue_ids)] == glue_ids else 0  # 0: the tokenizer joins both parts
         observed = ModelInput((TextChunk(text.ids[cut:]), *rest))
@@ -212,6 +212,12 @@ class ChatRenderer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of sampled ids without special tokens."""
         return self._short_reply(tuple(ids)) if len(ids) <= REMEMBERED_REPLY_TOKENS else self._decode(ids)
+
+    def decode_with_markers(self, ids: Sequence[int]) -> str:
+        """Return the text of sampled ids with special tokens, without the one that closes the reply."""
+        kept = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
+        text = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)
 
     def _decode(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -244,7 +250,7 @@ class ChatRenderer:
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
         with self._refusing():
             text = self.template.apply(messages, generate, self.writer.tools(tools))
-        return self._with_images(text, messages)
+        return self.with_images(text, messages)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -253,7 +259,7 @@ class ChatRenderer:
         except TemplateError as error:
             raise RefusedMessagesError(f"{self.template.name} refuses the messages of a prompt: {error}") from error
 
-    def _with_images(self, text: str, messages: list[Message]) -> ModelInput:
+    def with_images(self, text: str, messages: list[Message]) -> ModelInput:
         """Return the text as a model input, with the images of the messages in place of their placeholders."""
         images = [image for message in messages for image in images_of(message)]
         if not images:

@@ -1,0 +1,194 @@
+"""Conversations that an environment brings itself, as an agent does: rendered as given, and continued where that is exact.
+
+A message is a dictionary as chat templates read it: ``role``, ``content`` (texts in order, None for the next image), and
+where they belong ``tool_calls`` (``id``, ``name``, ``arguments`` as JSON text), ``tool_call_id`` and ``name``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.prompts.template import Message, RefusedMessagesError, Tool
+from lightning_agentrl.prompts.tool_calls import ReadReply, ToolCallReader
+from lightning_agentrl.types import ModelInput, Segment, SegmentKind
+
+Said = Mapping[str, Any]  # a message
+_USER, _REPLY = "probe of a message", "probe of a reply"
+
+
+class ConversationRenderer:
+    """A renderer of conversations that are given as messages.
+
+    Args:
+        chat: renders texts and encodes them.
+    """
+
+    def __init__(self, chat: ChatRenderer) -> None:
+        self.chat, self.template = chat, chat.template
+        self._appends = lru_cache(256)(self._only_appends)
+        self._reader: ToolCallReader | None = None
+
+    def whole(self, messages: Sequence[Said], images: Sequence[ModelInput], tools: Sequence[Tool]) -> Segment:
+        """Return a conversation with the header of the next reply as one prompt.
+
+        Raises:
+            RefusedMessagesError: the template does not show these messages.
+        """
+        given = self._messages(messages, images)
+        try:
+            text = self._text(given, tools)
+        except TemplateError as error:
+            raise RefusedMessagesError(f"{self.template.name} refuses the messages of a call: {error}") from error
+        return Segment(SegmentKind.PROMPT, self.chat.with_images(text, given))
+
+    def added(
+        self, messages: Sequence[Said], images: Sequence[ModelInput], tools: Sequence[Tool], closed: bool
+    ) -> tuple[Segment, ...] | None:
+        """Return what messages add to a reply that was sampled; None where the template rewrites what was before them.
+
+        Args:
+            messages: that follow the reply.
+            images: in them.
+            tools: that are shown.
+            closed: whether the reply ended with the token that closes a turn.
+        """
+        shape = tuple([(m["role"], len(m.get("tool_calls") or ())) for m in messages])
+        shown = json.dumps(list(tools))
+        if not self._appends(shown, shape):
+            return None
+        given = self._messages(messages, images)
+        suffix = self._suffix(given, tools)
+        if suffix is None:
+            return None
+        if not closed:
+            suffix = self.template.turn_close + suffix
+        return (Segment(SegmentKind.OBSERVATION, self.chat.with_images(suffix, given)),)
+
+    def check_tools(self, tools: Sequence[Tool]) -> None:
+        """Refuse tools that the template does not show, or whose calls cannot be read.
+
+        Raises:
+            ValueError: with the remedy.
+        """
+        if tools:
+            self._tool_calls()
+
+    def read(self, text: str, tools: Sequence[Tool]) -> ReadReply:
+        """Return what a reply says and calls, special tokens included in its text."""
+        return self._tool_calls().read(text, tools)
+
+    def _tool_calls(self) -> ToolCallReader:
+        if self._reader is None:
+            self._reader = ToolCallReader(self.template)
+        return self._reader
+
+    def _messages(self, messages: Sequence[Said], images: Sequence[ModelInput]) -> list[Message]:
+        """Return messages in the form that the template reads, in which no text passes for a special token."""
+        safe, left = self.chat.writer.safe, iter(images)
+        written = []
+        for number, message in enumerate(messages):
+            parts = [next(left) if part is None else safe(part) for part in message["content"]]
+            role = message["role"]
+            if role == "system" and number and self.template.folds_system:
+                role = "user"
+            made = self.template.mixed(role, parts)
+            if message.get("tool_calls"):
+                made["tool_calls"] = [_call(call, safe) for call in message["tool_calls"]]
+            for name in ("tool_call_id", "name"):
+                if message.get(name):
+                    made[name] = message[name]
+            written.append(made)
+        return written
+
+    def _text(self, messages: list[Message], tools: Sequence[Tool]) -> str:
+        """Render; where the template shows no system message behind the first place, it is read as the user's."""
+        shown = self.chat.writer.tools(tools)
+        try:
+            return self.template.apply(messages, True, shown)
+        except TemplateError:
+            if all(message["role"] != "system" for message in messages[1:]):
+                raise
+        moved = [messages[0], *({**m, "role": "user"} if m["role"] == "system" else m for m in messages[1:])]
+        return self.template.apply(moved, True, shown)
+
+    def _suffix(self, messages: list[Message], tools: Sequence[Tool]) -> str | None:
+        """Return the text that messages and the next header add to a closed reply; None if they rewrite it."""
+        start = [self.template.message("user", _USER), self._reply_before(messages)]
+        shown = self.chat.writer.tools(tools)
+        try:
+            before, after = self.template.apply(start, False, shown), self._text([*start, *messages], tools)
+        except TemplateError:
+            return None
+        close = before.rfind(self.template.turn_close)
+        before = before[: close + len(self.template.turn_close)]
+        return after[len(before) :] if close >= 0 and after.startswith(before) else None
+
+    def _reply_before(self, messages: Sequence[Message]) -> Message:
+        """Return a reply that such messages can follow: one with calls where answers of tools come first."""
+        answered = []
+        for message in messages:
+            if message["role"] != "tool":
+                break
+            answered.append(message)
+        reply = self.template.message("assistant", "" if answered else _REPLY)
+        if answered:
+            reply["tool_calls"] = [
+                {
+                    "id": message.get("tool_call_id") or f"probe{number:04d}",
+                    "type": "function",
+                    "function": {"name": message.get("name") or "probe", "arguments": {}},
+                }
+                for number, message in enumerate(answered)
+            ]
+        return reply
+
+    def _only_appends(self, tools_json: str, shape: Sequence[tuple[str, int]]) -> bool:
+        """Return whether conversations of such rounds begin like the shorter ones, up to the header of a reply."""
+        tools = self.chat.writer.tools(json.loads(tools_json))
+        then: list[Message] = []
+        for number, (role, calls) in enumerate(shape):
+            message = self.template.message(role, f"probe of message {number}.")
+            if role == "tool":
+                message |= {"tool_call_id": f"probe{number:04d}", "name": "probe"}
+            if calls:
+                ids = [f"inner{number:02d}{call:02d}" for call in range(calls)]
+                function = {"name": "probe", "arguments": {}}
+                message["tool_calls"] = [{"id": one, "type": "function", "function": function} for one in ids]
+            then.append(message)
+        first = [self.template.message("system", "probe of the rules"), self.template.message("user", _USER)]
+        round_ = [self._reply_before(then), *then]
+        try:
+            texts = [self.template.apply([*first, *round_ * count], True, tools) for count in range(3)]
+        except TemplateError:
+            return False
+        return texts[1].startswith(texts[0]) and texts[2].startswith(texts[1])
+
+
+@lru_cache(16)
+def conversations_of(chat: ChatRenderer) -> ConversationRenderer:
+    """Return the one renderer of conversations for a renderer of prompts, which remembers what was probed."""
+    return ConversationRenderer(chat)
+
+
+def _call(call: Mapping[str, Any], safe: Any) -> dict[str, Any]:
+    """Return a tool call in the form of chat templates."""
+
+    def harmless(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {safe(name): harmless(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [harmless(inner) for inner in value]
+        return safe(value) if isinstance(value, str) else value
+
+    try:
+        arguments = json.loads(call["arguments"])
+    except ValueError:
+        arguments = call["arguments"]
+    function = {"name": safe(call["name"]), "arguments": harmless(arguments)}
+    return {"id": call["id"], "type": "function", "function": function}
