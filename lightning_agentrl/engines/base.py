@@ -52,7 +52,7 @@ class PolicyHandle:
     precision: Callable[[], AbstractContextManager]
     max_model_len: int | None = None  # most tokens of a prompt with its reply; None: the model's context
     trained_meanwhile: bool = False  # the policy is trained while replies are sampled
-    decode: Callable[[Sequence[int]], str] | None = None  # the text of sampled ids; for requests with ``stop``
+    decode: Callable[[Sequence[int]], str] = str  # gives the text of sampled ids, for requests with ``stop``
 
     def gathered(self) -> AbstractContextManager[None]:
         """Hold all weights of the policy on this rank; all ranks enter and leave together."""

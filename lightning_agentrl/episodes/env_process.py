@@ -2,7 +2,7 @@
 
 The process is a new interpreter that imports this file and with it only gymnasium and the errors, never torch or
 transformers. A start method of `multiprocessing` would import the started script there, with all that it imports, and
-could not set the hash seed. The process ignores Ctrl-C. Its guard (:mod:`lightning_agentrl.episodes.descendants`) ends
+could not set the hash seed. The process ignores Ctrl-C. Its guard (:mod:`lightning_agentrl.gateway.descendants`) ends
 it with all its descendants when the trainer requests that or ends in any way, and ends the descendants when it ends.
 """
 
@@ -33,7 +33,7 @@ CLOSING_SECONDS = 5.0  # for the environment to close, and for its process to en
 _SERVE = """
 import sys
 sys.path[:] = {path!r}
-from lightning_agentrl.episodes.descendants import guard_descendants
+from lightning_agentrl.gateway.descendants import guard_descendants
 guard_descendants()
 from lightning_agentrl.episodes.env_process import serve
 serve({pipe})

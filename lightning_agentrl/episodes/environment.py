@@ -49,6 +49,7 @@ class Answer:
     mended: bool = False  # lone surrogates in its texts were replaced
     images: tuple[np.ndarray, ...] = field(default=(), compare=False)  # uint8 [height, width, 3], RGB
     messages: OwnMessages = ()  # the environment's own, which show the whole observation
+    call: Mapping[str, Any] | None = None  # the next one, if the environment brings its own history
 
     @property
     def text(self) -> str:
@@ -58,7 +59,8 @@ class Answer:
     @property
     def fingerprint(self) -> str:
         """A text that is equal for equal observations."""
-        return fingerprint_of(self.text, self.images)
+        shown = self.text if self.call is None else f"{self.call.get('key', '')}\n{self.text}"
+        return fingerprint_of(shown, self.images)
 
 
 class Hosted(Protocol):
@@ -183,6 +185,7 @@ class Environment:
             mended=seen.mended or texts != given,
             images=seen.images,
             messages=seen.messages,
+            call=seen.call,
         )
 
     def _check_code(self) -> None:

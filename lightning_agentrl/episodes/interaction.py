@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest
@@ -16,6 +18,7 @@ from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.metrics.invalid_replies import Invalid, judge
+from lightning_agentrl.prompts.conversation import conversations_of
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser, named, spellings
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
@@ -108,9 +111,17 @@ class TurnInteraction(Interaction):
             left = self.reply_budget - session.episode.reply_tokens  # none if a resumed run has a smaller budget
             max_tokens = min(max_tokens, max(left, 1))
         reply_seed = derive_seed(seed, session.index, turns_taken, session.first_episode)
+        call = prompt.observation.call or {}
+        if call.get("max_tokens"):
+            max_tokens = min(max_tokens, call["max_tokens"])
+        if call.get("key"):  # calls at once may arrive in another order if the episode is played again
+            digest, _, occurrence = call["key"].partition("#")
+            parts = session.index, session.episode.number, int(digest[:8], 16), int(occurrence)
+            reply_seed = derive_seed(seed, *parts)
         number = session.place, turns_taken
         started = time.perf_counter()
-        reply = await engine.generate(SamplingRequest(prompt.input, max_tokens, temperature, reply_seed, number))
+        asked = SamplingRequest(prompt.input, max_tokens, temperature, reply_seed, number, tuple(call.get("stop", ())))
+        reply = await engine.generate(asked)
         engine_seconds = time.perf_counter() - started
         segment = Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
         return prompt, segment, await self._play(session, prompt, segment, reply, engine_seconds, recorder)
@@ -128,8 +139,13 @@ class TurnInteraction(Interaction):
         episode, observed, contract = session.episode, session.worker.answer, session.contract
         assert observed is not None
         index, shown, renderer = episode.turn, prompt.observation, session.renderer
-        text = renderer.decode(reply.ids)
-        parsed = self._parse(text, contract)
+        text, said = renderer.decode(reply.ids), None
+        if shown.call is None:
+            parsed = self._parse(text, contract)
+        else:  # the environment brings its own history, and takes the message
+            chat = conversations_of(renderer)
+            said = chat.reply(reply.ids, len(prompt.input), shown.call, contract.tool_schemas, index)
+            parsed = ParsedReply("", json.dumps(said.as_action(shown.call.get("key"))))
         image = await session.picture()
         ask_again = parsed.action is None and episode.unread < self.ask_again
         metrics: dict[str, float] = {}
@@ -154,7 +170,15 @@ class TurnInteraction(Interaction):
                 shown.messages,
                 follows=len(episode.past) - 1,
             )
-            session.remember(past, prompt, segment)
+            if said is None:
+                session.remember(past, prompt, segment)
+            else:
+                executed, valid = text, not said.unread
+                session.say(prompt, segment, said.message, reply.ids[-1] == renderer.template.turn_close_id)
+                metrics |= said.metrics
+                for turn, reward in result.info.get("earlier_rewards", {}).items():
+                    if not recorder.add_reward(episode.number, turn, reward):
+                        result = replace(result, reward=result.reward + reward)
             if session.judge is not None:
                 task = contract.system_prompt
                 seen = JudgedTurn(task, observed.text, past.images, text, past.thought, executed, valid, result.reward)
@@ -195,6 +219,7 @@ class TurnInteraction(Interaction):
             asked_again=ask_again,
             invented=parsed.action is None and invents(text, not reply.closed, contract),
             image=image,
+            call="" if shown.call is None else shown.call.get("key", ""),
             seen=tuple(chunk.digest for one in shown.images for chunk in one.images),
             bootstrap=session.last_state() if cut else None,
         )

@@ -38,12 +38,14 @@ class Observed:
         images: uint8 [height, width, 3], RGB, in the order in which they are shown.
         messages: the environment's own; empty if the trainer makes the message.
         mended: there were lone surrogates.
+        call: what the next call of an environment that brings its own history adds; None for all others.
     """
 
     text: str
     images: tuple[np.ndarray, ...] = field(default=(), compare=False)
     messages: OwnMessages = ()
     mended: bool = False
+    call: Mapping[str, Any] | None = None
 
 
 def read_observation(observation: Any) -> Observed:
@@ -55,6 +57,8 @@ def read_observation(observation: Any) -> Observed:
         EnvError: the observation has another form.
     """
     shown = {"text": observation} if isinstance(observation, str) else observation
+    if isinstance(shown, Mapping) and set(shown) == {"call"}:
+        return _read_call(shown["call"])
     if isinstance(shown, Mapping) and set(shown) == {"messages"}:
         return _read_messages(shown["messages"])
     if not isinstance(shown, Mapping) or not set(shown) <= {"text", "images"}:
@@ -256,3 +260,13 @@ def in_short(value: Any) -> str:
 
 def contract_error(sentence: str) -> EnvError:
     return EnvError(CONTRACT, sentence)
+
+
+def _read_call(call: Mapping[str, Any]) -> Observed:
+    """Read what a call adds; its messages have the form of :mod:`lightning_agentrl.prompts.conversation`."""
+    texts = [
+        f"{message['role']}: " + "".join("[image]" if part is None else part for part in message["content"])
+        for message in call["messages"]
+    ]
+    rest = {name: value for name, value in call.items() if name != "images"}
+    return Observed("\n\n".join(texts), tuple(call.get("images", ())), call=rest)

@@ -9,7 +9,7 @@ from typing import Any
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
 from lightning_agentrl.episodes.environment import Answer, png
-from lightning_agentrl.episodes.episode import Episode, Moment, Prompt, make_prompt
+from lightning_agentrl.episodes.episode import Episode, Moment, Prompt, Said, make_prompt
 from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.episodes.observation import contract_error
 from lightning_agentrl.errors.faults import EnvError
@@ -125,6 +125,25 @@ class Session:
         """Add a turn to the history."""
         self.episode.past.append(turn)
         self._add(prompt, reply)
+
+    def say(self, prompt: Prompt, reply: Segment, message: Mapping[str, Any], closed: bool) -> None:
+        """Add a turn of an environment that brings its own history.
+
+        Args:
+            prompt: of the turn.
+            reply: that was sampled.
+            message: the reply as the environment has it.
+            closed: whether it ended with the token that closes a turn.
+        """
+        call, images = prompt.observation.call, tuple(prompt.observation.images)
+        assert call is not None
+        before = list(self.episode.conversation(call["follows"])) if prompt.follows is None else []
+        earlier = [one for turn in before for one in turn.messages]
+        seen = tuple(image for turn in before for image in turn.images)
+        self.episode.said.append(
+            Said(prompt.follows, (*earlier, *call["messages"], message), (*seen, *images), (*prompt.new, reply), closed)
+        )
+        self.episode.reply_tokens += len(reply)
 
     def ask_again(self, prompt: Prompt, reply: Segment) -> None:
         """Leave the environment as it is; the next prompt says that the reply named no action."""
@@ -270,5 +289,7 @@ class Session:
             raise
         except ValueError as error:
             raise contract_error(f"the environment shows an image that the model cannot read: {error}") from None
-        self.observation = Observation(answer.observation, answer.short_term, images, messages=answer.messages)
+        self.observation = Observation(
+            answer.observation, answer.short_term, images, messages=answer.messages, call=answer.call
+        )
         self._prompt = None

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from lightning_agentrl.episodes import descendants
+from lightning_agentrl.gateway import descendants
 from lightning_agentrl.gateway.warm import Warm
 
 PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")  # of the trainer's variables

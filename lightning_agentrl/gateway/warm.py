@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MOST_BYTES = 1 << 20  # of a request: arguments and variables, the task among them
-_DESCENDANTS = Path(__file__).parents[1] / "episodes" / "descendants.py"
+_DESCENDANTS = Path(__file__).with_name("descendants.py")
 
 
 class Warm:

@@ -1,13 +1,14 @@
-"""Conversations that an environment brings itself, as an agent does: rendered as given, and continued where that is exact.
+"""Conversations that an environment brings itself, as an agent does: rendered as given, continued where that is exact.
 
-A message is a dictionary as chat templates read it: ``role``, ``content`` (texts in order, None for the next image), and
-where they belong ``tool_calls`` (``id``, ``name``, ``arguments`` as JSON text), ``tool_call_id`` and ``name``.
+A message is a dictionary: ``role``, ``content`` (texts in order, None for the next image), and where they belong
+``tool_calls`` (``id``, ``name``, ``arguments`` as JSON text), ``tool_call_id`` and ``name``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,46 @@ from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 
 Said = Mapping[str, Any]  # a message
 _USER, _REPLY = "probe of a message", "probe of a reply"
+
+
+@dataclass(frozen=True)
+class SampledReply:
+    """A reply as the environment is given it.
+
+    Args:
+        text: beside tool calls, and before a text that ends replies.
+        tool_calls: ``id``, ``name`` and ``arguments`` of each.
+        finish_reason: ``stop``, ``length`` or ``tool_calls``.
+        prompt_tokens: that were read.
+        tokens: that were sampled.
+        unread: it begins a tool call that cannot be read.
+        metrics: numbers of the turn.
+    """
+
+    text: str
+    tool_calls: tuple[Mapping[str, str], ...]
+    finish_reason: str
+    prompt_tokens: int
+    tokens: int
+    unread: bool
+    metrics: Mapping[str, float]
+
+    @property
+    def message(self) -> Said:
+        """The message that a client sends back."""
+        message: dict[str, Any] = {"role": "assistant", "content": [self.text]}
+        return message | ({"tool_calls": list(self.tool_calls)} if self.tool_calls else {})
+
+    def as_action(self, key: str | None) -> dict[str, Any]:
+        """Return it as an action, with the key of the call that it answers, if that has one."""
+        action = {
+            "text": self.text,
+            "tool_calls": list(self.tool_calls),
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.tokens,
+        }
+        return action | ({"key": key} if key else {})
 
 
 class ConversationRenderer:
@@ -79,9 +120,35 @@ class ConversationRenderer:
         if tools:
             self._tool_calls()
 
-    def read(self, text: str, tools: Sequence[Tool]) -> ReadReply:
-        """Return what a reply says and calls, special tokens included in its text."""
-        return self._tool_calls().read(text, tools)
+    def reply(
+        self, ids: Sequence[int], prompt_tokens: int, call: Mapping[str, Any], tools: Sequence[Tool], turn: int
+    ) -> SampledReply:
+        """Return what was sampled as the message that the environment is given.
+
+        Args:
+            ids: that were sampled.
+            prompt_tokens: that were read.
+            call: that they answer, as in an observation.
+            tools: that were shown.
+            turn: number of the turn, which ids of tool calls are made of.
+        """
+        text = self.chat.decode(ids)
+        stops = [text.find(stop) for stop in call.get("stop", ()) if stop in text]
+        reads = bool(tools) and call.get("calls_tools", True)
+        raw = self.chat.decode_with_markers(ids)
+        read = self._tool_calls().read(raw, tools) if reads and not stops else ReadReply(text)
+        said = read.text if read.calls else text[: min(stops)] if stops else text
+        calls = tuple(
+            {"id": f"c{turn:05d}{number:03d}", "name": name, "arguments": json.dumps(arguments)}
+            for number, (name, arguments) in enumerate(read.calls)
+        )
+        ended = stops or (ids and ids[-1] in self.chat.stop_token_ids)
+        reason = "tool_calls" if calls else "stop" if ended else "length"
+        metrics = {"tools/parsed": float(len(calls)), "tools/unparsed": float(read.unread)} if reads else {}
+        if reads:
+            metrics["tools/unknown"] = float(len(read.unknown))
+            metrics["tools/required_unmet"] = float(bool(call.get("must_call")) and not calls)
+        return SampledReply(said, calls, reason, prompt_tokens, len(ids), read.unread, metrics)
 
     def _tool_calls(self) -> ToolCallReader:
         if self._reader is None:

@@ -246,16 +246,22 @@ class Batch:
         prefill: reads their prompts, with the policy that samples.
         stop_token_ids: end a reply.
         conversations: what players have read and said before; only used where rows can join and leave.
+        decode: gives the text of sampled ids.
     """
 
     def __init__(
-        self, prefill: TreePrefill | PaddedPrefill, stop_token_ids: Collection[int], conversations: Conversations
+        self,
+        prefill: TreePrefill | PaddedPrefill,
+        stop_token_ids: Collection[int],
+        conversations: Conversations,
+        decode: Callable[[Sequence[int]], str],
     ) -> None:
         self.drafts: list[Draft] = []
         self.new: Sequence[Asked] = ()  # that the last step has begun, or failed to begin
         self.prefill = prefill
         self.stop_token_ids = stop_token_ids
         self.conversations = conversations
+        self.decode = decode
         self._rows: Rows | None = None  # one for each draft
 
     def step(self, new: Sequence[Asked]) -> list[Draft]:
@@ -274,11 +280,19 @@ class Batch:
         going = [sampled[i] for i in goes_on]
         sample(going, logits if len(going) == len(sampled) else logits[goes_on])
         for draft in going:
-            draft.done = draft.ids[-1] in self.stop_token_ids or len(draft.ids) >= draft.request.max_tokens
+            draft.done = (
+                draft.ids[-1] in self.stop_token_ids
+                or len(draft.ids) >= draft.request.max_tokens
+                or self._says_stop(draft)
+            )
         self.drafts = self._let_go(before)
         if rows_of is not None:
             self.drafts = [*self.drafts, *self._take_in(sampled, rows_of)]
         return [draft for draft in going if draft.done]
+
+    def _says_stop(self, draft: Draft) -> bool:
+        """Return whether a reply has come to a text that ends it."""
+        return bool(draft.request.stop) and any(stop in self.decode(draft.ids) for stop in draft.request.stop)
 
     def _prefilled(self, drafts: Sequence[Draft], beside: Sequence[ModelInput]) -> tuple[Tensor, RowsOf]:
         """Read the prompts of new replies: those that go on from a conversation, what they add to it."""

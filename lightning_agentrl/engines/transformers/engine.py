@@ -164,7 +164,7 @@ class TransformersEngine(Engine):
 
     def _sample_batch(self, first: Sequence[Asked]) -> None:
         desk, handle, prefill = self._started()
-        batch = Batch(prefill, set(handle.stop_token_ids), self._conversations)
+        batch = Batch(prefill, set(handle.stop_token_ids), self._conversations, handle.decode)
         try:
             with _evaluating(handle.policy):
                 last = self._sample(desk, batch, first)

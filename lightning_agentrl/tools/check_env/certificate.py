@@ -25,7 +25,7 @@ from lightning_agentrl.tools.check_env.texts import shown
 _START = """
 import os, runpy, sys
 sys.path[:] = {path!r}
-from lightning_agentrl.episodes.descendants import guard_descendants
+from lightning_agentrl.gateway.descendants import guard_descendants
 guard_descendants()
 print(os.getpid(), flush=True)
 runpy.run_module({module!r}, run_name="__main__")

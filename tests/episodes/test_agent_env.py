@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from lightning_agentrl.episodes.agent_env import AgentEnv
 from lightning_agentrl.errors.faults import EnvError
-from lightning_agentrl.gateway.environment import AgentEnv
 
 HEAD = """
 import json, os, sys
@@ -39,17 +39,17 @@ def reply(text: str) -> str:
 
 
 def texts(observation: dict[str, Any]) -> list[str]:
-    return ["".join(message["content"]) for message in observation["messages"]]
+    return ["".join(message["content"]) for message in observation["call"]["messages"]]
 
 
 def test_an_observation_is_what_a_call_adds_and_the_result_its_reward(tmp_path: Path) -> None:
     env = agent(tmp_path, "a = ask(task['question'])\nb = ask(task['question'], a, 'sure?')\nresult(b == 'yes')")
     observation, _ = env.reset(seed=3)
     assert texts(observation) == ["1 + 1"]
-    assert observation["follows"] is None
+    assert observation["call"]["follows"] is None
     observation, reward, ended, cut, _ = env.step(reply(" two"))
     assert texts(observation) == ["sure?"]
-    assert (observation["follows"], reward, ended, cut) == (0, 0.0, False, False)
+    assert (observation["call"]["follows"], reward, ended, cut) == (0, 0.0, False, False)
     _, reward, ended, cut, info = env.step(reply("yes"))
     assert (reward, ended, cut) == (1.0, True, False)
     assert info["counts"]["agent/continued"] == 1
@@ -94,7 +94,7 @@ def test_calls_beyond_the_most_are_a_cut(tmp_path: Path) -> None:
     assert env.step(reply("a"))[2:4] == (False, False)
     observation, _, ended, cut, _ = env.step(reply("b"))
     assert (ended, cut) == (False, True)
-    assert observation["call"][1] == 2  # the third of equal calls
+    assert observation["call"]["key"].endswith("#2")  # the third of equal calls
     env.close()
 
 
@@ -187,7 +187,7 @@ def test_sub_agents_and_calls_at_once_have_places_of_their_own(tmp_path: Path) -
     seen = []
     observation, _, ended, _, _ = env.step(reply("m"))
     while not ended:
-        seen.append((texts(observation), observation["follows"]))
+        seen.append((texts(observation), observation["call"]["follows"]))
         observation, _, ended, _, _ = env.step(reply(texts(observation)[0]))
     assert sorted(seen[:3]) == [([f"sub {i}"], None) for i in range(3)]
     assert seen[3] == (["go on"], 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import queue
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.errors.faults import EnvError
@@ -25,7 +27,7 @@ LOOK_SECONDS = 0.05  # between two looks whether a program that makes no call st
 Score = Callable[[Mapping[str, Any], str], float]  # of a task and the last text of the assistant
 
 
-class AgentEnv(gymnasium.Env[dict[str, Any], str]):
+class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
     """An agent program that is started for each episode, with one task.
 
     An observation holds the messages of a call that are new, the turn that they follow, and what limits the reply. An
@@ -72,7 +74,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    ) -> tuple[dict[str, Any] | str, dict[str, Any]]:
         super().reset(seed=seed)
         self.close()
         chosen = int(self.np_random.integers(len(self.tasks)))
@@ -82,7 +84,8 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
         self._episode, self._counts = Episode(), Counter[str]()
         self._turns: dict[str, int] = {}  # by the id of a completion
         self._text = ""  # of the last reply
-        self._now: tuple[Pending, Place] | None = None
+        self._now: tuple[Pending, Place] | None = None  # the call that the observation shows
+        self._others: list[tuple[Pending, Place]] = []  # that came before it was asked for
         self._line = gateway().open(self.parallel)
         self._folder = tempfile.TemporaryDirectory(prefix="agentrl-agent-")
         self._result = Path(self._folder.name) / "result.json"
@@ -96,7 +99,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
             "AGENTRL_RESULT": str(self._result),
         }
         self._process = AgentProcess(self.command, variables, self.environment, self.preload)
-        observation, _reward, ended = self._next()
+        observation, _, ended = self._next()
         if ended:
             host = self._line.url.removesuffix(self._line.token)
             raise EnvError(
@@ -106,22 +109,36 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
             )
         return observation, self._info({})
 
-    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[dict[str, Any] | str, float, bool, bool, dict[str, Any]]:
         assert self._line is not None, "reset comes first"
         assert self._now is not None
         given = json.loads(action)
         calls = tuple(ToolCall(**call) for call in given.pop("tool_calls", ()))
+        self._find(given.pop("key", None))
         reply = Reply(**given, tool_calls=calls)
         pending, _ = self._now
         self._turns[pending.id] = self._episode.add(pending.call, reply)
         self._text = reply.text
         self._line.answer(pending, reply)
+        self._now = None
         observation, rewards, ended = self._next()
         reward = rewards.pop(self._episode.turns - 1, 0.0)
         truncated = not ended and self.max_calls is not None and self._episode.turns >= self.max_calls
         if ended:
             reward += self._end()
         return observation, reward, ended, truncated, self._info(rewards)
+
+    def _find(self, key: str | None) -> None:
+        """Let the call of this key be the one that is answered: calls at once may come in another order than before."""
+        while key is not None and self._now is not None and _key(*self._now) != key:
+            self._others.append(self._now)
+            self._now = None
+            later = next((one for one in self._others if _key(*one) == key), None)
+            if later is not None:
+                self._others.remove(later)
+                self._now = later
+            elif self._next(from_others=False)[2]:
+                raise EnvError("replay", "the agent ended where it made another call before")
 
     def refuse(self, sentence: str) -> None:
         """Answer the call that waits with an error in the provider's form, as for a prompt that is too long."""
@@ -138,11 +155,15 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
             self._folder.cleanup()
         self._line = self._process = self._folder = None
 
-    def _next(self) -> tuple[dict[str, Any], dict[int, float], bool]:
+    def _next(self, from_others: bool = True) -> tuple[dict[str, Any] | str, dict[int, float], bool]:
         """Wait for the next call or the end; return it as an observation, and rewards of turns until then."""
         assert self._line is not None
         assert self._process is not None
         rewards: dict[int, float] = {}
+        if from_others and self._others:
+            self._now = self._others.pop(0)
+            self.tool_schemas = self._now[0].call.tools
+            return _observation(self._now[0].call, self._now[1]), rewards, False
         deadline = time.monotonic() + self.seconds_between_calls
         while True:
             ended = self._process.exit_code is not None  # looked at first: what it sent before is in the queue
@@ -151,7 +172,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
             except queue.Empty:
                 if ended:
                     self._now, self.tool_schemas = None, ()
-                    return {"messages": []}, rewards, True
+                    return "", rewards, True
                 if time.monotonic() > deadline:
                     raise EnvError(
                         "timeout",
@@ -212,25 +233,45 @@ class AgentEnv(gymnasium.Env[dict[str, Any], str]):
         return f"; it wrote: {said}" if said else ""
 
 
+def _key(pending: Pending, place: Place) -> str:
+    return f"{pending.call.digest}#{place.occurrence}"
+
+
 def _observation(call: Call, place: Place) -> dict[str, Any]:
     """Return what a call adds to the turn that it follows."""
-    messages = [
-        {
-            "role": message.role,
-            "content": list(message.parts),
-            "tool_calls": [asdict(one) for one in message.tool_calls],
-            "answers": message.answers,
-            "name": message.name,
-        }
-        for message in call.messages[place.known :]
-    ]
+    images: list[np.ndarray] = []
+    messages = []
+    for message in call.messages[place.known :]:
+        content: list[str | None] = []
+        for part in message.parts:
+            content.append(part if isinstance(part, str) else None)
+            if isinstance(part, bytes):
+                images.append(_pixels(part))
+        given: dict[str, Any] = {"role": message.role, "content": content}
+        if message.tool_calls:
+            given["tool_calls"] = [asdict(one) for one in message.tool_calls]
+        if message.answers:
+            given["tool_call_id"] = message.answers
+        if message.name:
+            given["name"] = message.name
+        messages.append(given)
     return {
-        "messages": messages,
-        "follows": place.follows,
-        "call": [call.digest, place.occurrence],
-        "stop": list(call.stop),
-        "max_tokens": call.max_tokens,
-        "model": call.model,
-        "calls_tools": call.calls_tools,
-        "must_call": call.must_call,
+        "call": {
+            "messages": messages,
+            "images": images,
+            "follows": place.follows,
+            "key": f"{call.digest}#{place.occurrence}",
+            "stop": list(call.stop),
+            "max_tokens": call.max_tokens,
+            "model": call.model,
+            "calls_tools": call.calls_tools,
+            "must_call": call.must_call,
+        }
     }
+
+
+def _pixels(file: bytes) -> np.ndarray:
+    """Return the pixels of an image file, uint8 [height, width, 3]."""
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(file)).convert("RGB"))
