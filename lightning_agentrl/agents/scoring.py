@@ -152,6 +152,7 @@ def policy_handle(agent: Any) -> PolicyHandle:
         agent.reader.precision,
         max_model_len=data.longest_turn,
         trained_meanwhile=data.max_staleness > 0,
+        decode=partial(agent.tokenizer.decode, skip_special_tokens=True),
     )
 
 

@@ -57,8 +57,8 @@ def read_observation(observation: Any) -> Observed:
         EnvError: the observation has another form.
     """
     shown = {"text": observation} if isinstance(observation, str) else observation
-    if isinstance(shown, Mapping) and set(shown) == {"call"}:
-        return _read_call(shown["call"])
+    if isinstance(observation, Mapping) and set(observation) == {"call"}:
+        return _read_call(observation["call"])
     if isinstance(shown, Mapping) and set(shown) == {"messages"}:
         return _read_messages(shown["messages"])
     if not isinstance(shown, Mapping) or not set(shown) <= {"text", "images"}:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from lightning_agentrl.episodes.episode import make_prompt, rules_of
 from lightning_agentrl.episodes.interaction import Interaction
 from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.prompts.conversation import conversations_of
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import RawParser
 from lightning_agentrl.prompts.renderer import ChatRenderer
@@ -40,6 +41,15 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             "data.init_args.prompt.think to false"
         )
     template, tools = session.renderer.template, session.renderer.writer.tools(contract.tool_schemas)
+    if session.observation.call is not None:
+        conversations_of(session.renderer).check_tools(tools)
+        first = session.prompt().input
+        if len(first) > form.max_prompt_tokens:
+            raise ValueError(
+                f"the first call of the agent has {len(first)} tokens, over the limit of {form.max_prompt_tokens}; "
+                "raise data.init_args.prompt.max_prompt_tokens or lower the interaction's max_reply_tokens"
+            )
+        return first
     if tools:
         template.check_tools(tools)
     if memory.grows and (rewrites := template.rewriting(tools, [contract.observation_role])):

@@ -12,12 +12,14 @@ from typing import Any, Literal
 import gymnasium
 import torch
 
+from lightning_agentrl.episodes.agent_program import AgentProgram
 from lightning_agentrl.episodes.env_worker import EnvWorker, make_worker, no_timeout
 from lightning_agentrl.episodes.judge import Judge, check_timeout
 from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording
 from lightning_agentrl.errors.secrets import check_secrets
+from lightning_agentrl.prompts.memory import FullMemory, Memory, WindowMemory
 from lightning_agentrl.prompts.template import RunDate
 
 ENVS = "data.init_args.envs"  # the key of several sources
@@ -122,7 +124,7 @@ class EnvConfig:
         return Recipe(self.id, self.kwargs, self.key, expert=self._expert)
 
 
-Source = EnvConfig | TaskSet
+Source = EnvConfig | TaskSet | AgentProgram
 
 
 def as_gym_takes(env: Any) -> Any:
@@ -130,7 +132,24 @@ def as_gym_takes(env: Any) -> Any:
     return EnvConfig(**env) if isinstance(env, Mapping) else env
 
 
-def all_sources(env: EnvConfig | None, envs: Sequence[Source] | None) -> list[Source]:
+def memory_for(sources: Sequence[Source]) -> Memory:
+    """Return the memory where none is given: an agent brings its whole history, other prompts show the last turn."""
+    return FullMemory() if any(isinstance(source, AgentProgram) for source in sources) else WindowMemory()
+
+
+def check_agents(sources: Sequence[Source], memory: Memory) -> None:
+    """Refuse a memory for agents, which bring their own history.
+
+    Raises:
+        ValueError: with the key to change.
+    """
+    if not memory.grows and any(isinstance(source, AgentProgram) for source in sources):
+        raise ValueError(
+            f"an agent brings its own history, so data.init_args.memory must be FullMemory, got {type(memory).__name__}"
+        )
+
+
+def all_sources(env: EnvConfig | AgentProgram | None, envs: Sequence[Source] | None) -> list[Source]:
     """Return all sources in the order in which they were given, each with its key.
 
     Raises:

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import IO
 
 from lightning_agentrl.gateway import descendants
@@ -94,18 +93,6 @@ class AgentProcess:
 @cache
 def _warm(interpreter: str, modules: tuple[str, ...], variables: tuple[tuple[str, str], ...]) -> Warm:
     return Warm(interpreter, modules, dict(variables))
-
-
-def find_program(command: Sequence[str]) -> str:
-    """Return why a command cannot be started; empty if it can."""
-    import shutil
-
-    if not command:
-        return "is empty"
-    if shutil.which(command[0]) is None:
-        return f"names the program '{command[0]}', which is not there"
-    script = next((one for one in command[1:] if one.endswith(".py")), None)
-    return f"names the file '{script}', which does not exist" if script and not Path(script).exists() else ""
 
 
 def _is_secret(name: str) -> bool:

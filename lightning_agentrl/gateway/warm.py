@@ -125,7 +125,7 @@ def _run(request: dict) -> None:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001 - as an interpreter does at its end
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         code = 1
     finally:
         import threading

@@ -17,6 +17,7 @@ from lightning_agentrl.gateway.conversation import (
     ChatMessage,
     Refusal,
     Reply,
+    Role,
     ToolCall,
     checked_list,
     checked_text,
@@ -25,6 +26,7 @@ from lightning_agentrl.gateway.conversation import (
 Body = Mapping[str, Any]
 Json = dict[str, Any]
 OF_THE_RUN = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty")
+_OTHER_NAMES: Mapping[Any, Role] = {"developer": "system", "function": "tool"}
 _REFUSED = ("logit_bias", "response_format")
 _KNOWN = {  # read, or without a meaning here
     *("messages", "model", "max_tokens", "max_completion_tokens", "max_output_tokens", "stop", "stop_sequences"),
@@ -119,15 +121,20 @@ def _function(tool: Any) -> Json:
     return {"type": "function", "function": described}
 
 
+def _role(given: Any) -> Role:
+    role = _OTHER_NAMES.get(given, given)
+    if role not in ROLES:
+        raise Refusal(f"the role {role!r} is not known; known: {', '.join(ROLES)}")
+    return role
+
+
 # Chat completions
 
 
 def _read_chat(body: Body, before: Sequence[ChatMessage]) -> Call:
     messages = []
     for given in checked_list(body.get("messages"), "messages"):
-        role = {"developer": "system", "function": "tool"}.get(given.get("role"), given.get("role"))
-        if role not in ROLES:
-            raise Refusal(f"the role {role!r} is not known; known: {', '.join(ROLES)}")
+        role = _role(given.get("role"))
         calls = [
             ToolCall(str(one.get("id") or ""), one["function"]["name"], one["function"].get("arguments") or "{}")
             for one in given.get("tool_calls") or ()
@@ -183,9 +190,7 @@ def _read_responses(body: Body, before: Sequence[ChatMessage]) -> Call:
     for item in [{"role": "user", "content": given}] if isinstance(given, str) else checked_list(given, "input"):
         kind = item.get("type", "message")
         if kind == "message":
-            role = {"developer": "system"}.get(item.get("role"), item.get("role"))
-            if role not in ROLES:
-                raise Refusal(f"the role {role!r} is not known; known: {', '.join(ROLES)}")
+            role = _role(item.get("role"))
             messages.append(ChatMessage(role, _parts(item.get("content"), f"a message of the {role}")))
         elif kind == "function_call":
             call = ToolCall(item["call_id"], item["name"], item["arguments"])

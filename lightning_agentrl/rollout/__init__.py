@@ -1,5 +1,6 @@
 """Rollouts: collecting episodes, and the stream of mini-batches made of them."""
 
+from lightning_agentrl.episodes.agent_program import AgentProgram
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge
 from lightning_agentrl.episodes.reward_model import RewardModel
@@ -29,6 +30,7 @@ from lightning_agentrl.rollout.validation import ValidationConfig
 __all__ = [
     "ActionParser",
     "ActionsOnlyMemory",
+    "AgentProgram",
     "ChatRenderer",
     "ClearingMemory",
     "Demonstration",

@@ -15,16 +15,17 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
+from lightning_agentrl.episodes.agent_program import AgentProgram
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
 from lightning_agentrl.episodes.recipe import ENV
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.episodes.sources import ENVS, EnvConfig, all_sources, as_gym_takes
+from lightning_agentrl.episodes.sources import ENVS, EnvConfig, all_sources, as_gym_takes, check_agents, memory_for
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.prompts.memory import Memory, WindowMemory
+from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import RunDate
@@ -52,7 +53,7 @@ class RolloutDataModule(L.LightningDataModule):
     With ``max_staleness`` it collects the next rollout while the current one is trained on.
 
     Args:
-        env: the environment, as gymnasium.make takes it; the short form of ``envs`` for one environment alone.
+        env: the environment, as gymnasium.make takes it, or an agent program; the short form of ``envs`` for one alone.
         num_envs: environments that play at a time, over all ranks.
         turns_per_env: turns of each environment per iteration; not with ``groups``.
         mini_batch_turns: turns of one optimizer step over all ranks; divides the turns of an iteration. Not with
@@ -75,11 +76,11 @@ class RolloutDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        env: EnvConfig | None = None,
+        env: EnvConfig | AgentProgram | None = None,
         num_envs: int = 32,
         turns_per_env: int = TURNS_PER_ENV,
         mini_batch_turns: int = MINI_BATCH_TURNS,
-        envs: list[TaskSet | EnvConfig] | None = None,
+        envs: list[TaskSet | EnvConfig | AgentProgram] | None = None,
         groups: GroupRollout | None = None,
         update_epochs: int = 1,
         memory: Memory | None = None,
@@ -93,16 +94,18 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        env = check_kind(as_gym_takes(env), EnvConfig, ENV)
+        env = check_kind(as_gym_takes(env), EnvConfig | AgentProgram, ENV)
         for source in check_kind(envs, list, ENVS) or ():
-            check_kind(source, TaskSet | EnvConfig, ENVS)
+            check_kind(source, TaskSet | EnvConfig | AgentProgram, ENVS)
         sources = all_sources(env, envs)
         groups = check_kind(groups, GroupRollout, f"{KEYS}.groups")
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
-        self.memory = check_kind(memory, Memory, f"{KEYS}.memory") or WindowMemory()
+        self.memory = check_kind(memory, Memory, f"{KEYS}.memory") or memory_for(sources)
+        check_agents(sources, self.memory)
         self.sizes.check_memory(self.memory)
         self.groups = groups
         self.max_staleness = max_staleness
+        self._prompt_given = prompt is not None
         self.prompt = check_kind(prompt, PromptFormat, f"{KEYS}.prompt") or PromptFormat()
         self.interaction = check_kind(interaction, Interaction, f"{KEYS}.interaction") or TurnInteraction()
         self.engine = check_kind(engine, Engine, f"{KEYS}.engine") or TransformersEngine()
@@ -197,6 +200,9 @@ class RolloutDataModule(L.LightningDataModule):
         self, tokenizer: PreTrainedTokenizerBase, context_length: int, image_reader: ImageReader | None = None
     ) -> None:
         """Make prompts for a model from now on; the arguments are those of :meth:`check`."""
+        if not self._prompt_given and any(isinstance(source, AgentProgram) for source in self.pool.sources):
+            room = context_length - self.interaction.max_reply_tokens  # agents bring whole conversations
+            self.prompt = replace(self.prompt, max_prompt_tokens=max(room, 1))
         self.player = Player(
             self.pool,
             ChatRenderer(tokenizer, self.prompt, image_reader, self.date),
