@@ -118,13 +118,12 @@ def tiny_model_folder(
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=head_dim,
-        max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         # weights are large enough that outputs depend on the prompt
-        **({"num_hidden_layers": 2, "initializer_range": 0.3} | settings),
+        **({"num_hidden_layers": 2, "initializer_range": 0.3, "max_position_embeddings": 2048} | settings),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

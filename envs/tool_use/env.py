@@ -1,6 +1,7 @@
 """An environment of tools, and a calculator for newcomers."""
 
 import ast
+import hashlib
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,11 @@ from agentrl_envs.tools import find_function
 Message = dict[str, Any]
 
 
-class ToolEnv(gymnasium.Env[dict[str, Any], str]):
+class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
     """Tasks for a model that calls tools: several in a reply, until a reply without a call answers.
 
     An action is an assistant's message as JSON: ``text``, and ``tool_calls`` with ``id``, ``name`` and ``arguments``
-    (JSON text). An observation holds the messages that follow: one of each tool.
+    (JSON text). An observation is what the next call of the model adds to that: one message of each tool.
 
     Args:
         tasks: file with one JSON object per line: ``prompt``, and the ``answer`` that a text must be equal to.
@@ -29,9 +30,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any], str]):
         max_turns: replies after which an episode is truncated.
     """
 
-    replies = "message"
     free_text = True
-    observation_role = "tool"
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any], str]):
     ) -> None:
         self.observation_space = gymnasium.spaces.Dict()
         self.action_space = gymnasium.spaces.Text(max_length=2**20, min_length=0)
-        self.system_prompt, self.max_turns = system, max_turns
+        self.system, self.max_turns = system, max_turns
         self.functions: dict[str, Callable[..., Any]] = {}
         self.tool_schemas: list[Mapping[str, Any]] = []
         for path in tools:
@@ -55,6 +54,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any], str]):
         self._tasks = read_tasks(tasks) if tasks is not None else []
         self.task: Mapping[str, Any] = {}
         self.turn = 0
+        self._digest = hashlib.blake2b(digest_size=16)  # of the conversation
 
     def add_tool(self, function: Callable[..., Any]) -> None:
         """Offer a Python function."""
@@ -74,20 +74,26 @@ class ToolEnv(gymnasium.Env[dict[str, Any], str]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    ) -> tuple[dict[str, Any] | str, dict[str, Any]]:
         super().reset(seed=seed)
-        self.task, self.turn = self.next_task(), 0
-        return {"messages": [{"role": "user", "content": str(self.task["prompt"])}]}, {}
+        self.task, self.turn, self._digest = self.next_task(), 0, hashlib.blake2b(digest_size=16)
+        messages = [{"role": "system", "content": [self.system]}] if self.system else []
+        return self._call([*messages, {"role": "user", "content": [str(self.task["prompt"])]}]), {}
 
-    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[dict[str, Any] | str, float, bool, bool, dict[str, Any]]:
         reply = json.loads(action)
+        self._digest.update(action.encode())
         self.turn += 1
         calls = reply.get("tool_calls") or []
         if not calls:
             reward = self.score(reply["text"])
-            return {"messages": []}, reward, True, False, {"success": reward == 1.0}
-        messages = [self._answer(call) for call in calls]
-        return {"messages": messages}, 0.0, False, self.turn >= self.max_turns, {}
+            return "", reward, True, False, {"success": reward == 1.0}
+        return self._call([self._answer(call) for call in calls]), 0.0, False, self.turn >= self.max_turns, {}
+
+    def _call(self, messages: list[Message]) -> dict[str, Any]:
+        self._digest.update(json.dumps(messages).encode())
+        key = f"{self._digest.hexdigest()}#0"
+        return {"call": {"messages": messages, "follows": self.turn - 1 if self.turn else None, "key": key}}
 
     def _answer(self, call: Mapping[str, Any]) -> Message:
         """Call a tool; what goes wrong is told to the model."""
@@ -102,7 +108,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any], str]):
                 said = f"error: there is no tool {name}"
         except Exception as error:  # noqa: BLE001 - a tool of the user's may raise anything
             said = f"error: {type(error).__name__}: {error}"
-        return {"role": "tool", "content": said, "tool_call_id": call["id"], "name": name}
+        return {"role": "tool", "content": [said], "tool_call_id": call["id"], "name": name}
 
     def close(self) -> None:
         """End the MCP server, if there is one."""

@@ -35,12 +35,12 @@ def reply(text: str = "", *calls: tuple[str, dict[str, Any]]) -> str:
 def test_a_calculator_is_called_and_the_answer_ends_the_episode() -> None:
     env = gymnasium.make("agentrl_envs:Calculator-v0", disable_env_checker=True)
     observation, _ = env.reset(seed=4)
-    task = observation["messages"][0]["content"]
+    task = observation["call"]["messages"][1]["content"][0]
     observation, reward, ended, cut, _ = env.step(reply("", ("calculate", {"expression": task})))
-    (message,) = observation["messages"]
+    (message,) = observation["call"]["messages"]
     assert (message["role"], message["tool_call_id"], reward, ended, cut) == ("tool", "0", 0.0, False, False)
-    assert message["content"] == str(calculate(task))
-    assert env.step(reply(f" {message['content']}\n"))[1:3] == (1.0, True)
+    assert message["content"][0] == str(calculate(task))
+    assert env.step(reply(f" {message['content'][0]}\n"))[1:3] == (1.0, True)
     env.reset(seed=4)
     assert env.step(reply("no idea"))[1:3] == (0.0, True)
 
@@ -55,7 +55,7 @@ def test_what_goes_wrong_is_told_and_every_call_is_answered() -> None:
         ("calculate", {"expression": "-2*(3+4)"}),
     ]
     observation, _, ended, cut, _ = env.step(reply("", *calls))
-    texts = [message["content"] for message in observation["messages"]]
+    texts = [message["content"][0] for message in observation["call"]["messages"]]
     assert texts[0] == "error: ZeroDivisionError: division by zero"
     assert texts[1].startswith("error: TypeError")
     assert texts[2:] == ["error: there is no tool other", "-14"]
@@ -89,5 +89,5 @@ def test_tools_of_an_mcp_server(tmp_path: Path) -> None:
     assert env.tool_schemas[0]["function"]["parameters"]["required"] == ["text"]
     env.reset(seed=0)
     observation, *_ = env.step(reply("", ("count", {"text": "How many words has this?"})))
-    assert observation["messages"][0]["content"] == "5"
+    assert observation["call"]["messages"][0]["content"] == ["5"]
     env.close()
