@@ -17,7 +17,7 @@ ROOMS = (
     ("agents",),
     ("rollout",),
     ("episodes",),
-    ("engines", "prompts"),
+    ("engines", "gateway", "prompts"),
     ("models",),
     ("metrics", "advantages", "losses"),
     ("types",),

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -20,8 +20,19 @@ import numpy as np
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.gateway.agent_process import INFRASTRUCTURE, AgentProcess
-from lightning_agentrl.gateway.conversation import Call, Episode, Place, Refusal, Reply, ToolCall
-from lightning_agentrl.gateway.server import Line, Pending, Reward, gateway
+from lightning_agentrl.gateway.conversation import (
+    Call,
+    Episode,
+    Pending,
+    Place,
+    Refusal,
+    Reply,
+    Reward,
+    ToolCall,
+)
+
+if TYPE_CHECKING:
+    from lightning_agentrl.gateway.server import Line
 
 LOOK_SECONDS = 0.05  # between two looks whether a program that makes no call still runs
 Score = Callable[[Mapping[str, Any], str], float]  # of a task and the last text of the assistant
@@ -75,6 +86,8 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any] | str, dict[str, Any]]:
+        from lightning_agentrl.gateway.server import gateway  # few runs need a server
+
         super().reset(seed=seed)
         self.close()
         chosen = int(self.np_random.integers(len(self.tasks)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections import Counter
@@ -144,6 +145,35 @@ class Reply:
     def message(self) -> ChatMessage:
         """The message that a client sends back."""
         return ChatMessage("assistant", (self.text,), self.tool_calls)
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward that an agent posts; ``call`` is the id of a completion, empty for the last one."""
+
+    value: float
+    call: str = ""
+
+
+@dataclass(eq=False)
+class Pending:
+    """A call that waits for its reply, and whoever asks for it.
+
+    Args:
+        id: of the completion.
+        call: what was asked.
+        body: as it came, by which a repeated request is known.
+        path: of the protocol.
+    """
+
+    id: str
+    call: Call
+    body: bytes
+    path: str
+    reply: Reply | Refusal | None = None
+    delivered: bool = False  # a client got the reply
+    waiting: int = 0  # clients that wait for it
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)

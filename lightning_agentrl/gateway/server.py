@@ -13,7 +13,6 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,41 +20,12 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lightning_agentrl.gateway.conversation import Call, ChatMessage, Refusal, Reply
+from lightning_agentrl.gateway.conversation import ChatMessage, Pending, Refusal, Reply, Reward
 from lightning_agentrl.gateway.wire import OF_THE_RUN, PROTOCOLS, Protocol, unknown_fields
 
 MOST_BYTES = 32 * 2**20  # of a body
 WAITING_SECONDS = 1.0  # between two signs that a reply is still to come, so that clients do not time out
 _LOOPBACK = ("127.0.0.1", "localhost")
-
-
-@dataclass(frozen=True)
-class Reward:
-    """A reward that an agent posts; ``call`` is the id of a completion, empty for the last one."""
-
-    value: float
-    call: str = ""
-
-
-@dataclass(eq=False)
-class Pending:
-    """A call that waits for its reply, and whoever asks for it.
-
-    Args:
-        id: of the completion.
-        call: what was asked.
-        body: as it came, by which a repeated request is known.
-        path: of the protocol.
-    """
-
-    id: str
-    call: Call
-    body: bytes
-    path: str
-    reply: Reply | Refusal | None = None
-    delivered: bool = False  # a client got the reply
-    waiting: int = 0  # clients that wait for it
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Line:

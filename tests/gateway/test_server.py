@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 
-from lightning_agentrl.gateway.conversation import Call, Refusal, Reply, ToolCall
-from lightning_agentrl.gateway.server import Line, Pending, Reward, gateway
+from lightning_agentrl.gateway.conversation import Call, Pending, Refusal, Reply, Reward, ToolCall
+from lightning_agentrl.gateway.server import Line, gateway
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
 CALL = ToolCall("call_1", "look", '{"where": "left"}')
