@@ -139,7 +139,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         truncated = not ended and self.max_calls is not None and self._episode.turns >= self.max_calls
         if ended:
             reward += self._end()
-        return observation, reward, ended, truncated, self._info(rewards)
+        return observation, reward, ended, truncated, self._info(rewards, ended)
 
     def _find(self, key: str | None) -> None:
         """Let the call of this key be the one that is answered: calls at once may come in another order than before."""
@@ -234,11 +234,18 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
             reward += self.score(self.task, self._text)
         return reward
 
-    def _info(self, rewards: Mapping[int, float]) -> dict[str, Any]:
-        """Return rewards of earlier turns, and the counts so far."""
-        counts = {f"agent/{name}": float(self._counts[name]) for name in ("continued", "earlier", "anew", "rewarded")}
+    def _info(self, rewards: Mapping[int, float], ended: bool = False) -> dict[str, Any]:
+        """Return rewards of earlier turns, and the counts of an episode that has ended."""
         assert self._line is not None
-        return {"earlier_rewards": dict(rewards), "counts": {**counts, "agent/abandoned": float(self._line.abandoned)}}
+        counts = {
+            "agent/calls": self._episode.turns,
+            "agent/rows": self._counts["earlier"] + self._counts["anew"],  # where no rollout cuts the episode
+            **{f"agent/{name}": self._counts[name] for name in ("continued", "earlier", "anew")},
+            "agent/abandoned": self._line.abandoned,
+            "agent/no_reward": not self._counts["rewarded"],
+        }
+        metrics = {name: float(count) for name, count in counts.items()} if ended else {}
+        return {"earlier_rewards": dict(rewards), "metrics": metrics}
 
     def _said(self) -> str:
         """Return the end of what the program wrote, as the end of a sentence."""

@@ -216,8 +216,13 @@ def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
         "rollout/episode_turns": Mean(sum(turn.index + 1 for turn in lasts), count),
         "rollout/truncated_ratio": Mean(sum(turn.truncated for turn in lasts), count),
         **{f"stop/{reason.value}": Mean(reasons[reason], count) for reason in StopReason},
-        **{f"env/{name}": Mean(sum(values), len(values)) for name, values in values_of.items()},
+        **{_named(name): Mean(sum(values), len(values)) for name, values in values_of.items()},
     }
+
+
+def _named(name: str) -> str:
+    """Return the name under which a number of an environment is logged; those of agents and tools are our own."""
+    return name if name.startswith(("agent/", "tools/")) else f"env/{name}"
 
 
 def _environments(turns: Sequence[Turn]) -> dict[str, Number]:

@@ -52,7 +52,9 @@ def test_an_observation_is_what_a_call_adds_and_the_result_its_reward(tmp_path: 
     assert (observation["call"]["follows"], reward, ended, cut) == (0, 0.0, False, False)
     _, reward, ended, cut, info = env.step(reply("yes"))
     assert (reward, ended, cut) == (1.0, True, False)
-    assert info["counts"]["agent/continued"] == 1
+    assert info["metrics"]["agent/calls"] == 2
+    assert info["metrics"]["agent/continued"] == info["metrics"]["agent/rows"] == 1
+    assert info["metrics"]["agent/no_reward"] == 0
     env.close()
 
 
