@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-oldest test-newest test-openenv test-suites test-wheel chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-figures gpu-wheels clean
+.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-oldest test-newest test-openenv test-suites test-wheel chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-figures gpu-wheels agents clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
