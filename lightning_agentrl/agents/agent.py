@@ -28,7 +28,15 @@ from lightning_agentrl.agents.metrics_of_run import (
 from lightning_agentrl.agents.models import Compute, models_for, readers_for
 from lightning_agentrl.agents.optim import Optim, Steps, prepare_strategy
 from lightning_agentrl.agents.resume import begin_run, load_agent, save_agent, settings_of
-from lightning_agentrl.agents.scoring import Needs, naming_missing, policy_handle, reader_for, score_for_update
+from lightning_agentrl.agents.scoring import (
+    Needs,
+    naming_missing,
+    needs_before_update,
+    policy_handle,
+    reader_for,
+    score_rollout,
+    scoring,
+)
 from lightning_agentrl.agents.selection import corrected, lost_rows, select, without_not_finite, without_rows
 from lightning_agentrl.agents.update import CurrentScores, compute_gradient, take_step
 from lightning_agentrl.distributed import Ranks, raise_once
@@ -180,7 +188,8 @@ class Agent(L.LightningModule, ABC):
             The rollout, and numbers to be logged with the first step. A subclass may add some.
         """
         collected_now, groups = not rollout.scored, self.datamodule.groups
-        rollout = self.score(rollout)
+        with scoring(self, rollout):
+            rollout = self.score(rollout)
         rollout = corrected(rollout, self.correction, self.ranks.sum)
         rollout = self._shape(rollout)
         rollout, faulty_B, faults = without_not_finite(rollout)
@@ -197,7 +206,7 @@ class Agent(L.LightningModule, ABC):
 
     def score(self, rollout: Rollout) -> Rollout:
         """Add the scores that are needed and not there yet: of actor, reference and critic."""
-        return score_for_update(self, rollout)
+        return score_rollout(self.models, rollout, needs_before_update(self), self.reader)
 
     def _shape(self, rollout: Rollout) -> Rollout:
         with naming_missing(rollout.scores):

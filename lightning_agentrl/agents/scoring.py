@@ -195,18 +195,21 @@ class _Passes:
         )
 
 
-def score_for_update(agent: Any, rollout: Rollout) -> Rollout:
-    """Add the scores that an agent needs and that are not there yet: of actor, reference and critic."""
-    # With several steps per iteration, or dropout in one, the log-probs before the first step are needed too.
+def needs_before_update(agent: Any) -> Needs:
+    """Return what an agent declares; several steps per iteration, or dropout in one, also need the log-probs before."""
     drops = agent.lora is not None and agent.lora.dropout > 0
     several = drops or agent.datamodule.steps_per_iteration > 1
     bypass = agent.correction is not None and agent.correction.bypass  # then the engine's log-probs are the old ones
-    needs = agent.needs | Needs(old_logps=several and not bypass)
-    total = rows_to_score(agent.models, rollout, needs)
+    return agent.needs | Needs(old_logps=several and not bypass)
+
+
+@contextmanager
+def scoring(agent: Any, rollout: Rollout) -> Iterator[None]:
+    """Time what scores a rollout as a stage, in eval mode; all ranks leave it together."""
+    total = rows_to_score(agent.models, rollout, needs_before_update(agent))
     with agent.datamodule.stopping.together(), agent.clock.stage("score", total), evaluation_mode(agent):
-        rollout = score_rollout(agent.models, rollout, needs, agent.reader)
+        yield
     agent.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-    return rollout
 
 
 def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader) -> Rollout:

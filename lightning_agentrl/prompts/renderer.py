@@ -121,7 +121,8 @@ class ChatRenderer:
         recollection = recollection or Recollection()
         if observation.role != "user" or observation.messages:  # every template shows users
             self._check_roles(rules, observation, later=bool(recollection.turns))
-        key = None if rules.tools else _shown(rules, observation, recollection)
+        shown = None if rules.tools else _shown(rules, observation, recollection)
+        key = None if shown is None else (self.template.date.now, shown)  # a checkpoint may bring another date
         if key is not None and key in self._remembered:
             return self._remembered[key]
         prompt = self._fitted(rules, observation, recollection)

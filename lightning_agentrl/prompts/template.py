@@ -76,7 +76,8 @@ class ChatTemplate:
         date: RunDate | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._dated = (date or RunDate()).arguments(tokenizer)
+        self.date = date or RunDate()
+        self._dated = self.date.arguments(tokenizer)
         self.name = f"the chat template of '{tokenizer.name_or_path}'"
         self._as_items = False  # it reads contents as lists of items only
         self._why_refused = lru_cache(PROBED)(self._refusal)

@@ -273,7 +273,7 @@ def test_a_game_may_be_served_from_its_process():
 
 
 def test_a_fork_draws_other_random_numbers_in_the_game():
-    env = Environment(lambda: make("2048"))
+    env = Environment(lambda: make("2048"), alone=True)
     futures = set()
     for seed in range(4):
         env.reset(3)

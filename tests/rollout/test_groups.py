@@ -35,6 +35,8 @@ AHEAD = GroupRollout(size=3, per_rollout=2, mini_batches=2, ahead=4, ahead_turns
 
 
 class Rank:
+    fast_dev_run = False
+
     def __init__(self, rank: int, world: int) -> None:
         self.global_rank, self.world_size = rank, world
 
