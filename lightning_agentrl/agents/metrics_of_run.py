@@ -17,6 +17,7 @@ from lightning_agentrl.advantages import Reduce, token_energy, value_statistics,
 from lightning_agentrl.agents.optim import stop_run
 from lightning_agentrl.agents.selection import filters_groups, report_left_out, without_rows
 from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import effective_share
 from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -50,6 +51,7 @@ def describe_prepared(
 
     Raises:
         RunStoppedError: no turn of any rank has finite numbers.
+        ConfigError: no agent program of the first rollout has said its reward.
     """
     # Without a correction only a rank that leaves rows out has a mask, and all ranks must log the same names.
     corrects = agent.correction is not None and agent.correction.needs_old_logps
@@ -57,6 +59,11 @@ def describe_prepared(
     # Without values, nothing stands for the returns of what is lost or rejected.
     returned = None if agent.advantage.needs_values else without_rows(rollout, lost_B).trained_mask
     numbers = describe(described, agent.device, agent.ranks.sum, faulty_B, returned)
+    if numbers.get("agent/no_reward") == 1.0 and agent.policy_version == 0:
+        raise ConfigError(
+            "no episode of the first rollout has a reward: the agent must write it to the file AGENTRL_RESULT or post "
+            "it, or give a scorer (key data.init_args.env.init_args.scorer)"
+        )
     if filters_groups(agent):
         numbers |= over_ranks(kept_groups(rollout, chosen), agent.device)
     return numbers | report_left_out(rollout, faulty_B, faults, partial(stop_run, agent.trainer))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import AgentProgram, RolloutDataModule, TurnInteraction, ValidationConfig
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import KeepRollouts, make_agent, make_trainer
@@ -89,6 +90,20 @@ def test_a_run_goes_on_with_agents_that_were_cut_in_the_middle(tmp_path: Path, t
         assert [(turn.call, turn.reply) for turn in first.turns] == [(turn.call, turn.reply) for turn in second.turns]
         assert torch.equal(first.rollout_logps, second.rollout_logps)
         assert torch.equal(first.rewards, second.rewards)
+
+
+@pytest.mark.slow
+def test_agents_that_say_no_reward_are_told(tmp_path: Path, tiny_folder: Path) -> None:
+    script = tmp_path / "silent.py"
+    script.write_text(
+        SCRIPT.read_text()
+        .replace('json.dump({"reward": float(won)}, file)', "pass")
+        .replace('os.environ["AGENTRL_RESULT"]', "os.devnull")
+    )
+    silent = program(tmp_path)
+    silent.command[1] = str(script)
+    with pytest.raises(ConfigError, match="AGENTRL_RESULT"):
+        train(tmp_path, tiny_folder, silent)
 
 
 def test_wrong_settings_are_refused_before_weights_are_read(tmp_path: Path) -> None:
