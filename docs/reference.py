@@ -37,7 +37,8 @@ KEYS = re.compile(r"^<!-- keys: (\S+) -->$", re.MULTILINE)
 INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 BLANK = "\n\n"
 EXAMPLE_WIDTH = 76
-SAMPLES: dict[type, Any] = {int: 4, float: 0.5, bool: True, str: "..."}  # for required arguments in examples
+# For required arguments in examples.
+SAMPLES: dict[Any, Any] = {int: 4, float: 0.5, bool: True, str: "...", list[str]: ["python", "agent.py"]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,6 +263,8 @@ def _yaml(value: Any) -> str:
 def _example(part: Part, cls: type) -> str:
     """How the class is written in a config: as in a shipped one, else with its defaults."""
     value = next(_shipped(part, cls), None) or _made(part, cls)
+    if part.plain and not part.many and cls is not part.classes[0]:  # else it would be taken for the first one
+        value = {"class_path": cls.__name__, "init_args": value}
     *way, last = part.key.split(".")
     lines = [f"{'  ' * i}{name}:" for i, name in enumerate(way)]
     above = next((other for other in parts() if part.key == f"{other.key}.init_args.{last}"), None)
@@ -269,6 +272,10 @@ def _example(part: Part, cls: type) -> str:
     if part.owner and (part.key.count("init_args") > 1 or (above and not shared)):  # the class in between
         lines.insert(-1, f"{'  ' * (len(way) - 1)}class_path: {part.owner.__name__}")
     indent, many = "  " * len(way), part.many
+    holder = next((other for other in parts() if other.key == ".".join(way)), None)
+    if holder and not holder.many and part.owner in holder.classes[1:]:
+        lines += [f"{indent}class_path: {part.owner.__name__}", f"{indent}init_args:"]
+        indent += "  "
     if dataclasses.is_dataclass(part.owner):  # what has to stand beside it
         beside = [argument for argument in arguments(part.owner) if argument.required and argument.name != last]
         inside = [f"{indent}{argument.name}: {_yaml(SAMPLES.get(argument.annotation, '...'))}" for argument in beside]

@@ -40,16 +40,16 @@ _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "ZoomSearch-v0": ("agentrl_envs.zoom_search.env:ZoomSearch", {}),
     "DrawnGeometry-v0": ("agentrl_envs.geometry.drawn:DrawnGeometry", {}),
     "Search-v0": ("agentrl_envs.search.env:Search", {}),
-    "Calculator-v0": ("agentrl_envs.tool_use.env:Calculator", {}),
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
     "CrafterText-v0": ("agentrl_envs.crafter.env:CrafterText", {}),
     "BabaIsAI-v0": (_BABA, {}),
     **{f"BabaIsAI-{level}-v0": (_BABA, {"level": level}) for level in BABA_LEVELS},
 }
 
-# Environments of others, which need a server, a package that is not ours, or arguments.
+# Environments whose actions are messages, and those of others, which need a server, a foreign package, or arguments.
 _ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Discrete-v0": ("agentrl_envs.discrete.env:Discrete", {}),
+    "Calculator-v0": ("agentrl_envs.tool_use.env:Calculator", {}),
     "ToolEnv-v0": ("agentrl_envs.tool_use.env:ToolEnv", {}),
     "OpenEnv-v0": ("agentrl_envs.openenv.client:OpenEnv", {}),
     "TextArena-v0": ("agentrl_envs.textarena.env:TextArena", {}),

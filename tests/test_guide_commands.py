@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,8 +31,12 @@ PAGES = sorted(page.name for page in GUIDES.glob("*.md") if page.name not in ELS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_its_runs_could_start(page: str, tmp_path: Path, tiny_folder: Path, agentrl: Command) -> None:
+def test_its_runs_could_start(
+    page: str, tmp_path: Path, tiny_folder: Path, agentrl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "configs").symlink_to(CONFIGS)
+    (tmp_path / "docs").symlink_to(CONFIGS.parent / "docs")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # for programs of a guide
     small = ("--model.init_args.model", str(tiny_folder), "--data.init_args.prompt.max_prompt_tokens", "2000")
     write_files(page, tmp_path)
     with importable(tmp_path):

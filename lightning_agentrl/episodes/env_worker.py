@@ -98,7 +98,8 @@ class EnvWorker:
         self._astray = True  # the environment is missing, or in another state than the recorded one
         self._forked: tuple[int, int] | None = None  # after so many actions of the episode, and the seed from there on
         self._action: str | None = None  # the running action; None: the beginning of an episode
-        self._given_up = False  # the running call was cancelled
+        self._one_call = threading.Lock()  # a call that was cancelled may take a while to end
+        self._given_up = threading.Event()  # the running call was cancelled
         with suppress(EnvError):  # the first call makes it again, and raises it
             self._environment, self._astray = make(), False
 
@@ -199,13 +200,15 @@ class EnvWorker:
 
     async def _run(self, call: str, attempt: Callable[[], T]) -> T:
         """Run a call where the environment lives and return its result. A cancelled call is ended if possible."""
-        self.call, self.moved_at, self._given_up = call, time.monotonic(), False
+        self.call, self.moved_at, given_up = call, time.monotonic(), threading.Event()
         try:
             if self.executor is None:
                 return self._attempts(attempt)
-            return await asyncio.get_running_loop().run_in_executor(self.executor, self._attempts, attempt)
+            run = partial(self._attempts, attempt, given_up=given_up)
+            return await asyncio.get_running_loop().run_in_executor(self.executor, run)
         except asyncio.CancelledError:
-            self._given_up = self._astray = True
+            given_up.set()
+            self._astray = True
             if self._environment is not None:
                 self._environment.end()
             raise
@@ -214,17 +217,23 @@ class EnvWorker:
 
     # Blocking, in the thread of the executor. No recorded state is set here, since the call may have been cancelled.
 
-    def _attempts(self, attempt: Callable[[], T], checks: bool = False) -> T:
+    def _attempts(self, attempt: Callable[[], T], checks: bool = False, given_up: threading.Event | None = None) -> T:
         """Call the environment, and again after an error.
 
         Args:
             attempt: brings the environment to the recorded state and calls it.
             checks: an answer of a wrong form is wrong input, not an error that may pass.
+            given_up: set if the call is cancelled.
 
         Raises:
             EnvError: the call failed once more than ``retries``, or cannot be repeated.
             ConfigError: the environment could never be made.
         """
+        with self._one_call:
+            self._given_up = given_up or threading.Event()
+            return self._attempts_of_one(attempt, checks)
+
+    def _attempts_of_one(self, attempt: Callable[[], T], checks: bool) -> T:
         last: Exception | None = None
         overcome = len(self.errors)
         for failed in itertools.count():
@@ -241,7 +250,7 @@ class EnvWorker:
                     or (checks and error.kind == CONTRACT)
                     or not (begins or self.contract.deterministic)
                     or failed >= self.retries
-                    or self._given_up
+                    or self._given_up.is_set()
                 ):
                     del self.errors[overcome:]
                     error.add_note(where)
@@ -261,7 +270,7 @@ class EnvWorker:
                 environment.close()
         try:
             environment = self._environment = self._make()
-            if self._given_up:  # meanwhile
+            if self._given_up.is_set():  # meanwhile
                 environment.end()
             environment.wait()
         except ConfigError as error:

@@ -16,12 +16,12 @@ class SkipSome(StepGuard):
         verdict: what it says.
     """
 
-    def __init__(self, numbers: list[int], rank: int = 0, verdict: Verdict = Verdict.SKIP) -> None:
+    def __init__(self, numbers: list[int], rank: int = 0, verdict: str = "SKIP") -> None:
         self.numbers, self.rank, self.verdict = numbers, rank, verdict
         self.seen: list[Attempt] = []
 
     def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:
         self.seen.append(attempt)
         if trainer.global_rank == self.rank and attempt.number in self.numbers:
-            return self.verdict, f"attempt {attempt.number} is on the list"
+            return Verdict[self.verdict], f"attempt {attempt.number} is on the list"
         return Verdict.STEP, ""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_agentrl.agents import RolloutCallback, Verdict
+from lightning_agentrl.agents import RolloutCallback
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from tests.agents import processes
 from tests.agents.guards import SkipSome
@@ -87,7 +87,7 @@ def test_steps_of_an_earlier_run_of_the_agent_are_not_taken_for_skipped_ones(tmp
 @pytest.mark.slow
 def test_a_guard_can_end_the_run(tmp_path, exact_folder):
     with pytest.raises(RuntimeError, match="step 3: attempt 2 is on the list"):
-        fit(tmp_path, exact_folder, SkipSome([2], verdict=Verdict.STOP))
+        fit(tmp_path, exact_folder, SkipSome([2], verdict="STOP"))
 
 
 @pytest.mark.slow

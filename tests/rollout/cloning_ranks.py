@@ -42,8 +42,9 @@ def run(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     own = [[episode(3.0, 2), episode(1.0), episode(-1.0)], [episode(2.0, 4), episode(0.0)]][rank]
     sentences = [told(own, 1.0), told(own, 9.0), told([] if rank else own, 0.0), told([], 0.0)]
-    own_envs, sizes = range(4 * rank, 4 * rank + 4), SimpleNamespace(turns_per_env=8, mini_batches=2)
-    data = cast(RolloutDataModule, SimpleNamespace(own_envs=own_envs, seed=3, groups=None, sizes=sizes))
+    places = range(4 * rank, 4 * rank + 4)
+    sizes = SimpleNamespace(turns_per_env=8, mini_batches=2, own_envs=lambda *_: places)
+    data = cast(RolloutDataModule, SimpleNamespace(seed=3, groups=None, sizes=sizes))
     cloned = ClonedTurns([episode(1.0)] * (10, 90)[rank], data, 0.5)
     Path(folder, f"{rank}.json").write_text(json.dumps([*sentences, cloned.count]))
     dist.destroy_process_group()

@@ -299,7 +299,7 @@ class Probe:
         contract = self._contract()
         state = fingerprint_of(observed.text, observed.images)
         kept = raw if self._calls <= 1 else None
-        seen = Seen(observed.text, contract, own_info, reward, terminated, truncated, state, kept)
+        seen = Seen(observed.text, contract, own_info, reward, terminated, truncated, state, kept, observed.mended)
         self._texts(seen)
         self._kept = (info, looks(info)) if self._calls <= _WATCHED_CALLS else None
         self.last = seen

@@ -33,6 +33,8 @@ class Seen:
     """What tells observations apart: the text, and hashes of images, which would fill the memory."""
     raw: Any = None
     """The observation as it came, a text or a dictionary; only of the first call of an instance."""
+    mended: bool = False
+    """The text had lone surrogates."""
 
     @property
     def prompt(self) -> str:
@@ -184,9 +186,7 @@ def check_texts(seen: Seen, last: Seen | None, said: str, most_tokens: int, log:
     listed = all(name in seen.contract.system_prompt for name in actions)  # then the trainer lists them no more
     whole = "\n".join([seen.prompt, *(() if listed else [*actions, *actions.values()])])
     whole += "\n".join(text for pair in seen.contract.examples for text in pair)
-    try:
-        seen.text.encode()
-    except UnicodeEncodeError:
+    if seen.mended:
         echoed = any("\ud800" <= char <= "\udfff" for char in said)
         note("text.echo" if echoed else "text.encoding", "the observation holds a lone surrogate")
     if found := MARKERS.search(whole):
