@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from lightning_agentrl.engines.base import SamplingRequest
 from lightning_agentrl.engines.transformers.rows import Rows, read
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.prefix_tree import Keys, shared_length
+from lightning_agentrl.models.prefix_tree import Keys
 from lightning_agentrl.types.model_input import ModelInput
 
 LEAST_GAIN = 32  # tokens that need not be read again; fewer are read with the other prompts
@@ -28,13 +28,10 @@ class Conversation:
     layers: Sequence[tuple[Tensor, Tensor]]
     next: int  # position behind the last token; an image takes fewer than it has tokens
 
-    def known(self, prompt: ModelInput) -> int:
-        """Return how many tokens of a prompt need not be read; 0 if what is new has an image."""
-        common = min(shared_length(self.keys, prompt.keys), len(prompt) - 1)
-        if not prompt.images:
-            return common
-        whole = common == len(self.keys) and min(prompt.keys[common:]) >= 0  # keys of images are below 0
-        return common if whole else 0
+    def goes_on_in(self, prompt: ModelInput) -> bool:
+        """Return whether a prompt is all of it and more, and what is new has no image, which would have to be seen."""
+        known = len(self.keys)
+        return len(prompt) > known and prompt.keys[:known] == self.keys and min(prompt.keys[known:]) >= 0
 
 
 class Conversations:
@@ -67,7 +64,9 @@ class Conversations:
     def find(self, request: SamplingRequest, shared: int) -> Conversation | None:
         """Return what a request goes on from, if it saves more than the tokens that all prompts share."""
         kept = self._kept.get(request.number[0]) if request.number else None
-        return kept if kept is not None and kept.known(request.prompt) >= shared + LEAST_GAIN else None
+        if kept is None or len(kept.keys) < shared + LEAST_GAIN:
+            return None
+        return kept if kept.goes_on_in(request.prompt) else None
 
 
 def read_on(
@@ -79,15 +78,14 @@ def read_on(
         Hidden states [B, H] of their last tokens, and their rows.
     """
     device = policy.lm.device
-    known = [one.known(prompt) for one, prompt in zip(conversations, prompts, strict=True)]
+    known = [len(one.keys) for one in conversations]
     new = [prompt.ids[n:] for n, prompt in zip(known, prompts, strict=True)]
     past, width = max(known), max(map(len, new))
     cache = DynamicCache()
     for index in range(len(conversations[0].layers)):
         pairs = zip(*(one.layers[index] for one in conversations), strict=True)
         keys, values = (
-            torch.stack([pad(x[:, :n], (0, 0, past - n, 0)) for x, n in zip(side, known, strict=True)])
-            for side in pairs
+            torch.stack([pad(x, (0, 0, past - n, 0)) for x, n in zip(side, known, strict=True)]) for side in pairs
         )
         cache.update(keys, values, index)
     # Behind the new tokens of a row are blanks, which none of them sees; between old and new ones there are none, since
@@ -97,8 +95,7 @@ def read_on(
     positions = torch.zeros(len(new), width, dtype=torch.int64, device=device)
     for row, (one, n, tokens) in enumerate(zip(conversations, known, new, strict=True)):
         seen[row, past - n : past + len(tokens)] = 1
-        begin = one.next if n == len(one.keys) else n
-        positions[row] = torch.arange(begin, begin + width, device=device)
+        positions[row] = torch.arange(one.next, one.next + width, device=device)
     hidden = read(policy, ids, positions, attention_mask=seen, cache=cache)
     last = torch.tensor([len(row) - 1 for row in new], device=device)
     rows = Rows(cache, seen, positions.gather(1, last[:, None]))
