@@ -125,7 +125,7 @@ def test_rows_with_images_join_and_leave(policy_of: Callable[[str], LanguageMode
     rows = first(range(4))
     rows.join(others((0, 1, 4)))  # prompts 4, 5 and 8
     left = [1, 3, 5, 8]
-    rows.keep([1, 3, 5, 6])
+    rows = rows.kept([1, 3, 5, 6])
     hidden = torch.stack([rows.read_on(policy, [ids[i][k] for i in left]) for k in range(STEPS)], 1)
     expected = forced(policy, [prompts[i] for i in left], [ids[i] for i in left])[:, 1:]
     torch.testing.assert_close(hidden, expected, **CLOSE)
