@@ -61,7 +61,7 @@ class NotMade(GAE):
         (
             RolloutDataModule,
             {"env": gymnasium.Env()},
-            r"data.init_args.env takes an object of EnvConfig, got an object of Env; write EnvConfig\(...\)",
+            r"data.init_args.env takes an object of EnvConfig or AgentProgram, got .* Env; write EnvConfig\(...\)",
         ),
         (
             RolloutDataModule,
@@ -75,7 +75,11 @@ class NotMade(GAE):
         ),
         (RolloutDataModule, {**BANDIT, "validation": {"episodes": 4}}, r"write ValidationConfig\(\.\.\.\)$"),
         (RolloutDataModule, {"envs": {"id": "x"}}, "data.init_args.envs takes an object of list, got {'id': 'x'}"),
-        (RolloutDataModule, {"envs": [{"path": "x"}]}, "takes an object of TaskSet or EnvConfig, got {'path': 'x'}"),
+        (
+            RolloutDataModule,
+            {"envs": [{"path": "x"}]},
+            "TaskSet or EnvConfig or AgentProgram, got {'path': 'x'}",
+        ),
         (RolloutDataModule, {**BANDIT, "num_envs": 4.0}, "data.init_args.num_envs must be a whole number, got 4.0"),
         (RolloutDataModule, {**BANDIT, "seed": "0"}, "data.init_args.seed must be a whole number, got '0'"),
         (RolloutDataModule, {**BANDIT, "seed": 2**70}, f"data.init_args.seed must be at most {2**32 - 1}, got {2**70}"),

@@ -114,6 +114,7 @@ class GivenData(L.LightningDataModule):
     max_staleness = 0
     interaction = None
     # There are no prompts and no engine.
+    stream = SimpleNamespace(begin_iteration=lambda: None)
     player = SimpleNamespace(renderer=SimpleNamespace(template=SimpleNamespace(writes_date=False), stop_token_ids=()))
     longest_turn = None
     phase = "train"

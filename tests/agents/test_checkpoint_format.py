@@ -20,7 +20,7 @@ WRITTEN = {
     "skipped_steps warmup_steps",
     "RolloutDataModule": "ahead collected iteration lost origin sessions",
     "RolloutDataModule.sessions.0": "actions asked_again context env_errors env_return fingerprint images lost number "
-    "past reply_closed reply_tokens running seed turns_taken unread",
+    "past reply_closed reply_tokens running said seed turns_taken unread",
     "agent": "format lora model settings undescribed versions weights",
     "callbacks.CriticWarmup": "buffer done_epochs prepared",
     "callbacks.RunSummary": "before minutes",

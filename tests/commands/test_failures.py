@@ -189,9 +189,9 @@ def test_what_lightning_refuses_to_code_of_ones_own_is_shown_with_its_line(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
-        "from lightning_agentrl.agents import RolloutCallback\n"
-        "class Logs(RolloutCallback):\n"
-        "    def on_rollout(self, trainer, agent, rollout):\n"
+        "import lightning as L\n"
+        "class Logs(L.Callback):\n"
+        "    def on_fit_start(self, trainer, agent):\n"
         "        agent.log('mine', 1.0)\n"
     )
     (tmp_path / "my_logs.py").write_text(code)
