@@ -56,8 +56,7 @@ class Chain(RolloutCallback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *args: Any) -> None:
         """Write after the last step, since a run that is stopped in its validation goes on with the next iteration."""
-        if outputs:
-            self._losses.append(float(outputs["loss"]))
+        self._losses.append(float(outputs["loss"]))
         if not trainer.is_last_batch:
             return
         self._link["update/step/loss"] = np.array(self._losses, np.float32)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import AgentProgram, RolloutDataModule, TurnInteraction, ValidationConfig
 from lightning_agentrl.types import Rollout
@@ -44,11 +45,36 @@ def train(tmp_path: Path, folder: Path, env: AgentProgram, iterations: int = 2, 
     return seen.rollouts
 
 
+class Noting(TransformersEngine):
+    """Notes what was read for each reply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[tuple[float, ...], tuple[int, ...]] = {}  # by the log-probs of the reply
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        reply = await super().generate(request)
+        self.read[reply.logps] = request.prompt.ids
+        return reply
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["plain", "mixed"])
-def test_rows_are_what_was_read_and_sampled_and_calls_that_go_on_share_one(
+def test_a_row_holds_before_each_reply_the_very_tokens_that_were_read_for_it(
     tmp_path: Path, tiny_folder: Path, style: str
 ) -> None:
+    engine = Noting()
+    rollouts = train(tmp_path, tiny_folder, program(tmp_path, style), engine=engine)
+    samples = [sample for rollout in rollouts for sample in rollout.samples]
+    placed = [(sample, one) for sample in samples for one in sample.placed_turns()]
+    assert len(placed) == 48
+    for sample, one in placed:
+        assert sample.input.ids[: one.start] == engine.read[one.action.logps]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["plain", "mixed"])
+def test_calls_that_go_on_share_a_row(tmp_path: Path, tiny_folder: Path, style: str) -> None:
     rollouts = train(tmp_path, tiny_folder, program(tmp_path, style))
     for rollout in rollouts:
         assert len(rollout.turns) == 24
