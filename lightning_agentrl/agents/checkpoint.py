@@ -1,8 +1,7 @@
-"""Checkpoints on disk: written beside their name, checked when they are read, and found again."""
+"""Checkpoint files and folders: write them whole, check them when they are read, and find the newest."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pickle
@@ -11,9 +10,9 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,8 +31,8 @@ from lightning_agentrl.errors.foreign_messages import disk_full, not_plain, out_
 from lightning_agentrl.run_files import version_of
 from lightning_agentrl.stalls import waiting_for
 
-PART = ".part"  # ends the name of a checkpoint that is being written
-LEFT_SECONDS = 3600.0  # after which a half-written checkpoint is a leftover and not one that another run writes
+PART = ".part"  # suffix of a checkpoint that is being written
+LEFT_SECONDS = 3600.0  # age at which a `.part` file is a leftover and not another run's unfinished save
 MANIFEST = "manifest.json"  # checksums of the files of a folder
 METADATA = "meta.pt"  # everything but tensors, in a folder of ModelParallelStrategy
 OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # everything but the optimizer, in a folder of DeepSpeed
@@ -42,7 +41,8 @@ _PLAIN = "give plain types in the state_dict of your callbacks, and in what else
 _UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError)
 _IS_FOLDER = 0x10  # a flipped bit in an archive's directory with which torch leaves a tensor as it was allocated
 # NotImplementedError and RuntimeError: a damaged entry claims to be compressed or encrypted.
-_BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError, RuntimeError)
+# OSError: a damaged entry claims to lie before the start of the file.
+_BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, OSError)
 
 
 # Saving and loading
@@ -57,7 +57,7 @@ class WholeFiles(TorchCheckpointIO):
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        with waiting_for(f"the checkpoint {path} to be written"), _aside(Path(path), self.last_good) as part:
+        with waiting_for(f"the checkpoint {path} to be written"), written_whole(Path(path), self.last_good) as part:
             torch.save(checkpoint, part)
             if foreign := get_unsafe_globals_in_checkpoint(part):
                 what = f"it holds an object of {min(foreign)}; {_PLAIN}"
@@ -75,53 +75,14 @@ class WholeFiles(TorchCheckpointIO):
         return checkpoint
 
 
-class CheckpointedTrainer(L.Trainer):
-    """Lightning's Trainer with safe folders: sharded strategies write and read these past Lightning's plugin."""
-
-    def fit(
-        self,
-        model: L.LightningModule,
-        train_dataloaders: Any = None,
-        val_dataloaders: Any = None,
-        datamodule: L.LightningDataModule | None = None,
-        ckpt_path: str | Path | None = None,
-        weights_only: bool | None = None,
-    ) -> None:
-        refuse_unsound_folder(ckpt_path)
-        super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
-
-    def validate(
-        self,
-        model: L.LightningModule | None = None,
-        dataloaders: Any = None,
-        ckpt_path: str | Path | None = None,
-        verbose: bool = True,
-        datamodule: L.LightningDataModule | None = None,
-        weights_only: bool | None = None,
-    ) -> Any:
-        refuse_unsound_folder(ckpt_path)
-        return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
-
-    def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:
-        if not in_lockstep(self.strategy) or "://" in str(filepath):
-            super().save_checkpoint(filepath, weights_only, storage_options)
-            return
-        target = Path(self.strategy.broadcast(str(filepath))).absolute()
-        first = _aside(target, last_good_checkpoint(self)) if self.is_global_zero else nullcontext(part_of(target))
-        with waiting_for(f"the checkpoint {target} to be written"), first as part:
-            self.strategy.barrier()
-            super().save_checkpoint(part, weights_only, storage_options)
-        self.strategy.barrier()
-
-
 def guard_checkpoints(trainer: L.Trainer) -> None:
-    """Let a trainer save whole checkpoints only, and remove what killed saves left.
+    """Let a trainer save whole checkpoints only, and remove leftovers of killed saves.
 
     Raises:
-        ValueError: the strategy saves folders, and the trainer is not one that writes and reads them safely.
+        ValueError: the strategy saves folders, and the trainer does not write and read them safely.
     """
     strategy = trainer.strategy
-    if in_lockstep(strategy) and not isinstance(trainer, CheckpointedTrainer):
+    if in_lockstep(strategy) and type(trainer).save_checkpoint is L.Trainer.save_checkpoint:
         raise ValueError(
             f"{type(strategy).__name__} saves folders, which Lightning's own Trainer writes in place and reads without "
             "checks; use lightning_agentrl.Trainer (key trainer.strategy)"
@@ -139,19 +100,15 @@ def last_good_checkpoint(trainer: L.Trainer) -> str:
 
     ``last_model_path`` of a callback would not do: Lightning sets it before it saves.
     """
-    callbacks = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
-    saved = [callback._last_checkpoint_saved for callback in callbacks]
-    saved.append(getattr(trainer.strategy.checkpoint_io, "last_good", ""))  # also by others than callbacks
-    there = [path for path in saved if path and Path(path).exists()]
-    return str(there[-1] if there else trainer.ckpt_path or "")
+    return str(getattr(trainer.strategy.checkpoint_io, "last_good", "") or trainer.ckpt_path or "")
 
 
 @contextmanager
-def _aside(target: Path, before: str) -> Iterator[Path]:
-    """Write a checkpoint beside its name, wait until it is on the disk, and rename it.
+def written_whole(target: Path, before: str) -> Iterator[Path]:
+    """Write a checkpoint beside its target, force it to the disk, and rename it.
 
     Args:
-        target: of the checkpoint.
+        target: path of the checkpoint.
         before: last good checkpoint, for the error.
 
     Raises:
@@ -163,12 +120,12 @@ def _aside(target: Path, before: str) -> Iterator[Path]:
         yield part
         for path in [*part.rglob("*"), part]:
             _sync(path)
-        if part.is_dir():  # a manifest says that all else is on the disk
-            write_manifest(part, _checksums(part, _names(part)))
+        if part.is_dir():  # written last: a folder with a manifest is complete
+            write_manifest(part)
             _sync(part / MANIFEST)
         _put_in_place(part, target)
     except BaseException as error:
-        remove(part)  # a full disk is to have the space again
+        remove(part)  # free the space on a full disk
         faults = [fault for fault, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
         if any(map(disk_full, faults)):
             raise CheckpointNotSavedError(target, before=before) from error
@@ -176,7 +133,7 @@ def _aside(target: Path, before: str) -> Iterator[Path]:
 
 
 def _put_in_place(part: Path, checkpoint: Path) -> None:
-    """Rename a whole checkpoint. If this is killed between removing an old folder and that, :func:`clean` ends it."""
+    """Rename a whole checkpoint. If the process is killed after it removed an old folder, :func:`clean` renames."""
     if checkpoint.is_dir() or (part.is_dir() and checkpoint.exists()):
         remove(checkpoint)
     part.replace(checkpoint)
@@ -193,17 +150,17 @@ def clean(folder: Path) -> None:
 
 
 def exists(checkpoint: Path) -> bool:
-    """Return whether there is a checkpoint, or a whole one that has not got its name yet."""
+    """Return whether there is a checkpoint, or a whole one that was not renamed yet."""
     return checkpoint.exists() or (part_of(checkpoint) / MANIFEST).is_file()
 
 
 def part_of(checkpoint: Path) -> Path:
-    """Return where a checkpoint is written until it is whole."""
+    """Return the path at which a checkpoint is written."""
     return checkpoint.with_name(checkpoint.name + PART)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, link or folder, if it is there."""
+    """Remove a file, link or folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -227,7 +184,7 @@ def whole_checkpoint(given: Path) -> Path:
     A link such as ``last.ckpt`` stands for the newest checkpoint, any other name for this one only.
 
     Raises:
-        CheckpointError: it cannot be read, or is damaged; names the newest one beside it that is whole.
+        CheckpointError: it cannot be read, or is damaged; names the newest whole one beside it.
     """
     with _reading():
         if not (reason := damage(given)):
@@ -265,6 +222,7 @@ def refuse_unsound_folder(given: str | Path | None) -> None:
 
 @contextmanager
 def _reading() -> Iterator[None]:
+    """Turn errors of reading a checkpoint into a :class:`CheckpointError`."""
     try:
         yield
     except CheckpointError:
@@ -282,7 +240,7 @@ def _reading() -> Iterator[None]:
 def damage(checkpoint: Path) -> str:
     """Return what is wrong with a checkpoint's files, as the rest of a sentence; empty if nothing.
 
-    A file is compared with the checksums that torch writes into an archive, a folder with those in its manifest.
+    Compare a file with the checksums that torch writes into an archive, and a folder with those in its manifest.
 
     Raises:
         OSError: it cannot be read.
@@ -295,48 +253,43 @@ def damage(checkpoint: Path) -> str:
         manifest: dict[str, int] = json.loads((checkpoint / MANIFEST).read_text())
     except ValueError:
         return f"is damaged: {MANIFEST} cannot be read"
-    if missing := sorted(manifest.keys() - set(_names(checkpoint))):
+    found = _checksums(checkpoint)
+    if missing := sorted(manifest.keys() - found.keys()):
         return f"is damaged: {missing[0]} is missing"
-    wrong = [name for name, crc in _checksums(checkpoint, manifest).items() if crc != manifest[name]]
+    wrong = [name for name in manifest if found[name] != manifest[name]]
     return f"is damaged: {wrong[0]} is not as it was written" if wrong else ""
 
 
 def _archive_damage(file: Path) -> str:
+    file.open("rb").close()  # raises if it cannot be read
     try:
         with zipfile.ZipFile(file) as archive:
             folders = (entry.filename for entry in archive.infolist() if entry.external_attr & _IS_FOLDER)
             wrong = archive.testzip() or next(folders, None)
     except _BAD_ARCHIVE:
         return NOT_OURS
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a position before the start of the file
-            raise
-        return NOT_OURS
     return f"is damaged: {wrong} is not as it was written" if wrong else ""
 
 
 def checksum(file: Path, crc: int = 0) -> int:
-    """Return the CRC-32 of a file, behind what has this CRC."""
+    """Return the CRC-32 of a file, continued from that of the data before it."""
     with file.open("rb") as opened:
         while chunk := opened.read(16 * 2**20):
             crc = zlib.crc32(chunk, crc)
     return crc
 
 
-def _checksums(folder: Path, names: Iterable[str]) -> dict[str, int]:
+def _checksums(folder: Path) -> dict[str, int]:
+    """Return the checksums of all files of a folder by their paths in it."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    names = [name for name in names if name != MANIFEST]
     with ThreadPoolExecutor() as threads:
         return dict(zip(names, threads.map(lambda name: checksum(folder / name), names), strict=True))
 
 
-def _names(folder: Path) -> list[str]:
-    """Return the files of a folder by their paths in it."""
-    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in files if name != MANIFEST)
-
-
-def write_manifest(folder: Path, checksums: Mapping[str, int]) -> None:
-    """Write the checksums of all files of a folder."""
-    (folder / MANIFEST).write_text(json.dumps(checksums, indent=1) + "\n")
+def write_manifest(folder: Path) -> None:
+    """Write the checksums of all files of a folder into it."""
+    (folder / MANIFEST).write_text(json.dumps(_checksums(folder), indent=1) + "\n")
 
 
 # The newest
@@ -348,10 +301,9 @@ def newest_of(folders: Iterable[Path]) -> Path | None:
     A logger makes a folder ``version_N`` at each start, so of folders that differ in N alone the last one counts.
     """
     found = {path: next((p for p in path.parents if version_of(p) >= 0), None) for path in map(newest, folders) if path}
-    last: dict[Path, Path] = {}
-    for version in sorted(filter(None, found.values()), key=version_of):
-        last[version.parent] = version
-    return next(reversed(in_order(path for path, own in found.items() if not own or last[own.parent] == own)), None)
+    last = {version.parent: version for version in sorted(filter(None, found.values()), key=version_of)}
+    counted = (path for path, version in found.items() if version is None or last[version.parent] == version)
+    return next(reversed(in_order(counted)), None)
 
 
 def newest(folder: Path) -> Path | None:
@@ -363,15 +315,14 @@ def newest(folder: Path) -> Path | None:
     paths = sorted(folder.glob("*.ckpt"), key=Path.is_symlink)
     named = {path.resolve(): path for path in paths if is_complete(path)}
     ordered = in_order(named)
-    linked = [path for path in ordered if named[path].is_symlink()]
-    if linked:
+    if linked := [path for path in ordered if named[path].is_symlink()]:
         since = ordered[ordered.index(linked[-1]) :]
         ordered = [linked[-1], *(path for path in since if _age(path) > _age(linked[-1]))]
     return named[ordered[-1]] if ordered else None
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder that were written to their end, the oldest first; links are left out."""
+    """Return the complete checkpoints in a folder, the oldest first, without links."""
     return in_order(path for path in folder.glob("*.ckpt") if not path.is_symlink() and is_complete(path))
 
 
@@ -381,12 +332,12 @@ def in_order(checkpoints: Iterable[Path]) -> list[Path]:
     Times of files, which copies lose, decide between runs only, and where the iteration is the same or not recorded.
     """
     by_age = sorted(checkpoints, key=_age)
-    recorded = {path: _recorded(path) for path in by_age}
-    last_of_run = {recorded[path][0]: _age(path) for path in by_age}
-    return sorted(by_age, key=lambda path: (last_of_run[recorded[path][0]], recorded[path][1:], _age(path)))
+    recorded = {path: recorded(path) for path in by_age}
+    last_of_run = {recorded[path][0]: place for place, path in enumerate(by_age)}
+    return sorted(by_age, key=lambda path: (last_of_run[recorded[path][0]], recorded[path][1:]))
 
 
-def _recorded(checkpoint: Path) -> tuple[str, int, int, int]:
+def recorded(checkpoint: Path) -> tuple[str, int, int, int]:
     """Return the run of a checkpoint, its iterations begun and completed, and its steps; -1 if it records none."""
     try:
         saved = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)

@@ -1,7 +1,7 @@
-"""What a checkpoint says of its run, what it leaves out, and what may differ in a run that continues it.
+"""Save the agent and the state of its run in a checkpoint, and continue from one.
 
-What enters a rollout or a loss is refused by default, so a key that is new is refused too. :data:`MAY_CHANGE` lists
-the rest.
+A run that continues a checkpoint may differ in the keys of :data:`MAY_CHANGE` only. All others, new ones too, are
+refused by default, since they may enter a rollout or a loss.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lightning_agentrl.rollout import RolloutSource
 from lightning_agentrl.types.plain_config import by_key, to_plain
 
 KEY = "agent"
-FORMAT = 3  # raised with any change of what a checkpoint holds; tests/agents/test_checkpoint_format.py has its entries
+FORMAT = 3  # raise it with any change of what a checkpoint holds (entries: tests/agents/test_checkpoint_format.py)
 OTHER_MODEL = "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out"
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
@@ -41,14 +41,14 @@ PACKAGES = (
 )
 MODEL = "model.init_args.model"
 MAY_CHANGE = (
-    # learning rates are meant to be changed, the others change no result
+    # Learning rates are meant to be changed; the others change no result.
     r"model\.init_args\.(optim|compute|variance_proxy)\b.*",
     r"data\.init_args\.(validation|faults|stall_seconds)\b.*",
     r"data\.init_args\.engine\.init_args\.(max_batch|gpu_memory_utilization|kv_cache_gb|sleep|"
     r"cuda_graphs|compiled|urls|weights_folder|transfer|.*_seconds)\b.*",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(retries|worker|(judge_|scorer_)?timeout_seconds)",
     r"trainer\.callbacks\.CriticWarmup\.init_args\.min_explained_variance",
-    # the running episodes follow from these, so the data module refuses a change (`RolloutState.check_origin`)
+    # Running episodes follow from these, so the collector refuses a change by itself.
     r"data\.init_args\.(seed|groups\.(size|per_rollout))",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(id|kwargs|share|path)\b.*",
 )
@@ -58,32 +58,22 @@ MAY_CHANGE = (
 
 
 def settings_of(agent: Any) -> dict[str, Any]:
-    """Return by key of the config what a run is made of, as plain data."""
+    """Return the settings of a run as plain data by their keys in the config."""
     data = agent.datamodule
     found = by_key(to_plain(agent, strict=False), "model") | by_key(to_plain(data, strict=False), "data")
     found |= by_key(to_plain(data.sizes), "data.init_args")
     for source in data.pool.sources:
         found |= by_key(to_plain(source, strict=False), source.key)
     if data.groups is not None:
-        del found["data.init_args.num_envs"]  # then it is how many play at a time, which changes no result
+        del found["data.init_args.num_envs"]  # with groups it changes no result
     for callback in agent.trainer.callbacks:
         if isinstance(callback, RolloutSource):
             found |= by_key(to_plain(callback, strict=False), f"trainer.callbacks.{type(callback).__name__}")
     return found | {"trainer.precision": str(agent.trainer.precision)}
 
 
-def made_of(settings: dict[str, Any], model: str) -> dict[str, Any]:
-    """Return what a run is made of, for its checkpoints; the first rank alone reads the weights.
-
-    Args:
-        settings: by key of the config, as plain types.
-        model: hub id or folder.
-    """
-    return {"settings": settings, "weights": "" if rank() else weights_checksum(model), "versions": versions()}
-
-
 def weights_checksum(model: str) -> str:
-    """Return a checksum of a model's weights; empty if they are neither in a folder nor in the cache of the hub."""
+    """Return a checksum of a model's weights; empty if they are neither in a folder nor in the hub's cache."""
     folder = Path(resolve_model(model))
     if not folder.is_dir():
         cached = try_to_load_from_cache(model, "config.json")
@@ -108,9 +98,10 @@ def versions() -> dict[str, str]:
 
 
 def begin_run(agent: Any) -> None:
-    """Start another run of an agent, until a checkpoint is loaded; every rank must call it."""
-    with raise_once():
-        agent.made_of = made_of(agent.settings(), agent.model)
+    """Start a new run of an agent; loading a checkpoint replaces it. Every rank must call it."""
+    with raise_once():  # the first rank alone reads the weights
+        weights = "" if rank() else weights_checksum(agent.model)
+        agent.made_of = {"settings": agent.settings(), "weights": weights, "versions": versions()}
     agent.run_id = all_gather(uuid.uuid4().hex[:12])[0]
     if agent.trainer.global_step == 0:
         agent.steps.begin_anew()
@@ -120,7 +111,7 @@ def begin_run(agent: Any) -> None:
 def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
     """Add an agent and the state of its run to a checkpoint.
 
-    Masters take the place of weights, and what LoRA freezes is left out, since the model's name gives it.
+    Master weights replace rounded ones. Weights that LoRA freezes are left out, since they are those of the model.
 
     Args:
         agent: an ``Agent``.
@@ -183,7 +174,7 @@ def not_finite_in(state: Any, path: str = "") -> Iterator[str]:
 
 
 def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
-    """Take over an agent and the state of its run from a checkpoint; every rank must call it.
+    """Load an agent and the state of its run from a checkpoint; every rank must call it.
 
     The frozen weights of this run are added, so that loading stays strict.
 
@@ -192,9 +183,9 @@ def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint: of Lightning; changed in place.
 
     Raises:
-        ValueError: the checkpoint and this run do not both have the same LoRA, or both none.
-        CheckpointError: it is of another program, another version of this one, or another model; or it has weights
-            only, and training is to go on; or training would go on with something else than was accepted.
+        ValueError: the checkpoint and this run have different adapters.
+        CheckpointError: it is of another program, version or model; or training is to continue, and it has weights only
+            or settings that differ and were not accepted.
     """
     if KEY not in checkpoint:
         raise CheckpointError(NOT_OURS)
@@ -252,11 +243,7 @@ def _described(settings: dict[str, Any] | None) -> str:
 
 
 def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Refuse the weights of other models.
-
-    Raises:
-        CheckpointError: how many weights differ, and one of each kind.
-    """
+    """Raise a :class:`CheckpointError` that counts the weights that differ, if the checkpoint is of another model."""
     found = []
     if lacking := [name for name in own if name not in saved]:
         found.append(f"it lacks {len(lacking)} weights such as {lacking[0]}")
@@ -270,7 +257,7 @@ def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
 
 
 def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Sequence[str]) -> None:
-    """Print what differs between a checkpoint's run and this one, and refuse what would change the result unseen.
+    """Print what differs between a checkpoint's run and this one, and refuse what would change the result.
 
     Args:
         saved: ``settings``, ``weights`` and ``versions`` in the checkpoint.
@@ -278,11 +265,11 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
         accepted: keys that may differ, or the beginnings of such keys.
 
     Raises:
-        CheckpointError: with all that differs and is not accepted.
+        CheckpointError: lists what differs and is not accepted.
     """
     changes = _differences(saved["settings"], own["settings"])
     if saved["weights"] and own["weights"]:
-        changes.pop(MODEL, None)  # only another name or place, unless the weights differ
+        changes.pop(MODEL, None)  # another name or place matters only if the weights differ
         named = ({MODEL: f"weights {side['weights']}"} for side in (saved, own))
         changes |= _differences(*named)
     refused = {key: change for key, change in changes.items() if not _may_change(key, accepted)}
@@ -299,7 +286,7 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
 
 
 def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, str]:
-    """Return what differs by its key; where a class differs, nothing of its arguments."""
+    """Return what differs by its key; if a class differs, its arguments are left out."""
     pairs = {key: (saved.get(key, "nothing"), own.get(key, "nothing")) for key in sorted(saved.keys() | own.keys())}
     found = {key: f"was {before!r} and is {here!r}" for key, (before, here) in pairs.items() if before != here}
     arguments = tuple(f"{key}.init_args." for key in found)

@@ -1,4 +1,4 @@
-"""Guards: bounds on the numbers of a run, and what happens beyond them."""
+"""Guards: bounds on the numbers of a run, and what to do when one is exceeded."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Action = Literal["warn", "skip", "lower", "stop"]
 
 
 class Guard(StepGuard):
-    """Bound one number of a run. What a guard says holds for all processes; its state is in checkpoints.
+    """Bound one number of a run. All processes act on it together, and its state is in checkpoints.
 
     Args:
-        metric: name of the number, as it is logged. One of a rollout is judged once, before the update; one of a step
+        metric: name of the number, as it is logged. One of a rollout is checked once, before the update; one of a step
             at each step.
         low: smallest value; null: none.
         high: largest value; null: none.
         action: ``warn``; ``skip`` the step and the rest of its iteration; ``lower`` the learning rates of actor and
             critic from this step on; or ``stop`` the run and name the last good checkpoint.
         factor: by which ``lower`` multiplies the rates, each time.
-        patience: the guard acts when it is beyond its bound so many times in a row, then counts anew.
+        patience: act after so many values in a row beyond the bound, then count anew.
     """
 
     skips_iteration: ClassVar[bool] = True
@@ -51,18 +51,18 @@ class Guard(StepGuard):
             raise ValueError(f"{name} needs a factor between 0 and 1 and patience >= 1, got {factor} and {patience}")
         if low is None and high is None:
             raise ValueError(f"{name} needs low or high")
-        self.metrics: Sequence[str] = [metric]  # the first that is there is judged
+        self.metrics: Sequence[str] = [metric]  # the first of these that is logged counts
         self.low, self.high = low, high
         self.action, self.factor, self.patience = action, factor, patience
         self.in_a_row = 0
         self.lowered = 1.0  # product of the factors so far
         self._iteration = -1  # the last one, by the number of attempts before it
-        self._judged = False  # its rollout
-        self._skipping = ""  # why the rest of it is left out
-        self._told = False  # whether the metric is there
+        self._judged = False  # whether its rollout was checked
+        self._skipping = ""  # reason to skip the rest of it
+        self._looked_up = False  # whether the metric is logged at all
 
     def judge(self, attempt: Attempt) -> str | None:
-        """Return what is beyond its bound as a sentence, empty if nothing is; None if the step does not tell."""
+        """Return a sentence if the number is beyond its bound, empty if it is not; None if it is not there."""
         numbers = {**attempt.metrics, **attempt.rollout}
         name = next((metric for metric in self.metrics if metric in numbers), None)
         if name is None:
@@ -75,18 +75,15 @@ class Guard(StepGuard):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded later."""
+        self._iteration = -1
         if stage == "fit" and trainer.global_step == 0:
             self.in_a_row, self.lowered = 0, 1.0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Know no iteration of an earlier run, whose attempts may have the same numbers."""
-        self._iteration = -1
-
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Warn once of a name that is not logged, as a misspelt one."""
+        """Warn once of a metric that nothing logs, such as a misspelled one."""
         known = trainer.callback_metrics
-        if type(self) is Guard and not self._told and cast(Agent, pl_module).phase == "train":
-            self._told = True
+        if type(self) is Guard and not self._looked_up and cast(Agent, pl_module).phase == "train":
+            self._looked_up = True
             if self.metrics[0] not in known:
                 near = difflib.get_close_matches(self.metrics[0], known, n=1)
                 rank_zero_warn(
@@ -102,11 +99,10 @@ class Guard(StepGuard):
             return Verdict.STEP, ""
         self._judged = any(metric in attempt.rollout for metric in self.metrics)
         found = [sentence for sentence in all_gather(self.judge(attempt)) if sentence is not None]
-        if not found:
-            return Verdict.STEP, ""
         reason = next(filter(None, found), "")
-        self.in_a_row = self.in_a_row + 1 if reason else 0
-        if self.in_a_row < self.patience:
+        if found:
+            self.in_a_row = self.in_a_row + 1 if reason else 0
+        if not reason or self.in_a_row < self.patience:
             return Verdict.STEP, ""
         self.in_a_row = 0
         return self._act(f"{type(self).__name__}: {reason}")
@@ -131,8 +127,7 @@ class Guard(StepGuard):
         return {"in_a_row": self.in_a_row, "lowered": self.lowered}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.in_a_row = state_dict["in_a_row"]
-        self.lowered = state_dict["lowered"]
+        self.in_a_row, self.lowered = state_dict["in_a_row"], state_dict["lowered"]
 
 
 class KLCeiling(Guard):
@@ -141,9 +136,7 @@ class KLCeiling(Guard):
     Args:
         ceiling: largest KL, a mean over tokens.
         of: ``reference``, ``kl/reference`` of a rollout; or ``update``, ``policy/approx_kl`` of each step.
-        action: see :class:`Guard`.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action, factor, patience: see :class:`Guard`.
     """
 
     def __init__(
@@ -163,7 +156,7 @@ class KLCeiling(Guard):
         with raise_once():
             if stage == "fit" and self.of == "reference" and not cast(Agent, pl_module).needs.ref_logps:
                 raise ValueError(
-                    "KLCeiling of the reference needs a reference, and none is kept; set model.init_args.kl.reward or "
+                    "KLCeiling needs a reference, and none is kept; set model.init_args.kl.reward or "
                     "model.init_args.kl.loss above 0, or the callback's init_args.of to update"
                 )
 
@@ -173,9 +166,7 @@ class ValidActionFloor(Guard):
 
     Args:
         floor: smallest share.
-        action: see :class:`Guard`.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action, factor, patience: see :class:`Guard`.
     """
 
     def __init__(self, floor: float = 0.5, action: Action = "warn", factor: float = 0.5, patience: int = 1) -> None:
@@ -187,9 +178,7 @@ class RepetitionGuard(Guard):
 
     Args:
         floor: smallest share of distinct word pairs among those of a reply.
-        action: see :class:`Guard`.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action, factor, patience: see :class:`Guard`.
     """
 
     def __init__(self, floor: float = 0.3, action: Action = "warn", factor: float = 0.5, patience: int = 1) -> None:
@@ -204,9 +193,7 @@ class EntropyBounds(Guard):
     Args:
         low: smallest entropy of a token in nats; null: none.
         high: largest entropy; null: none.
-        action: see :class:`Guard`.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action, factor, patience: see :class:`Guard`.
     """
 
     def __init__(
@@ -231,9 +218,7 @@ class GradientSpikes(Guard):
         deviations: how many of these units (each at least a factor of 1.1) make a spike.
         window: number of steps that are compared with.
         after: number of steps without a verdict at the beginning.
-        action: see :class:`Guard`; ``skip`` leaves out the one step.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action, factor, patience: see :class:`Guard`; here ``skip`` leaves out the one step.
     """
 
     skips_iteration: ClassVar[bool] = False
@@ -262,8 +247,7 @@ class GradientSpikes(Guard):
         with raise_once():
             if isinstance(trainer.strategy, DeepSpeedStrategy):
                 raise ValueError(
-                    "GradientSpikes needs gradient norms before the step, and DeepSpeed computes them in it; remove "
-                    "the callback, or set trainer.strategy to ddp or ModelParallelStrategy"
+                    "GradientSpikes needs gradient norms before the step, and DeepSpeed computes them in it"
                 )
 
     def judge(self, attempt: Attempt) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, cast
+from typing import cast
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
@@ -22,7 +22,7 @@ from lightning_agentrl.models.sharding import gathered, units
 
 
 class PolicyFolder(L.Callback):
-    """Writes the policy with its tokenizer at the end of training, as ``agentrl export`` does from a checkpoint.
+    """Write the policy with its tokenizer at the end of training, as ``agentrl export`` does from a checkpoint.
 
     Adapters are merged into the model. The folder is what ``model.init_args.model`` of another run takes.
 
@@ -39,11 +39,17 @@ class PolicyFolder(L.Callback):
         """Make the folder at the start, since hours may pass before it is needed.
 
         Raises:
-            ConfigError: nothing can be written there, or what is there has to stay.
+            ConfigError: nothing can be written there, or it is the folder of a model that this run reads.
         """
         with raise_once():
             if stage == "fit" and trainer.is_global_zero:
-                self._refuse_taken(trainer, cast(Agent, pl_module))
+                agent, folder = cast(Agent, pl_module), Path(self.folder).resolve()
+                models = {Path(resolve_model(model)).resolve() for model in (agent.model, agent.reference) if model}
+                if folder.is_dir() and folder in models:
+                    raise ConfigError(
+                        f"PolicyFolder would overwrite a model that this run begins with, '{self.folder}'; give "
+                        "another folder (key trainer.callbacks)"
+                    )
                 try:
                     Path(self.folder).mkdir(parents=True, exist_ok=True)
                     TemporaryFile(dir=self.folder).close()
@@ -52,21 +58,6 @@ class PolicyFolder(L.Callback):
                         f"PolicyFolder cannot write to '{self.folder}': {error.strerror}; give another folder (key "
                         "trainer.callbacks)"
                     ) from error
-
-    def _refuse_taken(self, trainer: L.Trainer, agent: Agent) -> None:
-        """Refuse the folder of another callback of the kind, and that of a model, which a resumed run reads again."""
-        folder = Path(self.folder).resolve()
-        others = [one for one in cast(Any, trainer).callbacks if isinstance(one, PolicyFolder) and one is not self]
-        if any(Path(one.folder).resolve() == folder for one in others):
-            raise ConfigError(
-                f"two PolicyFolder in trainer.callbacks would write the same policy to '{self.folder}'; leave one out"
-            )
-        models = {Path(resolve_model(model)).resolve() for model in (agent.model, agent.reference) if model}
-        if folder.is_dir() and folder in models:
-            raise ConfigError(
-                f"PolicyFolder would overwrite a model that this run begins with, '{self.folder}'; give another "
-                "folder (key trainer.callbacks)"
-            )
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         agent = cast(Agent, pl_module)

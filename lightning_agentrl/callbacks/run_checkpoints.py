@@ -1,12 +1,13 @@
-"""The checkpoints of a run: the last ones, the best one, a link to the newest, and what `last` and `best` mean."""
+"""The checkpoints of a run: a trainer that saves them safely, which are kept, and what `last` and `best` mean."""
 
 from __future__ import annotations
 
 import os
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning as L
 import torch
@@ -17,18 +18,77 @@ from torch import Tensor
 from lightning_agentrl.agents.checkpoint import (
     checkpoints_in,
     exists,
+    last_good_checkpoint,
     main_file,
     newest_of,
+    part_of,
     refuse_unsound_folder,
     remove,
+    written_whole,
 )
+from lightning_agentrl.agents.sharding import in_lockstep
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.errors import ConfigError, Problem
+from lightning_agentrl.stalls import waiting_for
 
 LAST = "last.ckpt"
 WORDS = ("last", "best", "hpc")
 _MONITOR = "trainer.callbacks: [{class_path: RunCheckpoints, init_args: {monitor: val/success}}]"
+
+
+class CheckpointedTrainer(L.Trainer):
+    """Lightning's Trainer with safe folders: sharded strategies write and read these past Lightning's plugin."""
+
+    def fit(
+        self,
+        model: L.LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: L.LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        if ckpt_path == "last":
+            ckpt_path = _last_of_run(self) or "last"
+        refuse_unsound_folder(ckpt_path)
+        super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+
+    def validate(
+        self,
+        model: L.LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: L.LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        refuse_unsound_folder(ckpt_path)
+        return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:
+        if not in_lockstep(self.strategy) or "://" in str(filepath):
+            super().save_checkpoint(filepath, weights_only, storage_options)
+        else:
+            target = Path(self.strategy.broadcast(str(filepath))).absolute()
+            writes = written_whole(target, last_good_checkpoint(self)) if self.is_global_zero else None
+            with waiting_for(f"the checkpoint {target} to be written"), writes or nullcontext(part_of(target)) as part:
+                self.strategy.barrier()
+                super().save_checkpoint(part, weights_only, storage_options)
+            self.strategy.barrier()
+        cast(Any, self.strategy.checkpoint_io).last_good = str(filepath)  # the plugin saves on the first rank only
+
+
+def _last_of_run(trainer: L.Trainer) -> Path | None:
+    """Return the newest checkpoint of :class:`RunCheckpoints`, also of versions that a logger began earlier."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, RunCheckpoints):
+            folder = Path(callback.dirpath) if callback.dirpath else run_folder(trainer) / "checkpoints"
+            versions = folder.parent.parent.glob(f"version_*/{folder.name}")
+            folders = {folder, *(versions if folder.parent.name.startswith("version_") else ())}
+            damaged = (link for place in folders if (link := place / LAST).exists())  # refused when it is loaded
+            return newest_of(folders) or next(damaged, None)
+    return None
 
 
 class RunCheckpoints(ModelCheckpoint):
@@ -62,29 +122,31 @@ class RunCheckpoints(ModelCheckpoint):
             dirpath, monitor=monitor, mode=mode, every_n_epochs=every_n_epochs, save_on_train_epoch_end=True
         )
         self.keep = keep
-        self.saved: list[str] = []  # that are still there, the newest last
+        self.saved: list[str] = []  # existing checkpoints, the newest last
+        self.saved_step = 0  # optimizer steps at the last checkpoint of an iteration
         self._given = self.dirpath
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Leave the checkpoints of an earlier run where and as they are; a checkpoint is loaded later."""
         if stage == "fit" and trainer.global_step == 0:
             self.dirpath, self.saved = self._given, []
-            self.best_model_score = None
-            self.best_model_path = self.last_model_path = self._last_checkpoint_saved = ""
+            self.best_model_score, self.best_model_path, self.last_model_path = None, "", ""
         super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._last_global_step_saved = trainer.global_step  # a resumed run ends its last iteration once more
+        self.saved_step = trainer.global_step  # a resumed run ends its last iteration once more
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._should_skip_saving_checkpoint(trainer):
+        if cast(Any, trainer).fast_dev_run or trainer.global_step == self.saved_step:  # or no step was taken
             return
         score = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
         if score is not None and (torch.isnan(score) or not self._is_best(score)):
             score = None
-        if score is not None or trainer.should_stop or (trainer.current_epoch + 1) % self._every_n_epochs == 0:
+        due = trainer.should_stop or (trainer.current_epoch + 1) % cast(int, self.every_n_epochs) == 0
+        if score is not None or due:
             self.save(trainer, score)
+            self.saved_step = trainer.global_step
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
@@ -96,7 +158,7 @@ class RunCheckpoints(ModelCheckpoint):
         return best is None or bool(score > best if self.mode == "max" else score < best)
 
     def save(self, trainer: L.Trainer, best_score: Tensor | None = None, name: str = "") -> str:
-        """Save now, link, and remove what is neither among the last nor the best. All ranks must call it.
+        """Save now, link, and remove all but the last ones and the best. All ranks must call it.
 
         Args:
             trainer: at the end of an iteration, unless a name is given.
@@ -106,8 +168,8 @@ class RunCheckpoints(ModelCheckpoint):
         Returns:
             The path of the checkpoint.
         """
-        own, at_step = name or f"iteration-{trainer.current_epoch + 1:05d}", self._last_global_step_saved
-        path = os.path.join(str(self.dirpath), f"{own}{self.FILE_EXTENSION}")
+        file = f"{name or f'iteration-{trainer.current_epoch + 1:05d}'}{self.FILE_EXTENSION}"
+        path = os.path.join(str(self.dirpath), file)
         if best_score is not None or self.monitor is None:
             self.best_model_path, self.best_model_score = path, best_score
         known = [*(other for other in self.saved if other != path), path]
@@ -115,36 +177,15 @@ class RunCheckpoints(ModelCheckpoint):
         # Set before saving, since it is part of what is saved.
         self.saved = [other for other in known if other in kept]
         self.last_model_path = path
-        self._save_checkpoint(trainer, path)
-        if name:
-            self._last_global_step_saved = at_step  # the checkpoint of the iteration is still to come
-        self.name_last(trainer, path)
+        trainer.save_checkpoint(path)
+        name_last(trainer, path)
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            logger.after_save_checkpoint(self)
         for other in known:
-            if other not in kept and self._should_remove_checkpoint(trainer, other, path):
-                self._remove_checkpoint(trainer, other)
+            own = Path(other).parent == Path(str(self.dirpath)) and other != str(trainer.ckpt_path)
+            if other not in kept and own:
+                trainer.strategy.remove_checkpoint(other)
         return path
-
-    def name_last(self, trainer: L.Trainer, path: str) -> None:
-        """Let ``last.ckpt`` name this checkpoint, which may also be one that was not saved here.
-
-        The link is replaced at once, so that there always is one.
-        """
-        if trainer.is_global_zero:
-            link = Path(str(self.dirpath), f"{LAST}.part")
-            remove(link)
-            link.symlink_to(os.path.relpath(path, link.parent))
-            link.replace(link.with_name(LAST))
-        trainer.strategy.barrier()
-
-    def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
-        """Return the newest of this run and of those beside it, since a logger begins a new version at each start."""
-        folder = Path(self.dirpath) if self.dirpath else run_folder(trainer) / "checkpoints"
-        versions = folder.parent.parent.glob(f"version_*/{folder.name}")
-        folders = {folder, *(versions if folder.parent.name.startswith("version_") else ())}
-        damaged = (link for link in (place / LAST for place in folders) if link.exists())
-        last = newest_of(folders) or next(damaged, None)  # which is refused, rather than that a run begins anew
-        refuse_unsound_folder(last)
-        return set() if last is None else {str(last)}
 
     @property
     def state_key(self) -> str:
@@ -162,6 +203,19 @@ class RunCheckpoints(ModelCheckpoint):
         if state_dict["monitor"] == self.monitor:
             self.best_model_path = state_dict["best_model_path"]
             self.best_model_score = state_dict["best_model_score"]
+
+
+def name_last(trainer: L.Trainer, path: str, folder: Path | None = None) -> None:
+    """Point the link ``last.ckpt`` of a folder, by default the checkpoint's own, at a checkpoint.
+
+    The link is replaced in one step, so there always is one. All ranks must call it.
+    """
+    if trainer.is_global_zero:
+        link = (folder or Path(path).parent) / f"{LAST}.part"
+        remove(link)
+        link.symlink_to(os.path.relpath(path, link.parent))
+        link.replace(link.with_name(LAST))
+    trainer.strategy.barrier()
 
 
 def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:

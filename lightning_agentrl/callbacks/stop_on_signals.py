@@ -22,29 +22,27 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from lightning_agentrl.agents.checkpoint import last_good_checkpoint, remove
-from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
+from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints, name_last
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import rank
-from lightning_agentrl.rollout import RolloutDataModule
-from lightning_agentrl.rollout.stopping import Stopped
+from lightning_agentrl.rollout.stopping import Stopped, Stopping
 
-SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2  # Lightning's name of what a job that is started again goes on with
-LOOK_SECONDS = 0.5  # between two looks at the time and at requests without a signal
-TELL_SECONDS = 5.0  # for the last sentence, which asks a disk
+SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2  # the name under which Lightning looks for a requeued job's checkpoint
+LOOK_SECONDS = 0.5  # interval at which the thread checks the deadline and requests without a signal
 SECOND_AFTER = 1.0  # seconds in which one signal may come twice: `timeout` sends it to the process and to its group
 
 
 class StopOnSignals(L.Callback):
-    """Saving when the run is told to end, by SIGTERM, Ctrl-C or a terminal that is closed.
+    """Save when the run is told to end, by SIGTERM, Ctrl-C or a terminal that is closed.
 
     A collection, scoring or validation is left and repeated when the run goes on. An update is finished. Then the run
     saves ``stopped-<iterations>.ckpt`` beside its other checkpoints and ends with 143 after SIGTERM, 130 after Ctrl-C,
     129 after SIGHUP, which a terminal sends as it is closed (but to no run that was started with ``nohup``).
-    A run without a server of its engine, for longer than it may wait, does so too, with 143. A second signal ends it at
+    A run whose engine has been without a server for too long does the same, with 143. A second signal ends it at
     once. SIGUSR1 saves ``saved-<iterations>.ckpt`` after the running stage and goes on.
 
-    A process passes its signals on to those that it has started. Of a signal to one of the others alone, all processes
-    learn where they meet: after a collection, scoring, validation or update.
+    A process passes its signals on to the processes that it started. After a signal to one of the others alone, all
+    processes learn of it where they meet: after a collection, scoring, validation or update.
 
     Under SLURM, SIGUSR1 (``sbatch --signal=SIGUSR1@90``) ends the run too, and ``scontrol`` puts the job back into the
     queue, where the same command goes on with what was saved.
@@ -60,12 +58,13 @@ class StopOnSignals(L.Callback):
     def __init__(self, grace_seconds: float = 30.0) -> None:
         self.grace_seconds = grace_seconds
         self.command: Sequence[str] = ()  # of this run, which with another ckpt_path continues it
-        self.ends_at: float | None = None  # by the monotonic clock, once the run is asked to end
-        self._came_at: float | None = None  # the first signal
-        self._earlier: dict[int, Any] = {}  # handlers of the signals that are heeded
+        self.ends_at: float | None = None  # deadline by the monotonic clock, once the run is asked to end
+        self._came_at: float | None = None  # time of the first signal
+        self._requeues_on = 0  # signal after which SLURM is to start the job again; 0: none
+        self._earlier: dict[int, Any] = {}  # previous handlers of the signals that are handled
         self._thread: threading.Thread | None = None
 
-    # Lightning puts its own handlers in place after on_fit_start
+    # Lightning installs its own handlers after on_fit_start.
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin(trainer)
@@ -76,7 +75,7 @@ class StopOnSignals(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save and end if a signal came in the last update, before other callbacks use the trained weights."""
-        _data(trainer).stopping.agree()
+        _stopping(trainer).agree()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         try:
@@ -88,33 +87,34 @@ class StopOnSignals(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._close()
 
-    # Python runs a handler once its main thread is free, which may wait inside torch for minutes. But the interpreter
-    # writes the number of a signal to a pipe at once, and a thread reads it there.
+    # Python runs a handler only when its main thread is free, and that may wait inside torch for minutes. The
+    # interpreter writes the number of a signal to a pipe at once, so a thread reads it there.
 
     def _begin(self, trainer: L.Trainer) -> None:
         if threading.current_thread() is not threading.main_thread():
             rank_zero_warn("signals are not handled, since Python does so in the main thread only and this is another")
             return
-        _data(trainer).stopping.begin(lambda: _say(f"SIGUSR1 came: {self._save(trainer, 'saved')}"))
-        heeded = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1} | {*_requeue_signals(trainer)}
+        _stopping(trainer).begin(lambda: _say(f"SIGUSR1 came: {self._save(trainer, 'saved')}"))
+        self._requeues_on = _requeue_signal(trainer)
         self.ends_at = self._came_at = None
         self._over = threading.Event()
         self._pipe, self._written = os.pipe()
         os.set_blocking(self._written, False)
         self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
-        # Those that the process was started to ignore, as Ctrl-C in the background of a script, are left alone.
-        heeded = {number for number in heeded if signal.getsignal(number) is not signal.SIG_IGN}
-        self._earlier = {number: signal.signal(number, _in_the_pipe) for number in heeded}
+        handled = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, self._requeues_on} - {0}
+        # Leave signals alone that the process was started to ignore, such as Ctrl-C in the background of a script.
+        handled = {number for number in handled if signal.getsignal(number) is not signal.SIG_IGN}
+        self._earlier = {number: signal.signal(number, _in_the_pipe) for number in handled}
         self._thread = threading.Thread(target=self._listen, args=(trainer,), name="signals", daemon=True)
         self._thread.start()
 
     def _close(self) -> None:
-        """End the thread and put the earlier handlers back, unless others were set since, as Lightning does."""
+        """End the thread and restore the earlier handlers, unless others were set since, as Lightning does."""
         if self._thread is None:
             return
         for number, handler in self._earlier.items():
             if signal.getsignal(number) is _in_the_pipe:
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
         signal.set_wakeup_fd(self._earlier_pipe)
         self._over.set()
         os.write(self._written, b"\0")
@@ -124,7 +124,7 @@ class StopOnSignals(L.Callback):
         os.close(self._pipe)
 
     def _listen(self, trainer: L.Trainer) -> None:
-        stopping, limit = _data(trainer).stopping, f"{self.grace_seconds:g} s"
+        stopping, limit = _stopping(trainer), f"{self.grace_seconds:g} s"
         while not self._over.is_set():
             readable, _, _ = select.select([self._pipe], [], [], LOOK_SECONDS)
             for number in os.read(self._pipe, 4096) if readable else b"":
@@ -133,17 +133,17 @@ class StopOnSignals(L.Callback):
             if stopping.asked and self.ends_at is None:
                 self.ends_at = time.monotonic() + self.grace_seconds
                 then = f"the run saves and ends, in at most {limit}; a second signal ends it at once"
-                _say_at_once(f"{_why(trainer, stopping.asked)}: {then}")
+                _say_at_once(f"{_why(stopping, stopping.asked)}: {then}")
             if self.ends_at is not None and time.monotonic() > self.ends_at:
                 self._end_at_once(trainer, f"and it could not save within {limit}")
 
     def _came(self, trainer: L.Trainer, number: int) -> None:
-        stopping, launcher = _data(trainer).stopping, trainer.strategy.launcher
-        if launcher is not None:  # also to the processes that this one has started
+        stopping, launcher = _stopping(trainer), trainer.strategy.launcher
+        if launcher is not None:  # pass it on to the processes that this one started
             launcher.kill(cast(Any, number))
         if number == signal.SIGHUP:
-            drop_lost_outputs()
-        if number == signal.SIGUSR1 and number not in _requeue_signals(trainer):
+            _drop_lost_outputs()
+        if number == signal.SIGUSR1 and number != self._requeues_on:
             stopping.saves += 1
         elif self._came_at is None:
             self._came_at = time.monotonic()
@@ -153,55 +153,40 @@ class StopOnSignals(L.Callback):
 
     def _end_at_once(self, trainer: L.Trainer, reason: str) -> None:
         """End the process, whatever its other threads do."""
-        number = _data(trainer).stopping.asked
-        code = 128 + number if rank() == 0 else 0
-        timer = threading.Timer(TELL_SECONDS, os._exit, [code])  # the disk of the last checkpoint may stall
-        timer.daemon = True
-        timer.start()
+        number = _stopping(trainer).asked
         _say_at_once(self._sentence(trainer, number, reason))
-        os._exit(code)
+        os._exit(128 + number if rank() == 0 else 0)
 
     # Saving
 
     def _end(self, trainer: L.Trainer, stopped: Stopped) -> None:
         done = "there was nothing to save"
         if trainer.state.fn == TrainerFn.FITTING:
-            requeues = stopped.number in _requeue_signals(trainer)
-            saved = self._save(trainer, "stopped", for_slurm=requeues)
+            requeues = stopped.number == self._requeues_on and trainer.checkpoint_callback is not None
+            saved = _save_for_slurm(trainer) if requeues else self._save(trainer, "stopped")
             done = "all is saved" if saved.endswith("is saved") else saved
-            if requeues and trainer.is_global_zero:
+            if stopped.number == self._requeues_on and trainer.is_global_zero:
                 done += f", and {_requeue()}"
         _say(self._sentence(trainer, stopped.number, done))
 
-    def _save(self, trainer: L.Trainer, what: str, for_slurm: bool = False) -> str:
-        """Save, unless the run has no checkpoints; return what was done. All ranks must call it."""
+    def _save(self, trainer: L.Trainer, what: str) -> str:
+        """Save beside the other checkpoints, unless the run has none; return what was done. All ranks must call it."""
         callback, name = trainer.checkpoint_callback, f"{what}-{trainer.current_epoch}"
         if callback is None:
             return "nothing is saved, since trainer.enable_checkpointing is false"
-        if isinstance(callback, RunCheckpoints) and not for_slurm:  # removed later as its others are
+        if isinstance(callback, RunCheckpoints):  # removes it later, as its others
             return f"{callback.save(trainer, name=name)} is saved"
-        if for_slurm:  # where the job that is started again looks for it
-            root = Path(trainer.default_root_dir)
-            saved = sorted(root.glob(SLURM_SAVED), key=lambda file: int(file.stem.rpartition("_")[2]))
-            number = int(saved[-1].stem.rpartition("_")[2]) + 1 if saved else 1
-            path = Path(trainer.strategy.broadcast(str(root / SLURM_SAVED.replace("*", str(number)))))
-        else:
-            path = Path(getattr(callback, "dirpath", None) or run_folder(trainer) / "checkpoints", f"{name}.ckpt")
+        path = Path(getattr(callback, "dirpath", None) or run_folder(trainer) / "checkpoints", f"{name}.ckpt")
         trainer.save_checkpoint(path, weights_only=False)
-        if for_slurm and trainer.is_global_zero:
-            for old in saved[: 1 - SLURM_KEPT]:
-                remove(old)
-        if isinstance(callback, RunCheckpoints):
-            callback.name_last(trainer, str(path))
         return f"{path} is saved"
 
     def _sentence(self, trainer: L.Trainer, number: int, what: str) -> str:
-        done, why = trainer.current_epoch, _why(trainer, number)
+        done, why = trainer.current_epoch, _why(_stopping(trainer), number)
         if trainer.state.fn != TrainerFn.FITTING:
             return f"stopped: {why}, {what}"
         where = f"in the validation of iteration {done + 1}" if trainer.validating else f"after iteration {done}"
         path = last_good_checkpoint(trainer)
-        then = how_to_continue(path, self.command) if path else "there is no checkpoint yet"
+        then = _how_to_continue(path, self.command) if path else "there is no checkpoint yet"
         return f"stopped {where}: {why}, {what}; {then}"
 
 
@@ -211,21 +196,21 @@ def _in_the_pipe(number: int, frame: FrameType | None) -> None:
 
 def _forget() -> None:
     """Let signals to a forked process end it, and not its parent's run."""
-    heeded = [number for number in signal.valid_signals() if signal.getsignal(number) is _in_the_pipe]
-    if heeded:
+    handled = [number for number in signal.valid_signals() if signal.getsignal(number) is _in_the_pipe]
+    if handled:
         signal.set_wakeup_fd(-1)
-    for number in heeded:
+    for number in handled:
         signal.signal(number, signal.SIG_DFL)
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def drop_lost_outputs() -> None:
-    """Let output to a terminal that is gone, or to a closed pipe, go nowhere, so that no error ends the run unsaved."""
+def _drop_lost_outputs() -> None:
+    """Redirect output to a lost terminal or a closed pipe to /dev/null, so that no error ends the run unsaved."""
     polled = select.poll()
     for number in (1, 2):
-        polled.register(number, 0)  # errors are reported without being asked for
+        polled.register(number, 0)  # errors are always reported
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number, event in polled.poll(0):
         if event & (select.POLLERR | select.POLLHUP):
@@ -233,15 +218,10 @@ def drop_lost_outputs() -> None:
     os.close(nowhere)
 
 
-def how_to_continue(path: str | Path, command: Sequence[str]) -> str:
-    """Return what to type, or to write in Python, to go on with a checkpoint.
-
-    Args:
-        path: of the checkpoint.
-        command: of the run; empty in Python.
-    """
+def _how_to_continue(path: str, command: Sequence[str]) -> str:
+    """Return what to type, or from Python (without a command) what to write, to go on with a checkpoint."""
     if not command:
-        return f"continue with ckpt_path={str(path)!r}"
+        return f"continue with ckpt_path={path!r}"
     kept: list[str] = []
     for argument in command:
         if kept and kept[-1] == "--ckpt_path":
@@ -251,11 +231,30 @@ def how_to_continue(path: str | Path, command: Sequence[str]) -> str:
     return f"continue with: {shlex.join([*kept, '--ckpt_path', os.path.relpath(path)])}"
 
 
-def _requeue_signals(trainer: L.Trainer) -> list[int]:
-    """Return the signal, if there is one, after which SLURM is to start the job again."""
-    environment = cast(Any, trainer)._accelerator_connector.cluster_environment
-    requeues = isinstance(environment, SLURMEnvironment) and environment.auto_requeue
-    return [int(environment.requeue_signal)] if requeues else []
+def _requeue_signal(trainer: L.Trainer) -> int:
+    """Return the signal after which SLURM is to start the job again; 0 if there is none."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    # A strategy of one device does not hold it. Lightning sets a handler only if the job is to be requeued.
+    if environment is None and SLURMEnvironment.detect() and callable(signal.getsignal(signal.SIGUSR1)):
+        environment = SLURMEnvironment()
+    if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+        return int(environment.requeue_signal or 0)
+    return 0
+
+
+def _save_for_slurm(trainer: L.Trainer) -> str:
+    """Save where the requeued job looks for it, and keep the last two; return what was done. All ranks must call it."""
+    root, callback = Path(trainer.default_root_dir), trainer.checkpoint_callback
+    by_number = {int(path.stem.rpartition("_")[2]): path for path in root.glob(SLURM_SAVED)}
+    number = max(by_number, default=0) + 1
+    path = Path(trainer.strategy.broadcast(str(root / SLURM_SAVED.replace("*", str(number)))))
+    trainer.save_checkpoint(path, weights_only=False)
+    if trainer.is_global_zero:
+        for old in sorted(by_number)[: 1 - SLURM_KEPT]:
+            remove(by_number[old])
+    if isinstance(callback, RunCheckpoints):
+        name_last(trainer, str(path), Path(str(callback.dirpath)))
+    return f"{path} is saved"
 
 
 def _requeue() -> str:
@@ -271,12 +270,12 @@ def _requeue() -> str:
     return f"job {job} is requeued"
 
 
-def _data(trainer: L.Trainer) -> RolloutDataModule:
-    return cast(RolloutDataModule, cast(Any, trainer).datamodule)
+def _stopping(trainer: L.Trainer) -> Stopping:
+    return cast(Stopping, cast(Any, trainer).datamodule.stopping)
 
 
-def _why(trainer: L.Trainer, number: int) -> str:
-    return _data(trainer).stopping.reason or f"{signal.Signals(number).name} came"
+def _why(stopping: Stopping, number: int) -> str:
+    return stopping.reason or f"{signal.Signals(number).name} came"
 
 
 @rank_zero_only

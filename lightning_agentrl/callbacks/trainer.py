@@ -7,11 +7,10 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 
-from lightning_agentrl.agents.checkpoint import CheckpointedTrainer
 from lightning_agentrl.agents.checks import refuse_foreign_keys
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
-from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
+from lightning_agentrl.callbacks.run_checkpoints import CheckpointedTrainer, RunCheckpoints
 from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
 from lightning_agentrl.types.plain_config import check_kind
 

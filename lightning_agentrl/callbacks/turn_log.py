@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder
-from lightning_agentrl.distributed import raise_once
-from lightning_agentrl.errors import ConfigError, naming_file
+from lightning_agentrl.errors import naming_file
 from lightning_agentrl.prompts.renderer import shown
 from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.run_files import run_in
@@ -241,14 +240,6 @@ class TurnLog(RolloutCallback):
         usual = run_folder(trainer) / "turns"
         self._folder = Path(self.folder) if self.folder else usual
         self._files, self._first = {}, None
-        logs = [one for one in cast(Any, trainer).callbacks if isinstance(one, TurnLog)]
-        folders = [(Path(one.folder) if one.folder else usual).resolve() for one in logs]
-        with raise_once():
-            if (count := folders.count(self._folder.resolve())) > 1:
-                raise ConfigError(
-                    f"{count} TurnLog in trainer.callbacks would write all turns into one folder; leave one out, "
-                    "or give one another init_args.folder"
-                )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._first = trainer.current_epoch + 1

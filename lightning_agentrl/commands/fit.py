@@ -24,11 +24,11 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checkpoint import CheckpointedTrainer, exists
+from lightning_agentrl.agents.checkpoint import exists
 from lightning_agentrl.agents.checks import check_keys, refuse_foreign_keys
 from lightning_agentrl.agents.sharding import check_strategy
 from lightning_agentrl.callbacks import StopOnSignals
-from lightning_agentrl.callbacks.run_checkpoints import WORDS, named_checkpoint
+from lightning_agentrl.callbacks.run_checkpoints import WORDS, CheckpointedTrainer, named_checkpoint
 from lightning_agentrl.callbacks.run_folder import RunRecord
 from lightning_agentrl.callbacks.trainer import DEFAULTS, with_defaults
 from lightning_agentrl.commands.files import make_folder, with_shipped_configs

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
-import torch
 import yaml
 
-from lightning_agentrl.agents.checkpoint import main_file
+from lightning_agentrl.agents.checkpoint import recorded
 from lightning_agentrl.callbacks.chain import FOLDER, Link, read_link, read_links
-from lightning_agentrl.errors import ConfigError, one_line
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.run_files import FACTS, json_object, one_run, owner_of, version_of
 
 STAGES = ("rollout", "scores", "update", "weights", "validation")  # in the order of an iteration
@@ -307,48 +304,29 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
     newest = max(before, key=lambda path: before[path], default=None)
     if newest is not None:
         return newest, before[newest]
-    continues = _continues(run)
-    if continues is None or iteration is None:
+    facts = json_object(run / FACTS)
+    if not facts.get("continues") or iteration is None:
         return None, 0
-    continued = _found_again(continues, run)
-    saved = _saved(continued) if continued is not None else None
-    if continued is None or saved is None:
+    continued, count = _continued(Path(facts["continues"]), run, str(facts.get("run_id", "")))
+    if continued is None:
         raise ValueError(
-            f"the run in '{run}' went on from '{continued or continues}', which is gone or damaged, and has no "
+            f"the run in '{run}' went on from '{facts['continues']}', which is gone or damaged, and has no "
             f"checkpoint of its own before iteration {iteration}, so it cannot be replayed"
         )
-    return (continued, saved[0]) if saved[0] < iteration else (None, 0)  # else it began in the same folder, before that
+    return (continued, count) if count < iteration else (None, 0)  # else it began in the same folder, before that
 
 
-def _continues(run: Path) -> Path | None:
-    """Return the checkpoint that a run went on from, as it was named; None if it began anew."""
-    path = json_object(run / FACTS).get("continues")
-    return Path(path) if path else None
+def _continued(named: Path, run: Path, run_id: str) -> tuple[Path | None, int]:
+    """Return the checkpoint that a run continued, and the iterations behind it; also if both were moved together.
 
-
-def _found_again(named: Path, run: Path) -> Path | None:
-    """Return the checkpoint that a run went on from, also where the run was moved or is looked at from elsewhere.
-
-    A relative path is one from the folder that the run was started in, which most runs lie below. What is not there is
-    looked for in the other versions of the run; of equal names, the one whose folders have the same names too.
+    A relative name starts at the folder that the run was started in, which most runs lie below. After a move, the end
+    of the name still holds below a folder of the run.
     """
-    run = run.resolve()
-    roots = [] if named.is_absolute() else run.parents
-    if there := next((path for path in (*(root / named for root in roots), named) if path.exists()), None):
-        return there
-    if version_of(run) < 0:
-        return None  # beside it may be anything
-    versions = [folder for folder in run.parent.iterdir() if folder != run and version_of(folder) >= 0]
-    found = [path for folder in versions for path in folder.glob("**/*.ckpt") if path.name == named.name]
-    alike = {path: _shared_end(path, named) for path in found}
-    best = [path for path in found if alike[path] == max(alike.values())]
-    return best[0] if len(best) == 1 else None
-
-
-def _shared_end(one: Path, other: Path) -> int:
-    """Return how many names at their ends two paths have in common."""
-    pairs = zip(reversed(one.parts), reversed(other.parts), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    ends = [Path(*named.parts[start:]) for start in range(len(named.parts))]
+    for path in (root / end for end in ends for root in (*run.resolve().parents, Path.cwd())):
+        if path.exists() and (saved := _saved(path)) is not None and saved[1] == run_id:
+            return path, saved[0]
+    return None, 0
 
 
 def _saved(path: Path) -> tuple[int, str] | None:
@@ -357,15 +335,11 @@ def _saved(path: Path) -> tuple[int, str] | None:
     Its "epoch" may be the last of these iterations or the next one. None, and a warning, for one that is damaged or is
     no checkpoint of a run: there may be others.
     """
-    try:
-        checkpoint = torch.load(main_file(path), map_location="cpu", weights_only=True, mmap=True)
-        done = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
-        return done, str(checkpoint["run_id"])
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
-        warnings.warn(
-            f"'{path}' is damaged or no checkpoint of a run, and is left out: {one_line(str(error))}", stacklevel=2
-        )
+    run_id, done, *_ = recorded(path)
+    if done < 0:
+        warnings.warn(f"'{path}' is damaged or no checkpoint of a run, and is left out", stacklevel=2)
         return None
+    return done, run_id
 
 
 def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, Any]:

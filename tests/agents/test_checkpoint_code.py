@@ -17,9 +17,9 @@ from torch.distributed.checkpoint import metadata as of_torch
 from torch.distributed.checkpoint.state_dict_loader import load as load_shares
 from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
-from lightning_agentrl.agents import checkpoint as files
-from lightning_agentrl.agents.checkpoint import CheckpointedTrainer, guard_checkpoints, refuse_unsound_folder
+from lightning_agentrl.agents.checkpoint import guard_checkpoints, refuse_unsound_folder, write_manifest
 from lightning_agentrl.agents.checkpoint_code import read_metadata
+from lightning_agentrl.callbacks.run_checkpoints import CheckpointedTrainer
 from lightning_agentrl.errors import CheckpointError
 from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence
@@ -85,8 +85,7 @@ EVIL = [code_in_metadata, code_in_metadata_of_a_rank, code_in_a_share, code_in_m
 
 def seal(path: Path) -> None:
     """Write the right checksums, as whoever changes a file can."""
-    names = [name for name in files._names(path) if name != files.MANIFEST]
-    files.write_manifest(path, {name: files.checksum(path / name) for name in names})
+    write_manifest(path)
 
 
 def read_by_libraries(checkpoint: str, **kwargs: Any) -> dict[str, Any]:

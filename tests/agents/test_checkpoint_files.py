@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 def sharded(path: Path) -> Path:
     whole = content()
-    with files._aside(path, "") as part:
+    with files.written_whole(path, "") as part:
         save_shares({"state_dict": whole.pop("state_dict"), "moments": whole.pop("moments")}, checkpoint_id=part)
         torch.save(whole, part / "meta.pt")
     return path

@@ -31,15 +31,13 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_agent_plays(
         trainer.fit(make_agent(tiny_folder), data)
 
 
-def test_what_is_in_a_folder_and_has_to_stay_is_not_written_over(tmp_path: Path) -> None:
-    """The model that a resumed run reads again, as its reference, and what another callback of the kind writes."""
+def test_the_model_of_the_run_is_not_written_over(tmp_path: Path) -> None:
+    """A resumed run reads it again, as its reference."""
     model = tiny_model_folder(tmp_path / "model")
     (tmp_path / "link").symlink_to(model)
     before = {file.name: file.read_bytes() for file in model.iterdir()}
-    for folders, said in (["link"], r"'.*link'.*trainer\.callbacks"), (["one", "./one"], r"two .*'.*one'"):
-        written = [PolicyFolder(str(tmp_path / folder)) for folder in folders]
-        with pytest.raises(ConfigError, match=said):
-            make_trainer(tmp_path, 1, written).fit(make_agent(model), make_data())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'.*link'.*trainer\.callbacks"):
+        make_trainer(tmp_path, 1, [PolicyFolder(str(tmp_path / "link"))]).fit(make_agent(model), make_data())
     assert {file.name: file.read_bytes() for file in model.iterdir()} == before
 
 

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_agentrl.callbacks import RunCheckpoints
+from lightning_agentrl import Trainer
+from lightning_agentrl.callbacks import EngineCheck, RunCheckpoints
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 
@@ -82,3 +83,26 @@ def test_last_from_python_is_that_of_lightnings_own_callback_too(tmp_path: Path,
         assert trainer.global_step == 2 * iterations
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
     assert trainer.ckpt_path == str(tmp_path / "checkpoints" / "last.ckpt")
+
+
+@pytest.mark.slow
+def test_last_from_python_is_in_the_version_before(tmp_path: Path, tiny_folder: Path) -> None:
+    ids = []
+    for iterations in (1, 2):
+        logger = CSVLogger(tmp_path, name="logs")
+        trainer = Trainer(
+            max_epochs=iterations,
+            default_root_dir=tmp_path,
+            callbacks=[EngineCheck("off")],
+            logger=logger,
+            accelerator="cpu",
+            precision="64-true",
+            enable_progress_bar=False,
+            limit_val_batches=0,
+        )
+        agent = make_agent(tiny_folder)
+        trainer.fit(agent, make_data(), ckpt_path="last")
+        ids.append(agent.run_id)
+    assert trainer.global_step == 4
+    assert ids[0] == ids[1]
+    assert len(list(tmp_path.glob("logs/version_*/checkpoints/last.ckpt"))) == 2

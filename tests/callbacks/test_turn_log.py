@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog, turn_log
 from lightning_agentrl.callbacks.turn_log import TurnFiles, cut_from, turn_records
-from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.rollout import FullMemory, ValidationConfig
 from lightning_agentrl.types import Rollout, Scores
@@ -149,18 +148,6 @@ def test_iterations_between_are_left_out(tiny_folder: Path, tmp_path: Path) -> N
     log = TurnLog(str(tmp_path), every=2)
     make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())
     assert {record["iteration"] for record in lines(tmp_path)} == {1, 3}
-
-
-@pytest.mark.slow
-def test_two_logs_in_one_folder_are_refused(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for first, second in ((None, None), (None, "turns"), ("mine", "./mine/")):
-        logs = [TurnLog(first), TurnLog(second, held_out=4), TurnLog("third")]
-        with pytest.raises(ConfigError, match=r"2 TurnLog in trainer\.callbacks.*init_args\.folder"):
-            make_trainer(tmp_path, 1, logs).fit(make_agent(tiny_folder), make_data())
-    apart = [TurnLog(), TurnLog(str(tmp_path / "other"))]
-    make_trainer(tmp_path, 1, apart).fit(make_agent(tiny_folder), make_data())
-    assert len(list((tmp_path / "other").glob("rank0-*.jsonl"))) == 1
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_agentrl.agents.checkpoint import _aside
+from lightning_agentrl.agents.checkpoint import written_whole
 from lightning_agentrl.agents.resume import check_weights
 from lightning_agentrl.commands.ending import explained
 from lightning_agentrl.commands.guarded import lost_process
@@ -141,7 +141,7 @@ def test_a_full_disk_says_which_checkpoint_was_not_saved_and_what_to_change(
 )
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_full_disk_is_told_by_whatever_writes(write: Callable[..., None], small_disk: Path) -> None:
-    with pytest.raises(CheckpointNotSavedError) as caught, _aside(small_disk / "here.ckpt", "") as part:
+    with pytest.raises(CheckpointNotSavedError) as caught, written_whole(small_disk / "here.ckpt", "") as part:
         write({"a": torch.zeros(100_000)}, part)
     assert caught.value.filename == str(small_disk / "here.ckpt")
     assert caught.value.before == ""

@@ -71,14 +71,6 @@ def test_last_is_the_latest_iteration_whatever_the_times_of_files(tmp_path: Path
     assert find("last", tmp_path) == tmp_path / "last.ckpt"
 
 
-def test_last_from_python_is_the_latest_iteration_too(tmp_path: Path) -> None:
-    callback = RunCheckpoints(dirpath=str(tmp_path))
-    trainer = make_trainer(tmp_path, 1, [callback], enable_checkpointing=True)
-    save(tmp_path / "iteration-00011.ckpt", 10, iteration=11)
-    latest = save(tmp_path / "iteration-00012.ckpt", 1, iteration=12)
-    assert callback._find_last_checkpoints(trainer) == {str(latest)}
-
-
 def test_last_is_where_a_run_was_stopped(tmp_path: Path) -> None:
     """Whether the callback that saved it made a link or not."""
     save(tmp_path / "iteration-00012.ckpt", 1, iteration=12)
