@@ -296,24 +296,17 @@ def write_manifest(folder: Path) -> None:
 
 
 def newest_of(folders: Iterable[Path]) -> Path | None:
-    """Return the newest checkpoint of several folders: of the run that wrote last, the one of the latest iteration.
+    """Return the newest checkpoint in several folders, by its link if it has one.
 
-    A logger makes a folder ``version_N`` at each start, so of folders that differ in N alone the last one counts.
+    A link names what its run saved last, also after the run went back to an earlier iteration. A callback that makes no
+    link may have saved after that: then both iteration and time are later. Of folders ``version_N`` beside each other,
+    the last one counts, since a logger makes one at each start.
     """
-    found = {path: next((p for p in path.parents if version_of(p) >= 0), None) for path in map(newest, folders) if path}
-    last = {version.parent: version for version in sorted(filter(None, found.values()), key=version_of)}
-    counted = (path for path, version in found.items() if version is None or last[version.parent] == version)
-    return next(reversed(in_order(counted)), None)
-
-
-def newest(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder, by its link if it has one.
-
-    A link names what was saved last, also after a run went back to an earlier iteration. A callback that makes no link
-    may have saved after that: then both iteration and time are later.
-    """
-    paths = sorted(folder.glob("*.ckpt"), key=Path.is_symlink)
-    named = {path.resolve(): path for path in paths if is_complete(path)}
+    paths = [path for folder in folders for path in folder.glob("*.ckpt") if is_complete(path)]
+    versions = {path: next((p for p in path.parents if version_of(p) >= 0), None) for path in paths}
+    last = {version.parent: version for version in sorted(filter(None, versions.values()), key=version_of)}
+    counted = [path for path, version in versions.items() if version is None or last[version.parent] == version]
+    named = {path.resolve(): path for path in sorted(counted, key=Path.is_symlink)}
     ordered = in_order(named)
     if linked := [path for path in ordered if named[path].is_symlink()]:
         since = ordered[ordered.index(linked[-1]) :]
@@ -332,9 +325,9 @@ def in_order(checkpoints: Iterable[Path]) -> list[Path]:
     Times of files, which copies lose, decide between runs only, and where the iteration is the same or not recorded.
     """
     by_age = sorted(checkpoints, key=_age)
-    recorded = {path: recorded(path) for path in by_age}
-    last_of_run = {recorded[path][0]: place for place, path in enumerate(by_age)}
-    return sorted(by_age, key=lambda path: (last_of_run[recorded[path][0]], recorded[path][1:]))
+    records = {path: recorded(path) for path in by_age}
+    last_of_run = {records[path][0]: place for place, path in enumerate(by_age)}
+    return sorted(by_age, key=lambda path: (last_of_run[records[path][0]], records[path][1:]))
 
 
 def recorded(checkpoint: Path) -> tuple[str, int, int, int]:

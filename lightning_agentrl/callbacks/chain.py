@@ -1,4 +1,4 @@
-"""What every iteration computed, without times: enough to say where two runs part."""
+"""A record of what every iteration computed, without times, to find where two runs diverge."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.types import LATE, Rollout, Scores, input_of
 
-Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/level/name", in the order of their making
+Link = dict[str, np.ndarray]  # fields of one iteration on one rank by "stage/level/name", in order of computation
 
 FOLDER = "chain"
-_NAME = r"(\d+)-rank(\d+)"  # of a file, without its extension
-HELD_OUT = "val/"  # begins the names of numbers of a validation
+_NAME = r"(\d+)-rank(\d+)"  # a file's name without its extension
+HELD_OUT = "val/"  # prefix of a validation's metrics
 
 
 class Chain(RolloutCallback):
-    """A chain of what every iteration computed, for `agentrl replay` and `agentrl bisect`.
+    """Record what every iteration computed, for `agentrl replay` and `agentrl bisect`.
 
     Each process writes one file per iteration: the turns and tokens of its part of the rollout with scores and
     advantages, the loss of each step, a digest of every weight after them, and the numbers of a validation, if there
     was one. Times are left out.
 
     Args:
-        keep: iterations of which the files are kept. One takes about 30 bytes for each sampled token.
+        keep: number of iterations whose files are kept. One takes about 30 bytes for each sampled token.
     """
 
     def __init__(self, keep: int = 200) -> None:
@@ -45,7 +45,7 @@ class Chain(RolloutCallback):
         self._folder = Path()
         self._link: Link = {}
         self._losses: list[float] = []
-        self._alone = False  # no file of a run that was in this folder before is left
+        self._alone = False  # whether files of an earlier run in this folder were removed
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = run_folder(trainer) / FOLDER
@@ -55,7 +55,7 @@ class Chain(RolloutCallback):
         self._link |= rollout_fields(rollout)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *args: Any) -> None:
-        """Write after the last step, since a run that is stopped in its validation goes on with the next iteration."""
+        """Write after the last step, since a run that is stopped in its validation resumes with the next iteration."""
         self._losses.append(float(outputs["loss"]))
         if not trainer.is_last_batch:
             return
@@ -82,7 +82,7 @@ class Chain(RolloutCallback):
 
 
 def write_link(path: Path, link: Link) -> None:
-    """Write the fields of one iteration; what was there before is there until they are."""
+    """Write the fields of one iteration, replacing an earlier file in one step."""
     with whole_file(path) as beside, beside.open("wb") as file:
         np.savez_compressed(file, **cast(Any, link))
 
@@ -92,9 +92,9 @@ def link_path(folder: Path, iteration: int, rank: int) -> Path:
 
 
 def drop_links(folder: Path, behind: int, rank: int, world: int) -> None:
-    """Remove the files of another run, which was here before: those of a rank for iterations behind this one.
+    """Remove the files of an earlier run in this folder: those of a rank for iterations after this one.
 
-    The first rank removes those of ranks that there are no more, for this iteration too.
+    The first rank also removes those of ranks that no longer exist, for this iteration too.
     """
     for path in folder.glob("*.npz"):
         if match := re.fullmatch(_NAME, path.stem):
@@ -128,16 +128,16 @@ def read_link(path: Path) -> Link:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except FileNotFoundError as error:  # of a run that is going on
+    except FileNotFoundError as error:  # the run is going on
         raise ValueError(f"the file '{path}' is no longer in the chain, of which a run keeps the last ones") from error
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
         raise ValueError(f"the file '{path}' of the chain is damaged: {error}") from error
 
 
 def rollout_fields(rollout: Rollout) -> Link:
-    """Return what was collected, by turn [T] and by token [N], and what was made of it, by token or by row [B].
+    """Return what was collected, by turn [T] and token [N], and what was computed from it, by token or row [B].
 
-    Of a turn, what it was shown comes first, then its reply, then what followed: the order in which a fault spreads.
+    A turn's observation comes first, then its reply, then its outcome: the order in which a difference spreads.
     """
     turns = rollout.turns
     placed = [one for sample in rollout.samples for one in sample.placed_turns()]
@@ -177,7 +177,7 @@ def rollout_fields(rollout: Rollout) -> Link:
 
 
 def weight_fields(module: nn.Module) -> Link:
-    """Return a digest, the sum and the norm of each weight, of a sharded one those of this rank's part."""
+    """Return a digest, the sum and the norm of each weight; for a sharded weight, those of this rank's shard."""
     link = {}
     for name, weight in module.named_parameters():
         local = weight.detach()

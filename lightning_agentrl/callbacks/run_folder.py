@@ -1,4 +1,4 @@
-"""The folder in which a run keeps its files, whole files, and `run.json`."""
+"""The folder of a run, files that are written whole, and the record `run.json`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lightning_agentrl.run_files import FACTS, json_object
 def run_folder(trainer: L.Trainer) -> Path:
     """Return the folder of this run: that of the logger's files and checkpoints; without a logger the trainer's root.
 
-    Every rank must call it, and gets the answer of the first.
+    Every rank must call it, and gets the first rank's answer.
     """
     logger = trainer.logger
     folder = Path(trainer.default_root_dir)
@@ -48,7 +48,7 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a place beside a file, which takes the file's place once it is written: nobody reads half of it."""
+    """Yield a path beside a file; it replaces the file once it is written, so that no reader sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
     with naming_file(beside):
@@ -56,11 +56,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     beside.replace(path)
 
 
-_claims: set[int] = set()  # what is open in this process
+_claims: set[int] = set()  # open file descriptors of this process's claims
 
 
 def _leave_claims() -> None:
-    """Close them in a forked process, which would hold them for as long as it lives, after the run has ended."""
+    """Close claims in a forked process, which would hold them even after the run has ended."""
     for opened in _claims:
         os.close(opened)
     _claims.clear()
@@ -70,10 +70,10 @@ os.register_at_fork(after_in_child=_leave_claims)
 
 
 def claim(folder: Path) -> int:
-    """Make a run's folder, if it is not there, and claim it for one run.
+    """Create a run's folder, if it does not exist, and lock it for one run.
 
     Returns:
-        What holds the claim until it is given to :func:`release`, or the process ends, however it does.
+        The file descriptor that holds the lock until :func:`release`, or until the process ends.
 
     Raises:
         ConfigError: another run has claimed it, with the keys to change.
@@ -96,7 +96,7 @@ def claim(folder: Path) -> int:
 
 
 def release(opened: int) -> None:
-    """Give up a claim."""
+    """Release a claim."""
     with suppress(OSError):
         fcntl.flock(opened, fcntl.LOCK_UN)
     os.close(opened)
@@ -121,7 +121,7 @@ class RunRecord(SaveConfigCallback):
             self._save(trainer, record)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse a folder to which another run is writing now.
+        """Refuse a folder to which another run is writing.
 
         Raises:
             ConfigError: with the keys to change.
@@ -144,16 +144,16 @@ class RunRecord(SaveConfigCallback):
 
     @rank_zero_only
     def _save(self, trainer: L.Trainer, record: Path) -> None:
-        """Save the config, once; what was there before is there until it is."""
+        """Save the config once, replacing an earlier file in one step."""
         if self.already_saved:
             return
         with whole_file(record) as beside:
-            beside.touch()  # the parser says with a class of its own that it cannot
-            # it was checked as it was parsed
+            beside.touch()  # raises an OSError if it cannot be written; the parser raises its own class
+            # The config was checked when it was parsed.
             self.parser.save(self.config, beside, skip_unset=False, skip_validation=True, overwrite=True)
         self.already_saved = True
         for logger in trainer.loggers:
-            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those have the file beside their events
+            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # these keep the file beside their events
                 logger.log_hyperparams(self.config.as_dict())
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -166,7 +166,7 @@ class RunRecord(SaveConfigCallback):
 
     @rank_zero_only
     def _write(self, folder: Path, content: dict[str, Any]) -> None:
-        """Write ``run.json``. Where a run goes on in its folder, it keeps when the run began there."""
+        """Write ``run.json``. A run that continues in its folder keeps the time at which it began there."""
         record = folder / FACTS
         before = json_object(record)
         began = None if content["continues"] else self.began
@@ -177,7 +177,7 @@ class RunRecord(SaveConfigCallback):
 
 
 def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
-    """Return what one has to know to repeat a run."""
+    """Return what is needed to repeat a run."""
     data = agent.datamodule
     modules = {"actor": agent.actor, "critic": agent.critic}
     return {
@@ -230,7 +230,7 @@ def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:
 
 
 def _commit() -> str:
-    """Return the commit of the folder that the run was started in, marked if files differ; empty outside git."""
+    """Return the commit of the working folder, marked if files differ; empty outside git."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

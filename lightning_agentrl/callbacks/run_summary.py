@@ -23,23 +23,23 @@ from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import RolloutDataModule
 
 KEYS = ("success", "success_low", "success_high", "episodes", "mean_turns", "valid_action_ratio")
-LOST = "lost_episodes"  # told where there are any
+LOST = "lost_episodes"  # reported if there are any
 NAME = "summary.json"
 
 
 class RunSummary(L.Callback):
-    """A summary of held-out episodes played before and after training, printed and written to ``summary.json``.
+    """Play held-out episodes before and after training; print a summary and write it to ``summary.json``.
 
-    It lies in the folder of the run. A copy in ``default_root_dir`` is that of the run that ended last, which it names
-    as ``version``. A resumed run keeps the numbers from before its first start and adds up its minutes. The checkpoint
-    in the summary has the weights that played the last episodes.
+    The file lies in the folder of the run. A copy in ``default_root_dir`` is that of the run that ended last, which it
+    names as ``version``. A resumed run keeps the numbers from before its first start and adds up its minutes. The
+    checkpoint in the summary has the weights that played the last episodes.
     """
 
     def __init__(self) -> None:
         self.before: dict[str, Any] | None = None
         self._started = time.monotonic()
         self._earlier_minutes = 0.0
-        self._saved_at = -1  # optimizer steps behind the newest checkpoint
+        self._saved_at = -1  # optimizer steps of the newest checkpoint
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Forget an earlier run; a checkpoint is loaded later."""
@@ -82,7 +82,7 @@ class RunSummary(L.Callback):
             return ""
         named = {callback.last_model_path, callback.best_model_path, *callback.best_k_models}
         found = str(next(reversed(in_order(path for path in map(Path, named - {""}) if path.exists())), ""))
-        path = trainer.strategy.broadcast(found)  # other nodes may not see the files, and all save or none does
+        path = trainer.strategy.broadcast(found)  # other nodes may not see the files; all ranks save or none does
         if self._saved_at != trainer.global_step or not path:
             if isinstance(callback, RunCheckpoints):
                 path = callback.save(trainer, name="final")  # and last.ckpt names it

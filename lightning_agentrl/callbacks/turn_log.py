@@ -1,4 +1,4 @@
-"""One JSON line for every turn, for `agentrl view` and for your own scripts."""
+"""Turn log: one JSON line for every turn, for `agentrl view` and for your own scripts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ KEPT = 20  # full files of a process; the oldest are removed
 class TurnFiles:
     """The series ``rank<R>-<number>.jsonl`` of one process in a folder.
 
-    It never goes on in the file of an earlier run, which may end in a broken line.
+    Each run begins a new file, since that of an earlier run may end in a broken line.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         rank: of the process.
     """
 
@@ -41,29 +41,29 @@ class TurnFiles:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.rank = rank
-        self._number: int | None = None  # of the file being written
+        self._number: int | None = None  # number of the file being written
 
     def cut(self, iteration: int, world: int, run_id: str) -> None:
-        """Remove the turns of a run from an iteration on, of this rank and of those beyond the last that it stands for.
+        """Remove the turns of a run from an iteration on: those of this rank and of the former ranks it cleans up.
 
-        Files of other runs stay as they are; one that was cut short before the id of its run counts as this run's.
+        Files of other runs stay as they are. A file that was cut short before its run's id counts as this run's.
         """
         for other in self._ranks(world):
             paths = (self._path(other, number) for number in reversed(self._numbers(other)))
-            for path in paths:  # of a rank, iterations of a run only grow
+            for path in paths:  # newest first; within a rank, iterations of a run only grow
                 if run_in(path) in ("", run_id) and cut_from(path, iteration) > 0:
                     break
 
     def drop_gone(self, world: int) -> None:
-        """Remove all files of the ranks beyond the last that this one stands for: of a run that was here before."""
+        """Remove all files of the former ranks that this rank cleans up: they are of an earlier run with more ranks."""
         for other in self._ranks(world):
             if other >= world:
                 for number in self._numbers(other):
                     self._path(other, number).unlink()
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Add a line for each record; its first key must be the iteration."""
-        self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it; the run is worth more
+        """Append a line for each record; its first key must be the iteration."""
+        self.folder.mkdir(parents=True, exist_ok=True)  # a removed folder must not end the run
         if self._number is None:
             self._number = max(self._numbers(self.rank), default=-1) + 1
         first = self._number
@@ -85,7 +85,7 @@ class TurnFiles:
         return self.folder / f"rank{rank}-{number:06d}.jsonl"
 
     def _ranks(self, world: int) -> list[int]:
-        """Return the ranks with files that this one stands for, among so many processes."""
+        """Return the ranks whose files this one cleans up: those that are equal to it modulo the number of ranks."""
         found = (re.fullmatch(r"rank(\d+)-\d+\.jsonl", path.name) for path in self.folder.iterdir())
         return sorted({rank for match in found if match and (rank := int(match[1])) % world == self.rank})
 
@@ -96,10 +96,10 @@ class TurnFiles:
 
 
 def cut_from(log: Path, iteration: int) -> int:
-    """Cut a log off before its first turn of this iteration or a later one, also a last line that is not whole.
+    """Truncate a log before its first turn of this iteration or a later one, and before a broken last line.
 
     Returns:
-        Bytes that are left; a log of which nothing is left is removed.
+        Bytes that are left; an empty log is removed.
     """
     kept = 0
     with log.open("rb+") as opened:
@@ -114,7 +114,7 @@ def cut_from(log: Path, iteration: int) -> int:
     return kept
 
 
-DIGITS = 7  # significant ones of every number
+DIGITS = 7  # significant digits of every number
 
 
 def turn_records(
@@ -206,22 +206,21 @@ def _number(x: float) -> float | None:
     return float(f"{x:.{DIGITS}g}") if math.isfinite(x) else None  # JSON has no NaN
 
 
-HELD_OUT = "held_out"  # folder inside that of the trained turns, and the phase of its turns
+HELD_OUT = "held_out"  # subfolder for held-out turns, and their phase
 
 
 class TurnLog(RolloutCallback):
-    """A log of every turn that is trained on, with its tokens, scores and advantages, as one line of JSON each.
+    """Log every turn that is trained on, with its tokens, scores and advantages, as one line of JSON each.
 
     Each process writes its own files ``rank<R>-<number>.jsonl``; at 50 MB the next one begins, and the last 20 full
     ones are kept. A turn takes about 4 kB with a short reply and 60 kB with 500 tokens. Each line has the
-    ``run_id`` of its run. A run that goes on from a checkpoint in the same folder first cuts off what it had played
-    after it, since these turns are played again; a new run there first removes the files of processes that it does
-    not have.
+    ``run_id`` of its run. A run that continues a checkpoint in the same folder first removes the turns after it, since
+    they are played again; a new run there first removes the files of ranks that it does not have.
     Held-out episodes lie in the folder ``held_out`` beside the files, each with the number of iterations before it.
 
     Args:
         folder: where to write; ``turns`` in the folder of the run when not given.
-        every: iterations from one that is written to the next, for large rollouts.
+        every: write every so many iterations, for large rollouts.
         held_out: how many episodes of each validation are written, those with the first seeds; 0: none.
     """
 
@@ -232,9 +231,9 @@ class TurnLog(RolloutCallback):
         self.held_out_watched = held_out
         self.folder = folder
         self._folder = Path()
-        self._texts: dict[Any, dict[int, str]] = {}  # of the tokens seen, by tokenizer
-        self._files: dict[Path, TurnFiles] = {}  # by their folder
-        self._first: int | None = None  # iteration that the run begins or goes on with
+        self._texts: dict[Any, dict[int, str]] = {}  # texts of tokens by tokenizer
+        self._files: dict[Path, TurnFiles] = {}  # by folder
+        self._first: int | None = None  # first iteration of this start of the run
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         usual = run_folder(trainer) / "turns"
@@ -258,7 +257,7 @@ class TurnLog(RolloutCallback):
             done = trainer.current_epoch + trainer.validating  # inside an epoch it comes after the update
             head = _head(trainer, agent, done, HELD_OUT)
             own = (episode for episode in episodes if episode.place < self.held_out_watched and episode.samples)
-            # another callback may play as training starts, before this one is told of it
+            # another callback may play episodes in its on_train_start, before that of this one
             first = trainer.current_epoch + 1 if self._first is None else self._first
             self._write(trainer, agent, self._folder / HELD_OUT, first, self._held_out(agent, head, own))
 
@@ -272,8 +271,8 @@ class TurnLog(RolloutCallback):
         return turn_records(rollout, agent.tokenizer, self._texts.setdefault(agent.tokenizer, {}))
 
     def _write(self, trainer: L.Trainer, agent: Any, folder: Path, cut: int, records: Iterable[dict[str, Any]]) -> None:
-        """Write records. Before the first of them, a run that goes on from a checkpoint removes its own from iteration
-        ``cut`` on, and a new one those of processes that it does not have.
+        """Write records. Before the first, a resumed run removes its own from iteration ``cut`` on, and a new run those
+        of ranks that it does not have.
         """
         if folder not in self._files:
             self._files[folder] = TurnFiles(folder, trainer.global_rank)
@@ -286,5 +285,5 @@ class TurnLog(RolloutCallback):
 
 
 def _head(trainer: L.Trainer, agent: Any, iteration: int, phase: str) -> dict[str, Any]:
-    """Return what each line begins with."""
+    """Return the first keys of each line."""
     return {"iteration": iteration, "run_id": agent.run_id, "phase": phase, "rank": trainer.global_rank}

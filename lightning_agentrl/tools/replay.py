@@ -1,4 +1,4 @@
-"""`agentrl replay`: run an iteration of a run once more, from the nearest checkpoint, and compare."""
+"""`agentrl replay` and `agentrl bisect`: rerun an iteration from the nearest checkpoint, and compare runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.run_files import FACTS, json_object, one_run, owner_of, version_of
 
 STAGES = ("rollout", "scores", "update", "weights", "validation")  # in the order of an iteration
-_WORDS = {  # stand for texts or names, so their gaps mean nothing
+_WORDS = {  # digests of texts or names, so their distances mean nothing
     *("rollout/turn/observation", "rollout/turn/prompt", "rollout/turn/action", "rollout/turn/ended"),
     *("rollout/turn/metrics", "rollout/token/ids"),
 }
@@ -28,7 +28,7 @@ _WORDS = {  # stand for texts or names, so their gaps mean nothing
 
 @dataclass(frozen=True)
 class Difference:
-    """One number that two chains do not share."""
+    """A number in which two chains differ."""
 
     iteration: int
     field: str  # "stage/level/name"
@@ -43,7 +43,7 @@ class Difference:
 
 
 def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
-    """Say where two runs part.
+    """Report where two runs diverge.
 
     Args:
         first: folder of a run; of several versions the newest is taken.
@@ -51,8 +51,8 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
         tolerance: largest gap of numbers that does not count as beyond it, relative above 1.
 
     Returns:
-        Sentences: the first difference at all, the first beyond the tolerance, and iterations in which a time limit
-        struck, which depends on the machine.
+        Sentences: the first difference, the first beyond the tolerance, and iterations with an environment timeout,
+        which depends on the machine.
 
     Raises:
         ValueError: a folder is not that of one run with a chain, or they have no iteration in common.
@@ -190,7 +190,7 @@ def _shown(x: np.generic) -> str:
 
 CONFIG = "config.yaml"
 
-# Callbacks that only write files, which a replay must not do in the folder of the run, or need a logger.
+# Callbacks that write files, which a replay must not do in the folder of the run, or that need a logger.
 _WRITERS = {
     *("Chain", "ModelCheckpoint", "PolicyFolder", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress"),
     *("TurnLog", "DeviceStatsMonitor", "LearningRateMonitor"),
@@ -198,19 +198,19 @@ _WRITERS = {
 
 
 class StopAfter(L.Callback):
-    """The end of a run after an iteration, with ``max_epochs`` as it was, which learning rates may follow."""
+    """End a run after an iteration and leave ``max_epochs``, which learning rates may follow, as it was."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop behind the validation: an earlier wish to stop would bring one about that the run did not have."""
+        """Stop after the validation: an earlier request would cause a validation that the run did not have."""
         if trainer.current_epoch + 1 >= self.iteration:
             trainer.should_stop = True
 
 
 def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bool, list[str]]:
-    """Run forward from the nearest checkpoint before an iteration, and compare every field on the way.
+    """Run from the nearest checkpoint before an iteration, and compare every field on the way.
 
     Args:
         run: folder of the run, with its config.yaml and chain; of several versions the newest is taken.

@@ -200,7 +200,7 @@ def test_whenever_saving_is_killed_there_is_a_whole_checkpoint(tmp_path: Path) -
 
 
 def test_the_newest_is_the_one_written_last_and_halves_do_not_count(tmp_path: Path) -> None:
-    assert files.newest(tmp_path / "nowhere") is None
+    assert files.newest_of([tmp_path / "nowhere"]) is None
     for number, name in enumerate(("b", "a", "half")):
         torch.save(content(number), tmp_path / f"{name}.ckpt")
         os.utime(tmp_path / f"{name}.ckpt", ns=(number, number))
@@ -208,4 +208,4 @@ def test_the_newest_is_the_one_written_last_and_halves_do_not_count(tmp_path: Pa
     (tmp_path / "last.ckpt").symlink_to("b.ckpt")
     assert files.checkpoints_in(tmp_path) == [tmp_path / "b.ckpt", tmp_path / "a.ckpt"]
     assert json.loads((sharded(tmp_path / "c.ckpt") / files.MANIFEST).read_text()).keys() >= {"meta.pt", ".metadata"}
-    assert files.newest(tmp_path) == tmp_path / "c.ckpt"
+    assert files.newest_of([tmp_path]) == tmp_path / "c.ckpt"
