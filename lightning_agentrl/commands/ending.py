@@ -47,16 +47,6 @@ _LESS_MEMORY = {  # by the stage in which it ran out
     "validate": f"lower {_BATCH} or data.init_args.validation.num_envs",
 }
 _ANY_STAGE = f"while collecting, {_LESS_MEMORY['collect']}; in training, {_LESS_MEMORY['update']}"
-_NO_ACCESS = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ELOOP,
-    errno.EFBIG,
-)
 
 
 def leave_out_noise() -> None:
@@ -145,26 +135,19 @@ def _memory(error: BaseException, stage: str) -> Problem | None:
 
 def _disk(error: BaseException) -> Problem | None:
     """Describe a file that cannot be written: the disk is full, or its folder may not be used."""
-    if not isinstance(error, OSError):
+    if not isinstance(error, OSError) or error.errno == errno.ENOENT:
         return None
-    before = ""
     if isinstance(error, CheckpointNotSavedError):
-        before = f"; continue with --ckpt_path {error.before}" if error.before else "; there is no checkpoint yet"
-    if disk_full(error) and not error.filename:  # the system does not say which
-        return Problem("the disk is full", fix="free some space where the run, its loggers and callbacks write")
-    if disk_full(error):
-        fix = "free some space there, or give what writes there (the run, a logger, a callback) another folder"
-        if isinstance(error, CheckpointNotSavedError):
-            fewer = "keep fewer checkpoints (RunCheckpoints: every_n_epochs, keep)"
-            fix = f"free some space, choose another folder (trainer.default_root_dir), or {fewer}{before}"
+        then = f"continue with --ckpt_path {error.before}" if error.before else "there is no checkpoint yet"
+        fix = "free some space, choose another folder (trainer.default_root_dir), or keep fewer checkpoints "
+        fix += f"(RunCheckpoints: every_n_epochs, keep); {then}"
         return Problem(f"the disk is full, cannot write '{error.filename}'", fix=fix)
-    if isinstance(error, CheckpointNotSavedError):
-        what = f"the disk did not keep the checkpoint '{error.filename}': what is read back is not what was written"
-        return Problem(what, fix=f"choose another folder (trainer.default_root_dir){before}")
-    if error.filename and error.errno in _NO_ACCESS:
-        fix = "choose another folder (trainer.default_root_dir, the logger's save_dir, ModelCheckpoint's dirpath)"
-        return Problem(f"'{error.filename}' cannot be used: {error.strerror}", fix=fix)
-    return None
+    if disk_full(error):  # the system does not always say which file
+        where = f", cannot write '{error.filename}'" if error.filename else ""
+        fix = "free some space there, or give what writes there (the run, a logger, a callback) another folder"
+        return Problem(f"the disk is full{where}", fix=fix)
+    fix = "choose another folder (trainer.default_root_dir, the logger's save_dir, ModelCheckpoint's dirpath)"
+    return Problem(f"'{error.filename}' cannot be used: {error.strerror}", fix=fix) if error.filename else None
 
 
 def _places(problem: Problem, arguments: Sequence[str]) -> list[str]:

@@ -12,38 +12,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
-from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
-import lightning_agentrl.advantages
-import lightning_agentrl.callbacks
-import lightning_agentrl.engines
-import lightning_agentrl.losses
-import lightning_agentrl.models.critic  # noqa: F401
+from lightning_agentrl import advantages, engines, losses  # noqa: F401 - a config may name their classes
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint import exists
-from lightning_agentrl.agents.checks import check_keys, refuse_foreign_keys
-from lightning_agentrl.agents.sharding import check_strategy
-from lightning_agentrl.callbacks import StopOnSignals
+from lightning_agentrl.agents.checks import refuse_foreign_keys
 from lightning_agentrl.callbacks.run_checkpoints import WORDS, CheckpointedTrainer, named_checkpoint
 from lightning_agentrl.callbacks.run_folder import RunRecord
 from lightning_agentrl.callbacks.trainer import DEFAULTS, with_defaults
-from lightning_agentrl.commands.files import make_folder, with_shipped_configs
+from lightning_agentrl.commands.files import with_shipped_configs
 from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.plan import DryRun
 from lightning_agentrl.errors import ConfigError, Problem, one_line
-from lightning_agentrl.errors.config_errors import (
-    OPTIONS,
-    Given,
-    config_problem,
-    constructor_problem,
-    empty_key,
-    options_of,
-)
+from lightning_agentrl.errors.config_errors import OPTIONS, Given, check_arguments, config_problem, constructor_problem
 from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.rollout import RolloutDataModule
 
@@ -58,7 +44,11 @@ class AgentParser(LightningArgumentParser):
 
 
 class AgentCLI(LightningCLI):
-    """Model and data by class_path, defaults that suit agents, errors in one sentence."""
+    """Model and data by class_path, defaults that suit agents, errors in one sentence.
+
+    ``settings`` are the parsed keys, those of the subcommand if there is one; ``start`` are the objects made from them,
+    and the checkpoint to start from.
+    """
 
     model: Agent
     datamodule: RolloutDataModule
@@ -83,56 +73,35 @@ class AgentCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        every = {"model", "datamodule"}
-        return {"fit": every | {"train_dataloaders", "val_dataloaders"}, "validate": every | {"dataloaders"}}
+        every = LightningCLI.subcommands()
+        return {name: every[name] for name in ("fit", "validate")}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.set_defaults({f"trainer.{key}": value for key, value in DEFAULTS.items()})
-        parser.add_argument("--quiet", type=bool, default=False, help="Show warnings and results only.")
-        parser.add_argument(
-            "--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop."
-        )
-        parser.add_argument(
-            "--resume_with_changes",
-            type=str,
-            default="",
-            help="Keys, with commas between them, that may differ from those of the run that saved ckpt_path.",
-        )
+        add = parser.add_argument
+        add("--quiet", type=bool, default=False, help="Show warnings and results only.")
+        add("--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop.")
+        changes = "Keys, with commas between them, that may differ from those of the run that saved ckpt_path."
+        add("--resume_with_changes", type=str, default="", help=changes)
 
     # Keys
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the keys; what the parser refuses is described with its place."""
         self.given = with_shipped_configs(args if isinstance(args, list) else sys.argv[1:])
-        self._given = Given(self.given)
-        for name, _ in options_of(self.given):
-            if re.match(r"data\.(init_args\.)?envs\b.", name):  # the parser would change the last one
-                what = f"--{name} would change one of several sources and does not say which"
-                raise ConfigError(f"{what}; change the list in the config, or give a whole one with --data.envs")
+        given = Given(self.given)
         try:
             self.config = parser.parse_object(args) if isinstance(args, dict) else parser.parse_args(self.given)
         except ArgumentError as error:
             known = (*OPTIONS, *parser.get_defaults().as_dict())
-            raise ConfigError(config_problem(self._given.tree, known) or one_line(str(error))) from error
-        settings = self.config.get(self.config.get("subcommand"), self.config)
-        check_secrets(settings.as_dict())
-        if problem := empty_key(settings.model.as_dict(), "model") or empty_key(settings.data.as_dict(), "data"):
-            raise ConfigError(problem)
-        if settings is not self.config:  # Lightning would read the checkpoint for arguments of the agent
-            self._ckpt_path, settings.ckpt_path = settings.ckpt_path, None
-        if settings.get("quiet"):
+            raise ConfigError(config_problem(given.tree, known) or one_line(str(error))) from error
+        self.settings = self.config.get(self.config.get("subcommand"), self.config)
+        check_secrets(self.settings.as_dict())
+        if self.settings is not self.config:  # Lightning would read the checkpoint for arguments of the agent
+            self._ckpt_path, self.settings.ckpt_path = self.settings.ckpt_path, None
+        if self.settings.get("quiet"):
             for name in ("lightning.pytorch", "lightning.fabric"):
                 logging.getLogger(name).setLevel(logging.WARNING)
-
-    @property
-    def settings(self) -> Any:
-        """The parsed keys; those of the subcommand if there is one."""
-        return self.config if self.subcommand is None else self.config[self.subcommand]
-
-    @property
-    def start(self) -> Any:
-        """The objects made from the keys, and the checkpoint to start from."""
-        return self.config_init if self.subcommand is None else self.config_init[self.subcommand]
 
     def before_instantiate_classes(self) -> None:
         """Refuse settings that conflict with ours or would fail late."""
@@ -140,23 +109,16 @@ class AgentCLI(LightningCLI):
             self.settings.ckpt_path = self._ckpt_path
         trainer, checkpoint = self.settings.trainer, self.settings.get("ckpt_path")
         if self.settings.get("dry_run") and self.subcommand != "fit":
-            raise ConfigError(
-                "a dry run shows the plan of a training run; give --dry-run to fit, not to another command"
-            )
+            raise ConfigError("--dry-run shows the plan of a training run; give it to fit, not to another command")
         refuse_foreign_keys(trainer)
-        for callback in _listed(trainer.callbacks):
-            if callback["class_path"] == "lightning.Callback":  # what the parser makes of a mapping without class_path
-                raise ConfigError(config_problem(self._given.tree) or "trainer.callbacks needs a class_path")
-            for key, value in (callback.get("init_args") or Namespace()).items():
-                if isinstance(value, Enum):  # a default of Lightning's Timer, which no YAML could hold
-                    callback.init_args[key] = value.value
+        for arguments in (callback.get("init_args") or {} for callback in _listed(trainer.callbacks)):
+            for key in [key for key, value in arguments.items() if isinstance(value, Enum)]:
+                arguments[key] = arguments[key].value  # a default of Lightning's Timer, which no YAML could hold
         limits = (trainer.max_epochs, trainer.max_steps, trainer.max_time, trainer.fast_dev_run)
         if self.subcommand == "fit" and limits == (None, -1, None, False):  # Lightning would take 1000 epochs
             what, key = "the key trainer.max_epochs is missing", "trainer.max_epochs"
             fix = "it is the number of iterations, those of a critic warm-up included"
             raise ConfigError(Problem(what, key=key, missing=True, fix=fix))
-        if trainer.get("default_root_dir") and not self.settings.get("dry_run"):
-            make_folder(trainer.default_root_dir, "trainer.default_root_dir")
         if checkpoint and checkpoint not in WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
@@ -168,18 +130,19 @@ class AgentCLI(LightningCLI):
 
         def make(class_type: type, *args: Any, **kwargs: Any) -> Any:
             try:
+                check_arguments(class_type, kwargs)
                 return class_type(*args, **kwargs)
             except (ValueError, ImportError, MisconfigurationException) as error:
                 refused.append((class_type, error))  # the parser puts many words around it
                 raise
 
         try:
-            self.config_init = self.parser.instantiate(self.config, instantiators=[(make, object, True)])
+            made = self.config_init = self.parser.instantiate(self.config, instantiators=[(make, object, True)])
         except Exception as error:
             if not refused:
                 raise
-            owner, cause = refused[0]
-            raise ConfigError(constructor_problem(owner, cause, self.settings.as_dict())) from error
+            raise ConfigError(constructor_problem(*refused[0], self.settings.as_dict())) from error
+        self.start = made if self.subcommand is None else made[self.subcommand]
         self.model, self.datamodule = self.start.model, self.start.data
         self.trainer = self.instantiate_trainer()
 
@@ -187,15 +150,14 @@ class AgentCLI(LightningCLI):
         """Add progress, a report of rollouts and checkpoints if the config has none; heed quiet runs."""
         config = self.start.trainer
         callbacks = _listed(config.callbacks)
-        quiet, dry_run = self.settings.get("quiet", False), self.settings.get("dry_run", False)
-        if quiet:
+        if quiet := self.settings.get("quiet", False):
             callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
             kwargs |= {"enable_progress_bar": False, "enable_model_summary": False}
         progress = not quiet and config.enable_progress_bar is not False
         callbacks = with_defaults(callbacks, progress, config.enable_checkpointing is not False)
-        self.signals = cast(StopOnSignals, callbacks[0])
+        self.signals = cast(Any, callbacks[0])
         self.signals.command = ["agentrl", *self.given]
-        if dry_run:  # nothing is written
+        if self.settings.get("dry_run"):  # nothing is written
             callbacks = [DryRun(), *callbacks]
             self.save_config_callback, kwargs["logger"] = None, False
         try:
@@ -204,7 +166,7 @@ class AgentCLI(LightningCLI):
             raise ConfigError(f"trainer: {one_line(str(error))}") from error
 
     def after_instantiate_classes(self) -> None:
-        """Refuse strategies and keys before processes start; find the checkpoint that ``ckpt_path`` means.
+        """Find the checkpoint that ``ckpt_path`` means, and the changes that a resumed run may have.
 
         A job that SLURM starts again continues what it saved, whatever its first start continued.
         """
@@ -215,12 +177,6 @@ class AgentCLI(LightningCLI):
             self.start["ckpt_path"] = "last"  # it may have saved another one since, before its machine failed
         if (word := self.start.get("ckpt_path")) in WORDS:
             self.start["ckpt_path"] = str(named_checkpoint(word, self.trainer))
-        try:
-            check_strategy(self.trainer, self.model.lora is not None)
-            if self.subcommand == "fit":
-                check_keys(self.trainer)  # some callbacks raise in their own setup, which comes first
-        except ValueError as error:
-            raise ConfigError(one_line(str(error))) from error
 
     # The run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,23 +15,31 @@ from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 from typing import Any
 
-import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.distributed import DistNetworkError, DistStoreError
 
 from lightning_agentrl.agents.checkpoint import last_good_checkpoint
+from lightning_agentrl.agents.checks import check_keys
+from lightning_agentrl.agents.sharding import check_strategy
 from lightning_agentrl.commands.ending import explained, lost_reader
 from lightning_agentrl.commands.plan import PlanShown
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, causes, first_line, one_line
 from lightning_agentrl.errors.config_errors import OWN_PACKAGES
-from lightning_agentrl.errors.foreign_messages import lost_rank, not_met
 from lightning_agentrl.rollout.stopping import Stopped
 
 _NOT_A_USERS = {*OWN_PACKAGES, "lightning", "lightning_utilities", "torch", *sys.stdlib_module_names}
+# gloo reports a lost process as text only.
+_LOST = re.compile(
+    r"gloo.*(?:(?P<closed>Connection (?:closed|reset) by peer|Broken pipe)|[Tt]imed out|timeout|No route|unreachable)"
+    r"|Application timeout caused pair closure",
+    re.DOTALL,
+)
+_PEER = re.compile(r"\[([\d.]+|[\da-fA-F:]+:[\da-fA-F:]+)\]:\d+")
 
 
 @contextmanager
 def guarded(cli: Any, stage: str) -> Iterator[None]:
-    """After an error, stop engine and environments so that no thread is left.
+    """Refuse strategies and keys before processes start. After an error, stop engine and environments.
 
     Args:
         cli: the :class:`AgentCLI` that made agent, data module and trainer.
@@ -40,6 +49,9 @@ def guarded(cli: Any, stage: str) -> Iterator[None]:
         ConfigError: an error that a user can fix; before the first rollout every ValueError of ours is one.
     """
     try:
+        check_strategy(cli.trainer, cli.model.lora is not None)
+        if stage == "fit":
+            check_keys(cli.trainer)  # some callbacks raise in their own setup, which comes first
         yield
     except BaseException as error:
         playing = bool(cli.datamodule.sessions)
@@ -48,15 +60,16 @@ def guarded(cli: Any, stage: str) -> Iterator[None]:
             cli.datamodule.teardown(stage)  # a thread inside torch would abort the process as it exits
         if isinstance(error, PlanShown):
             return
-        continues = _stopped(cli.trainer, playing) if cli.subcommand == "fit" else ""
+        path = last_good_checkpoint(cli.trainer)
+        # until the run plays, Lightning's counts are not those of the checkpoint that it continues
+        when = f"after iteration {cli.trainer.current_epoch}" if playing else "before its first rollout"
+        then = f"continue with --ckpt_path {path}" if path else "there is no checkpoint yet"
+        continues = f"stopped {when}; {then}" if cli.subcommand == "fit" else ""
         if interrupted:
             raise KeyboardInterrupt(continues) from None
-        if continues and lost_reader(error):
-            error.add_note(continues)
-            raise
-        config_error = _config_error(cli, error, playing)
+        config_error = None if lost_reader(error) else _config_error(cli, error, playing)
         named = "ckpt_path" in str(config_error or error) or not isinstance(error, Exception)
-        if continues and playing and not named and last_good_checkpoint(cli.trainer):
+        if continues and (lost_reader(error) or (playing and path and not named)):
             error.add_note(continues)
         if config_error:
             raise config_error from error
@@ -93,26 +106,21 @@ def lost_process(error: BaseException, saved: bool) -> Problem | None:
         error: what ended this process.
         saved: whether there is a checkpoint to continue from.
     """
+    then = "continue with --ckpt_path last" if saved else "start again, as there is no checkpoint"
     for cause in causes(error):
-        if not_met(cause):
+        if isinstance(cause, DistStoreError | DistNetworkError):
             place = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
-            return Problem(
-                f"the processes of this run did not meet at {place} ({one_line(first_line(cause))})",
-                fix="start the command on all nodes (trainer.num_nodes) with the address of the first, whose port they "
-                "must reach",
-            )
-        if lost := lost_rank(cause):
-            at = f" at {lost.address}" if lost.address else ""
-            then = "continue with --ckpt_path last" if saved else "start again, as there is no checkpoint"
-            if lost.closed:
-                return Problem(
-                    f"another process of this run{at} has ended", fix=f"its own output says why; then {then}"
-                )
-            return Problem(
-                f"another process of this run{at} did not take part in time",
-                fix="look at its machine, and at the network to it; if it hangs, its own output says where, and if it "
-                f"is slow, raise trainer.strategy.init_args.timeout; then {then}",
-            )
+            what = f"the processes of this run did not meet at {place} ({one_line(first_line(cause))})"
+            fix = "start the command on all nodes (trainer.num_nodes) with the address of the first, whose port they "
+            return Problem(what, fix=f"{fix}must reach")
+        if isinstance(cause, RuntimeError) and (lost := _LOST.search(str(cause))):
+            address = _PEER.search(str(cause))
+            who = "another process of this run" + (f" at {address[1]}" if address else "")
+            if lost["closed"]:
+                return Problem(f"{who} has ended", fix=f"its own output says why; then {then}")
+            fix = "look at its machine, and at the network to it; if it hangs, its own output says where, and if it "
+            fix += f"is slow, raise trainer.strategy.init_args.timeout; then {then}"
+            return Problem(f"{who} did not take part in time", fix=fix)
     return None
 
 
@@ -129,10 +137,3 @@ def _ending(error: BaseException, ends_at: float | None) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         timer.cancel()
-
-
-def _stopped(trainer: L.Trainer, playing: bool) -> str:
-    path = last_good_checkpoint(trainer)
-    then = f"continue with --ckpt_path {path}" if path else "there is no checkpoint yet"
-    # until the run plays, Lightning's counts are not those of the checkpoint that it continues
-    return f"stopped {f'after iteration {trainer.current_epoch}' if playing else 'before its first rollout'}; {then}"

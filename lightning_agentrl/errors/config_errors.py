@@ -1,19 +1,18 @@
-"""What is wrong with a config, with file and line: unknown keys and classes, wrong values, what is missing.
+"""What is wrong with a config, with key, file and line.
 
-The parser reports errors of nested classes as nested messages. So after it has refused a config, the config is walked
-along the types of arguments up to the first fault.
+The parser builds the objects of a config, and refuses one with an error that quotes all of it. So a refused config is
+walked class by class, along the types of arguments, down to the first key or value that the parser does not accept.
 """
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
 import inspect
 import re
 import traceback
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
@@ -25,14 +24,13 @@ from lightning_agentrl.errors.problem import ConfigError, Problem, closest, one_
 OWN_PACKAGES = ("lightning_agentrl", "agentrl_envs")
 ROOTS = {  # the classes at the top of a config
     "trainer": "lightning.pytorch.Trainer",
-    "model": "lightning_agentrl.agents.PPOAgent",
+    "model": "lightning_agentrl.agents.Agent",
     "data": "lightning_agentrl.rollout.RolloutDataModule",
 }
 TOP_KEYS = ("seed_everything", *ROOTS, "ckpt_path")
 OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run", "resume_with_changes", "help")
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null"}
 _OF_COMMANDS = ("lightning_agentrl.commands.", "lightning_agentrl.tools.", "lightning_agentrl.callbacks.run_folder")
-_LISTS = (list, Sequence, collections.abc.Iterable)
 _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set, Path, types.NoneType)
 
 
@@ -76,7 +74,7 @@ def _class_of(name: str, bases: Sequence[type]) -> type | None:
     """Return the class of a short name or of a dotted path, or None."""
     module, _, short = name.rpartition(".")
     if not module:
-        return next((one for base in bases for one in (base, *_concrete(base)) if one.__name__ == name), None)
+        return next((one for base in bases for one in _concrete(base) if one.__name__ == name), None)
     with suppress(Exception):  # a module may raise anything; `import_fault` reports it
         found = getattr(import_module(module), short, None)
         return found if isinstance(found, type) else None
@@ -101,6 +99,25 @@ def parameters_of(owner: type) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+def check_arguments(owner: type, given: Mapping[str, Any]) -> None:
+    """Refuse what the parser accepts: keys without a value, of any type, and a callback without class_path.
+
+    Args:
+        owner: the class.
+        given: the arguments that it is made from.
+
+    Raises:
+        ValueError: with the first such key.
+    """
+    if f"{owner.__module__}.{owner.__name__}" == "lightning.pytorch.callbacks.callback.Callback":
+        raise ConfigError("an item of trainer.callbacks needs a class_path (and init_args for its arguments)")
+    for name, (hint, default) in parameters_of(owner).items():
+        needed = not {types.NoneType, Any, object}.intersection(_members(hint)) and default is not None
+        if name in given and given[name] is None and needed:
+            left = "" if default is inspect.Parameter.empty else f", or leave the key out (it is {default!r} then)"
+            raise ValueError(f"{name} has no value; write one{left}")
+
+
 def _keys_of(owner: type) -> list[str]:
     """Return the arguments that the parser accepts for a class."""
     from jsonargparse import ArgumentParser  # slow
@@ -120,6 +137,13 @@ def _inner_keys(owner: type) -> dict[str, str]:
     }
 
 
+def _members(hint: Any) -> list[Any]:
+    """Return the types of a union, or the type itself."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return [one for part in typing.get_args(hint) for one in _members(part)]
+    return [hint]
+
+
 # The walk
 
 
@@ -137,144 +161,104 @@ def config_problem(tree: Mapping[str, Any], options: Sequence[str] = OPTIONS) ->
     if lacking:
         keys = f"the keys {' and '.join(lacking)} are" if len(lacking) > 1 else f"the key {lacking[0]} is"
         return Problem(f"{keys} missing", fix="give a config file with --config that has what is missing")
-    for root, dotted in ROOTS.items():
-        base = _class_of(dotted, ())
-        assert base is not None
-        if root == "trainer":
-            found = _arguments(base, tree.get(root, {}), root)
-        else:
-            found = _faults(tree[root], base.__mro__[1] if root == "model" else base, root)
-        if (problem := next(found, None)) is not None:
-            return problem
-    return None
-
-
-def empty_key(value: Any, key: str = "", hint: Any = Any, default: Any = None) -> Problem | None:
-    """Return the first key of a parsed config that has no value and needs one; the parser accepts that.
-
-    Args:
-        value: the parsed config, or a value in it.
-        key: of the value.
-        hint: type of the value.
-        default: of the key.
-    """
-    members = _members(hint)
-    if value is None and not {types.NoneType, Any, object}.intersection(members) and default is not None:
-        left = "" if default is inspect.Parameter.empty else f", or leave the key out (it is {default!r} then)"
-        return Problem(f"{key} has no value; write one{left}", key=key)
-    items: list[tuple[Any, str, Any, Any]] = []
-    if isinstance(value, Mapping) and "class_path" in value:
-        owner, given, inner = _class_of(str(value["class_path"]), ()), value.get("init_args") or {}, f"{key}.init_args"
-    else:
-        forms: list[Any] = [one for one in members if dataclasses.is_dataclass(one) and isinstance(value, Mapping)]
-        owner = next((one for one in forms if set(value) <= set(parameters_of(one))), None)
-        given, inner = value, key
-    if owner is not None:
-        known = parameters_of(owner)
-        items = [(item, f"{inner}.{name}", *known[name]) for name, item in given.items() if name in known]
-    elif isinstance(value, list):
-        items = [(item, f"{key}[{place}]", _item_type(members), None) for place, item in enumerate(value)]
-    return next(filter(None, (empty_key(*item) for item in items)), None)
+    found = _fault_of_arguments(_root("trainer"), tree.get("trainer", {}), "trainer")
+    return found or _fault(tree["model"], _root("model"), "model") or _fault(tree["data"], _root("data"), "data")
 
 
 def unknown_top_key(key: str, options: Sequence[str]) -> Problem:
     """Describe an unknown key at the top of a config, or an unknown option."""
     suggestion = closest(key, [one for one in options if one != "help"])
-    for root, dotted in ROOTS.items():
-        owner, above = _class_of(dotted, ()), root if root == "trainer" else f"{root}.init_args"
-        if owner is not None and not suggestion:
-            inner = _inner_keys(owner)
-            suggestion = f"{above}.{inner.get(key, key)}" if key in inner or key in parameters_of(owner) else ""
+    for root in ROOTS if not suggestion else ():
+        owner, above = _root(root), root if root == "trainer" else f"{root}.init_args"
+        inner = dict.fromkeys(parameters_of(owner), key) | _inner_keys(owner)
+        suggestion = suggestion or (f"{above}.{inner[key]}" if key in inner else "")
     return Problem(f"there is no key '{key}' at the top of a config", key=key, suggestion=suggestion, known=TOP_KEYS)
 
 
-def _members(hint: Any) -> list[Any]:
-    """Return the types of a union, or the type itself."""
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return [one for part in typing.get_args(hint) for one in _members(part)]
-    return [hint]
+def _root(key: str) -> type:
+    """Return the class at the top of a config."""
+    module, _, name = ROOTS[key].rpartition(".")
+    owner: type = getattr(import_module(module), name)
+    return owner
 
 
-def _item_type(members: Sequence[Any]) -> Any:
-    """Return the type of a list's items, of the first type among these that is a list."""
-    return next((typing.get_args(one)[0] for one in members if typing.get_origin(one) in _LISTS), Any)
-
-
-def _faults(value: Any, hint: Any, key: str) -> Iterator[Problem]:
-    """Yield the faults of a value at a key of this type."""
+def _fault(value: Any, hint: Any, key: str) -> Problem | None:
+    """Return the first fault of a value at a key of this type."""
     members = _members(hint)
-    if Any in members or object in members:
-        return
-    origins = [typing.get_origin(one) or one for one in members]
+    if value is None or Any in members or object in members:
+        return None
     classes = [one for one in members if inspect.isclass(one) and not issubclass(one, _PLAIN)]
-    if value is None:
-        return
-    if isinstance(value, list) and any(one in _LISTS for one in origins):
-        for place, item in enumerate(value):
-            yield from _faults(item, _item_type(members), f"{key}[{place}]")
-    elif isinstance(value, Mapping) and classes and not any(one in (dict, Mapping) for one in origins):
-        yield from _of_mapping(value, classes, key)
-    elif isinstance(value, str) and classes and str not in members and not _accepted(value, hint):
-        yield from _of_mapping({"class_path": value}, classes, key)
-    elif not _accepted(value, hint):
-        yield _wrong_value(value, members, classes, key)
-
-
-def _of_mapping(value: Mapping[str, Any], classes: Sequence[type], key: str) -> Iterator[Problem]:
-    """Yield the faults of a mapping at a key that holds an object of one of several classes."""
+    lists = [one for one in members if typing.get_origin(one) in (list, Sequence, Iterable)]
+    if isinstance(value, list) and lists:
+        items = (_fault(item, typing.get_args(lists[0])[0], f"{key}[{place}]") for place, item in enumerate(value))
+        return next(filter(None, items), None)
+    if isinstance(value, Mapping) and classes and not any(typing.get_origin(one) in (dict, Mapping) for one in members):
+        return _fault_of_object(value, classes, key)
+    if _accepted(value, hint):
+        return None
     forms = [one for one in classes if dataclasses.is_dataclass(one)]
-    if forms and len(forms) == len(classes):
-        if "class_path" in value:
-            yield _wrong_value(value["class_path"], classes, classes, key)
-            return
-        # the form that shares most keys with what was given, and of equal ones the one with the closest name
-        best = max(forms, key=lambda one: (len(value.keys() & set(_keys_of(one))), _similar(value, one)))
-        yield from _arguments(best, value, key)
-        return
+    if classes and isinstance(value, str) and not forms:
+        return _fault_of_object({"class_path": value}, classes, key)
+    choices = [str(one) for kind in members if typing.get_origin(kind) is Literal for one in typing.get_args(kind)]
+    shown = [f"{{{next(iter(parameters_of(one)))}: ...}}" for one in forms]
+    words = [f"one of {', '.join(dict.fromkeys(choices))}"] * bool(choices)
+    words += [f"keys of its own, as {' or '.join(shown)}"] * bool(shown)
+    others = [one for one in members if one not in forms and typing.get_origin(one) is not Literal]
+    names = [getattr(typing.get_origin(one) or one, "__name__", str(one)) for one in others]
+    words += [_WORDS.get(name, f"a {name}") for name in names]
+    what = f"{key} must be {' or '.join(words)}, got {value!r}"
+    known = class_names([one for one in classes if one not in forms])
+    return Problem(what, key=key, suggestion=closest(str(value), choices), known=known)
+
+
+def _accepted(value: Any, hint: Any) -> bool:
+    """Return whether the parser accepts a value for a type."""
+    from jsonargparse import ArgumentError, ArgumentParser  # slow
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=hint)
+    try:
+        parser.parse_object({"value": value})
+    except (ArgumentError, ValueError):
+        return False
+    return True
+
+
+def _fault_of_object(value: Mapping[str, Any], classes: Sequence[type], key: str) -> Problem | None:
+    """Return the first fault of a mapping at a key that holds an object of one of several classes."""
+    forms = [one for one in classes if dataclasses.is_dataclass(one)]
+    if forms and len(forms) == len(classes):  # the form whose keys are closest to the given ones
+        best = max(forms, key=lambda one: sum(bool(closest(name, _keys_of(one))) for name in value))
+        return _fault_of_arguments(best, value, key)
+    names = class_names(classes)
     if "class_path" not in value:
-        meant = closest(next(iter(value), ""), class_names(classes))
-        yield Problem(
-            f"{key} needs a class_path (and init_args for its arguments)",
-            key=key,
-            suggestion=f"{{class_path: {meant}, init_args: ...}}" if meant else "",
-            known=class_names(classes),
-        )
-        return
+        meant = closest(next(iter(value), ""), names)
+        what = f"{key} needs a class_path (and init_args for its arguments)"
+        return Problem(what, key, suggestion=f"{{class_path: {meant}, init_args: ...}}" if meant else "", known=names)
     name = str(value["class_path"])
     owner = _class_of(name, classes)
     if owner is None or not issubclass(owner, tuple(classes)):
-        yield _unknown_class(name, key, classes)
-    elif inspect.isabstract(owner):
-        lacks = " and ".join(sorted(getattr(owner, "__abstractmethods__", ())))
-        what = f"{name} is abstract: it does not define {lacks}"
-        yield Problem(what, key=f"{key}.class_path", known=class_names(classes))
-    else:
-        yield from _arguments(owner, value.get("init_args") or {}, f"{key}.init_args")
+        return _unknown_class(name, key, classes)
+    if lacks := sorted(getattr(owner, "__abstractmethods__", ())):
+        what = f"{name} is abstract: it does not define {' and '.join(lacks)}"
+        return Problem(what, key=f"{key}.class_path", known=names)
+    return _fault_of_arguments(owner, value.get("init_args") or {}, f"{key}.init_args")
 
 
-def _similar(value: Mapping[str, Any], form: type) -> int:
-    return sum(bool(closest(name, _keys_of(form))) for name in value)
-
-
-def _arguments(owner: type, given: Mapping[str, Any], key: str) -> Iterator[Problem]:
-    """Yield the faults of a class's arguments."""
-    names, parameters = _keys_of(owner), parameters_of(owner)
+def _fault_of_arguments(owner: type, given: Mapping[str, Any], key: str) -> Problem | None:
+    """Return the first fault of a class's arguments."""
+    names, parameters, inner = _keys_of(owner), parameters_of(owner), _inner_keys(owner)
     for name, value in given.items():
         if name not in names:
-            inner = _inner_keys(owner)
             meant = closest(name, names) or inner.get(closest(name, list(inner)), "")
-            yield Problem(
-                f"there is no key '{name}' in {owner.__name__}",
-                key=f"{key}.{name}",
-                suggestion=meant,
-                fix="rename or remove it",
-                known=tuple(names),
-            )
-        elif name in parameters:
-            yield from _faults(value, parameters[name][0], f"{key}.{name}")
+            what, fix = f"there is no key '{name}' in {owner.__name__}", "rename or remove it"
+            return Problem(what, key=f"{key}.{name}", suggestion=meant, fix=fix, known=tuple(names))
+        if name in parameters and (found := _fault(value, parameters[name][0], f"{key}.{name}")):
+            return found
     for name, (_, default) in parameters.items():
         if default is inspect.Parameter.empty and name not in given:
-            yield Problem(f"the key {key}.{name} of {owner.__name__} is missing", key=f"{key}.{name}", missing=True)
+            return Problem(f"the key {key}.{name} of {owner.__name__} is missing", key=f"{key}.{name}", missing=True)
+    return None
 
 
 def _unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
@@ -289,39 +273,6 @@ def _unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
         fix="a class of your own must be importable from where agentrl runs" if module else "",
         known=class_names(bases),
     )
-
-
-def _wrong_value(value: Any, members: Sequence[Any], classes: Sequence[type], key: str) -> Problem:
-    """Describe a value of another type than a key takes."""
-    literals = [typing.get_args(one) for one in members if typing.get_origin(one) is Literal]
-    choices = list(dict.fromkeys(str(choice) for values in literals for choice in values))
-    words = [f"one of {', '.join(choices)}"] if choices else []
-    if forms := [f"{{{dataclasses.fields(one)[0].name}: ...}}" for one in members if dataclasses.is_dataclass(one)]:
-        words.append(f"keys of its own, as {' or '.join(forms)}")
-    for one in members:
-        if dataclasses.is_dataclass(one):
-            continue
-        if one in classes:
-            words.append(f"a class_path of {', '.join(class_names([one])) or one.__name__}")
-        elif typing.get_origin(one) is not Literal:
-            kind = typing.get_origin(one) or one
-            name = getattr(kind, "__name__", str(kind))
-            words.append(_WORDS.get(name, f"a {name}"))
-    accepted = " or ".join(dict.fromkeys(words))
-    return Problem(f"{key} must be {accepted}, got {value!r}", key=key, suggestion=closest(str(value), choices))
-
-
-def _accepted(value: Any, hint: Any) -> bool:
-    """Return whether the parser accepts a value for a type."""
-    from jsonargparse import ArgumentError, ArgumentParser  # slow
-
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--value", type=hint)
-    try:
-        parser.parse_object({"value": value})
-    except (ArgumentError, ValueError):
-        return False
-    return True
 
 
 # What was given, and where

@@ -58,16 +58,15 @@ class CheckpointError(ValueError):
 
 
 class CheckpointNotSavedError(OSError):
-    """A checkpoint could not be saved, since the disk is full or did not keep what was written.
+    """A checkpoint could not be saved, since the disk is full.
 
     Args:
         path: of the checkpoint.
-        code: number of the error.
         before: path of the last good one; empty if there is none.
     """
 
-    def __init__(self, path: str | os.PathLike[str], code: int = errno.ENOSPC, before: str = "") -> None:
-        super().__init__(code, os.strerror(code), str(path))
+    def __init__(self, path: str | os.PathLike[str], before: str = "") -> None:
+        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         self.before = before
 
 

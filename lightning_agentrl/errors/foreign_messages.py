@@ -1,8 +1,7 @@
-"""Facts that other libraries report in prose only: memory that ran out, and objects in checkpoints."""
+"""Facts that torch reports as text only: memory that ran out, a full disk, a foreign object in a checkpoint."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import re
 
@@ -25,47 +24,7 @@ def disk_full(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
 
 
-# Checkpoints
-
-
 def not_plain(error: BaseException) -> str:
     """Return what makes the object in a checkpoint that torch does not read, a class or a function; empty if none."""
     found = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
     return found[1] if found else ""
-
-
-# Other processes
-
-_LOST = re.compile(
-    r"gloo.*(?:(?P<closed>Connection (?:closed|reset) by peer|Broken pipe)|[Tt]imed out|timeout|No route|unreachable)"
-    r"|Application timeout caused pair closure",
-    re.DOTALL,
-)
-_PEER = re.compile(r"\[([\d.]+|[\da-fA-F:]+:[\da-fA-F:]+)\]:\d+")
-
-
-@dataclasses.dataclass(frozen=True)
-class LostRank:
-    """What the network says of a process that this one cannot talk to any more.
-
-    Args:
-        closed: it has closed the connection, as a process does that ends; else it is silent.
-        address: of its machine, where that is told.
-    """
-
-    closed: bool
-    address: str = ""
-
-
-def lost_rank(error: BaseException) -> LostRank | None:
-    """Return what is said of another process that is lost, by gloo; None for other errors."""
-    text = str(error)
-    if not isinstance(error, RuntimeError) or not (found := _LOST.search(text)):
-        return None
-    address = _PEER.search(text)
-    return LostRank(found["closed"] is not None, address[1] if address else "")
-
-
-def not_met(error: BaseException) -> bool:
-    """Return whether the processes of a run did not find each other at its start."""
-    return type(error).__name__ in ("DistStoreError", "DistNetworkError")  # by name: torch takes seconds to import

@@ -20,7 +20,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_agentrl.agents.checkpoint import written_whole
 from lightning_agentrl.agents.resume import check_weights
 from lightning_agentrl.commands.ending import explained
-from lightning_agentrl.commands.guarded import lost_process
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, EnvError
 from tests.agents.processes import next_port
 from tests.cli import Command, Config, changed, run_command, sentence
@@ -249,23 +248,6 @@ def test_weights_of_another_model_are_counted() -> None:
 
 
 # Other processes
-
-
-@pytest.mark.parametrize(
-    ("output", "what"),
-    [
-        ("gloo [10.0.0.2]:1234 Connection closed by peer", "another process of this run at 10.0.0.2 has ended"),
-        ("gloo Timed out waiting 2000ms for recv", "another process of this run did not take part in time"),
-    ],
-)
-def test_a_lost_process_is_told_with_how_to_go_on(output: str, what: str) -> None:
-    saved, unsaved = (lost_process(RuntimeError(output), saved) for saved in (True, False))
-    assert saved is not None
-    assert unsaved is not None
-    assert saved.what == unsaved.what == what
-    assert "continue with --ckpt_path last" in saved.fix
-    assert "start again" in unsaved.fix
-    assert lost_process(RuntimeError("another error"), True) is None
 
 
 @pytest.mark.slow

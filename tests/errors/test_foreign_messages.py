@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,7 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_agentrl.errors.foreign_messages import LostRank, disk_full, lost_rank, not_plain, out_of_memory
+from lightning_agentrl.commands.guarded import lost_process
+from lightning_agentrl.errors.foreign_messages import disk_full, not_plain, out_of_memory
 from lightning_agentrl.errors.problem import first_line
 from tests.started import outcomes
 
@@ -75,21 +77,22 @@ def reduce_with(rank: int, folder: Path, other: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("other", "closed"), [("ends", True), ("hangs", False)])
-def test_a_process_that_gloo_lost(tmp_path: Path, other: str, closed: bool) -> None:
+@pytest.mark.parametrize(("other", "what"), [("ends", r"at [\d.]+ has ended"), ("hangs", "did not take part in time")])
+def test_a_process_that_gloo_lost_is_reported(tmp_path: Path, other: str, what: str) -> None:
     (_, output), _ = outcomes(2, reduce_with, tmp_path, other, folder=tmp_path, seconds=120)
-    found = lost_rank(RuntimeError(output))
-    assert found is not None, output
-    assert found.closed is closed
-    assert bool(found.address) is closed
-    assert lost_rank(RuntimeError("something timed out")) is None
-    assert lost_rank(ValueError(output)) is None
+    saved, unsaved = (lost_process(RuntimeError(output), saved) for saved in (True, False))
+    assert saved is not None, output
+    assert unsaved is not None
+    assert re.fullmatch(f"another process of this run {what}", saved.what)
+    assert "continue with --ckpt_path last" in saved.fix
+    assert "start again" in unsaved.fix
 
 
-def test_gloo_does_not_always_name_itself() -> None:
-    """As where the time limit passed before the operation was waited for."""
-    assert lost_rank(RuntimeError("Application timeout caused pair closure")) == LostRank(closed=False)
-    assert lost_rank(RuntimeError("a timeout of something else")) is None
+def test_timeouts_are_a_lost_process_only_if_gloo_reports_them() -> None:
+    """gloo does not always name itself, as when the time limit passed before the operation was waited for."""
+    assert lost_process(RuntimeError("Application timeout caused pair closure"), saved=True) is not None
+    for other in (RuntimeError("a timeout of something else"), ValueError("gloo Timed out waiting 2000ms for recv")):
+        assert lost_process(other, saved=True) is None
 
 
 def test_the_first_line_of_an_error_is_one_with_words():
