@@ -220,11 +220,6 @@ def test_every_class_is_on_the_configuration_page() -> None:
                 assert f"\n| `{argument.name}` |" in page, (cls, argument.name)
 
 
-def test_a_wrong_marker_is_told() -> None:
-    with pytest.raises(ValueError, match=r"model.init_args.nothing"):
-        reference.filled("<!-- keys: model.init_args.nothing -->")
-
-
 # What the command understands
 
 
@@ -252,54 +247,6 @@ def as_config(block: Any) -> dict[str, Any] | None:
     return None
 
 
-def leaves(config: dict[str, Any], above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Values by the keys that lead to them; a class with its arguments is one value."""
-    found: dict[tuple[str, ...], Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value and "class_path" not in value:
-            found |= leaves(value, (*above, key))
-        else:
-            found[(*above, key)] = value
-    return found
-
-
-def together(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Few configs that hold all of them, as each takes a while to read.
-
-    Those that name different keys become one, and so do lists at the same key.
-    """
-    groups: list[dict[tuple[str, ...], Any]] = []
-    for config in configs:
-        named = leaves(config)
-        for group in groups:
-            lists = {key for key in named if isinstance(named[key], list) and isinstance(group.get(key), list)}
-            if not any(a[: len(b)] == b[: len(a)] for a in named.keys() - lists for b in group):
-                group |= named | {key: group[key] + named[key] for key in lists}
-                break
-        else:
-            groups.append(named)
-    return [nested(group) for group in groups]
-
-
-def nested(named: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    config: dict[str, Any] = {}
-    for (*above, key), value in named.items():
-        node = config
-        for part in above:
-            node = node.setdefault(part, {})
-        node[key] = value
-    return config
-
-
-def test_blocks_that_name_different_keys_are_read_together() -> None:
-    one = {"model": {"optim": {"lr": 1}}}
-    other = {"model": {"critic": {"class_path": "A", "size": 2}}, "data": {"env": 3}, "trainer": {"callbacks": [1]}}
-    conflicting = {"data": {"env": {"more": 4}}, "trainer": {"callbacks": [2]}}
-    more = {"data": {"engine": {}}, "trainer": {"callbacks": [3]}}
-    both = {"model": one["model"] | other["model"], "data": {"env": 3, "engine": {}}, "trainer": {"callbacks": [1, 3]}}
-    assert together([one, other, conflicting, more]) == [both, conflicting]
-
-
 @pytest.mark.parametrize("path", READ, ids=named)
 def test_yaml_blocks_are_understood(path: Path, parser: Any, tmp_path: Path) -> None:
     text = filled(path)
@@ -308,16 +255,12 @@ def test_yaml_blocks_are_understood(path: Path, parser: Any, tmp_path: Path) -> 
         (tmp_path / f"{module}.py").write_text(
             "\n".join(code for language, code in fences(text) if language == "python" and "class " in code)
         )
-    configs = []
-    for language, code in fences(text):
-        if language == "yaml":
+    with importable(tmp_path):
+        for code in (code for language, code in fences(text) if language == "yaml"):
             config = as_config(yaml.safe_load(code))
             assert config is not None, f"not a part of a config:\n{code}"
-            configs.append(config)
-    with importable(tmp_path):
-        for config in together(configs):
-            (tmp_path / "blocks.yaml").write_text(yaml.safe_dump(config))
-            parser.parse_args(["fit", *NEEDED, "--config", str(tmp_path / "blocks.yaml")])
+            (tmp_path / "block.yaml").write_text(yaml.safe_dump(config))
+            parser.parse_args(["fit", *NEEDED, "--config", str(tmp_path / "block.yaml")])
 
 
 @cache

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import gpu_figures
 from benchmarks.engines.busy import BusyGPU, Usage
-from benchmarks.gpu_figures import TRIAL, Part, figures_of, measure, parts, run
+from benchmarks.gpu_figures import Part, measure, run
 from benchmarks.speed.layouts import Case
 from benchmarks.speed.random_models import wide_tokenizer
 from benchmarks.speed.utilisation import sizes_of, step_flops
@@ -63,14 +63,6 @@ def test_failed_part_runs_again_after_parts_not_tried(tmp_path: Path, capsys: py
     assert printed.index("three: ") < printed.index("one: ")
 
 
-def test_parts_that_lack_time_or_packages_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    long, needy = part("echo '{}'", "long", seconds=120), part("echo '{}'", "needy", needs=("no_such_package",))
-    records = measured(tmp_path, long, needy, part("echo '{}'"), minutes=1)
-    assert list(records) == ["one"]
-    assert "needs no_such_package" in capsys.readouterr().out
-    assert (tmp_path / "gpu.md").read_text().count("not run yet") == 2
-
-
 def test_part_is_stopped_at_its_limit_with_its_children(tmp_path: Path) -> None:
     began = time.monotonic()
     record = run(part(f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/child; wait"), tmp_path, limit=0.5)
@@ -79,30 +71,6 @@ def test_part_is_stopped_at_its_limit_with_its_children(tmp_path: Path) -> None:
     pid = int((tmp_path / "child").read_text())
     while is_running(pid):
         time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("log", "figures"),
-    [
-        ("x\n46 passed, 2 skipped in 14.63s\nleaked {", {"passed": 46, "skipped": 2, "tests": None}),
-        (
-            "FAILED a.py::b - c\n= 1 failed, 45 passed in 62.05s (0:01:02) =",
-            {"failed": 1, "passed": 45, "tests": "a.py::b"},
-        ),
-        ('{"a": 1}\n{"a": 2}\nbye', {"a": 2}),
-    ],
-)
-def test_figures_are_read_from_logs(log: str, figures: dict) -> None:
-    assert figures_of(log) == figures
-
-
-def test_parts_of_a_gpu_and_of_a_trial_have_different_names_each(tmp_path: Path) -> None:
-    for gpu in (True, False):
-        names = [one.name for one in parts(gpu)]
-        assert len(set(names)) == len(names)
-        first_vllm = next(i for i, one in enumerate(parts(gpu)) if "vllm" in one.needs)
-        assert all("vllm" in one.needs for one in parts(gpu)[first_vllm:])
-    assert "trial" in gpu_figures.page([], {}, "", TRIAL)
 
 
 @pytest.mark.parametrize("shared", [0, 4])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.laboratory import every_estimator, every_estimator_report, measures
-from benchmarks.laboratory.arms import STEPS, Arm, ExactCurve, Waiting, agent_of, play, random_head, rollouts
+from benchmarks.laboratory import every_estimator, measures
+from benchmarks.laboratory.arms import STEPS, Arm, ExactCurve, Waiting, agent_of, play, rollouts
 from benchmarks.laboratory.cells import CELLS
 from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, random_model
-from benchmarks.laboratory.every_estimator import BANDIT, SEEDS, TWO_ROOMS
 from benchmarks.laboratory.exact import tables
 from benchmarks.laboratory.fits import quiet_trainer
 from benchmarks.laboratory.key_door import (
@@ -31,17 +29,17 @@ from benchmarks.laboratory.key_door import (
     distances,
     starts,
 )
-from benchmarks.laboratory.memories import Silent, memory_of
+from benchmarks.laboratory.memories import memory_of
 from benchmarks.laboratory.policy import LastWord, PolicyReader, prompt_ids
 from benchmarks.laboratory.recall import ConfusedExpert, MazeStart, prompt_of
-from benchmarks.laboratory.records import as_text, key, keys_of, load, save, save_tensors, share
+from benchmarks.laboratory.records import as_text, key, keys_of
 from benchmarks.laboratory.report import page
 from benchmarks.laboratory.t_maze import FORWARD, SIDES, TMaze
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.models.words import word_model
-from lightning_agentrl.prompts.memory import ClearingMemory, FullMemory, PastTurn, WindowMemory
+from lightning_agentrl.prompts.memory import PastTurn, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.types import SegmentKind
 
@@ -132,13 +130,6 @@ def test_exact_success_and_return_are_those_of_played_episodes():
     assert discounted < game.start_S @ game.values(policy_SA, 0.9)
 
 
-def test_the_lure_is_off_every_shortest_way():
-    rules = Rules(12, lure=0.5)
-    for state in distances(rules):
-        assert not any(rules.at_lure(rules.moved(state, action)) for action in best_actions(rules, state))
-    assert any(rules.at_lure(rules.moved(state, action)) for state in distances(rules) for action in MOVES)
-
-
 @pytest.fixture(scope="module")
 def talking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Start, Path]:
     """A random model that says actions and the end token often, in replies of three words."""
@@ -168,14 +159,6 @@ def test_a_policy_is_read_as_its_replies_would_be(talking):
         named = [LastWord().parse(text, ACTIONS, {}).action or STAY for text in texts]
         assert read_A == pytest.approx([named.count(action) / 3000 for action in ACTIONS], abs=0.04)
         assert read_A.sum() == pytest.approx(1)
-
-
-def test_random_values_have_mean_0_and_deviation_1(talking):
-    start, folder = talking
-    reader = PolicyReader(folder, tables(start.rules).states, PROMPT, start.reply_tokens)
-    head = random_head(reader, seed=5)
-    values_S = reader.hidden() @ torch.tensor(head.weight) + head.bias
-    assert (float(values_S.mean()), float(values_S.std())) == pytest.approx((0, 1), abs=1e-4)
 
 
 @pytest.mark.slow
@@ -328,15 +311,6 @@ def test_the_words_of_every_memory_are_in_the_vocabulary(tmp_path):
             assert tokenizer.unk_token_id not in ids
 
 
-def test_more_thoughts_than_can_be_gone_through_are_refused(turning):
-    for memory in (WindowMemory(2, 2), ClearingMemory(8), FullMemory()):
-        with pytest.raises(ValueError, match=f"{type(memory).__name__} shows older .* at most one thought"):
-            turning[0].reader(turning[1], memory)
-    assert turning[0].reader(turning[1], Silent(ClearingMemory(8))).prompts
-    with pytest.raises(ValueError, match="without its past"):
-        Start().reader(turning[1], WindowMemory(1))
-
-
 @pytest.mark.slow
 def test_rollouts_that_wait_are_trained_on_so_many_iterations_later(talking, tmp_path):
     """The first ones are all collected at once, by the policy of the start."""
@@ -426,68 +400,6 @@ def test_a_run_is_known_by_all_that_it_was_made_of():
     assert len(set(others)) == len(settings) < len(others)  # equal arms of two cells are one run
     kept = json.loads((RESULTS / "laboratory.json").read_text())
     assert set(kept) <= keys_of(CELLS.values())
-
-
-def test_runs_are_whole_files_and_other_settings_are_left_out(tmp_path):
-    cell = CELLS["estimators"]
-    save(tmp_path / f"{key(cell, 'GRPO', 0)}.json", json.dumps({"curve": [1]}))
-    save(tmp_path / "of-an-earlier-setting.json", "{}")
-    (tmp_path / ".half.json.draft").write_text('{"cur')
-    assert load(tmp_path, None, keys_of([cell])) == {key(cell, "GRPO", 0): {"curve": [1]}}
-
-
-def test_tensors_that_are_not_written_to_their_end_are_not_there(tmp_path):
-    class Killed:
-        def __reduce__(self):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        save_tensors(tmp_path / "gradients0.pt", {"a": torch.ones(9), "b": Killed()})
-    assert not (tmp_path / "gradients0.pt").exists()
-    save_tensors(tmp_path / "gradients0.pt", {"a": torch.ones(9)})
-    assert [path.name for path in tmp_path.iterdir()] == ["gradients0.pt"]
-    assert torch.load(tmp_path / "gradients0.pt", weights_only=True)["a"].sum() == 9
-
-
-@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "1/0", "a/b", "1/2/3", "-1/2", ""])
-def test_a_share_that_is_none_is_refused(text):
-    assert (share("1/1"), share("2/3")) == ((1, 1), (2, 3))
-    with pytest.raises(argparse.ArgumentTypeError, match="such as 1/2"):
-        share(text)
-
-
-def test_an_estimator_that_has_not_learned_or_not_run_is_told_as_such(tmp_path):
-    """By hand: one seed learned after 7 iterations, one has not, and the third is missing."""
-    found = [{"curve": [0.1, 0.95], "learned": 7, "seconds": 1.0}, {"curve": [0.2, 0.5], "learned": None, "seconds": 2}]
-    records = {every_estimator.key("GRPO", BANDIT, seed): run for seed, run in zip(SEEDS, found, strict=False)}
-    section = every_estimator_report.section(records)
-    assert "| `GRPO` | groups | 7, not (ended at 0.50) | 1.5 |  |  |" in section
-    assert "| `GAE` | turns |  |  |  |  |" in section
-    assert "first iteration\n  has a mean reward of at most 0.20" in section
-    every_estimator_report.draw(records, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 1000
-
-
-def test_only_runs_of_estimators_that_are_missing_are_made(tmp_path, monkeypatch):
-    """Neither those of the record nor those of the folder; two shares are all."""
-    made = []
-
-    def learn(task, cls, folder, seed):
-        made.append(every_estimator.key(cls.__name__, task, seed))
-        return {"curve": [1.0], "learned": 5, "seconds": 0.1}
-
-    monkeypatch.setattr(every_estimator, "learn", learn)
-    monkeypatch.setattr(every_estimator, "RECORD", tmp_path / "record.json")
-    recorded, there = (every_estimator.key("GRPO", task, 1) for task in (BANDIT, TWO_ROOMS))
-    save(every_estimator.RECORD, as_text({recorded: {"curve": [], "learned": 3}}))
-    save(tmp_path / "runs" / f"{there}.json", json.dumps({"curve": [], "learned": 4}))
-    for part in (1, 2):
-        every_estimator.run(tmp_path / "runs", part, 2)
-    planned = every_estimator.planned().keys()
-    assert sorted([*made, recorded, there]) == sorted(planned)
-    kept = every_estimator.kept(tmp_path / "runs")
-    assert kept.keys() == planned
-    assert (kept[recorded]["learned"], kept[there]["learned"], kept[made[0]]["learned"]) == (3, 4, 5)
 
 
 def test_the_page_of_the_repository_is_that_of_its_records():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.speed.comparisons import COMPARISONS, LONG, LONG_APART, ROW, SHORT
+from benchmarks.speed.comparisons import LONG, LONG_APART, ROW, SHORT
 from benchmarks.speed.job import Job
 from benchmarks.speed.layouts import Case, episode_rows, turn_rows
 from benchmarks.speed.ours import GivenData, PolicyAgent, make_trainer, rollout_of
@@ -49,10 +49,6 @@ def test_an_episode_row_holds_observations_and_replies_of_its_turns() -> None:
             start = 8 + 20 * k
             assert row.completion[start : start + 10] == turn.prompt[75:]
             assert row.sampled[start : start + 20] == [0] * 12 + [1] * 8
-
-
-def test_comparisons_have_keys_of_their_own() -> None:
-    assert len({comparison.key for comparison in COMPARISONS}) == len(COMPARISONS)
 
 
 def test_our_contender_takes_a_step_on_the_given_turns(tiny_folder: Path) -> None:

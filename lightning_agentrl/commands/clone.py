@@ -74,13 +74,6 @@ class CloneCLI(RunConfigCLI):
             raise ConfigError(
                 "--episodes is how many scripted players play, and --recorded takes those of a run; give one of them"
             )
-        for name in ("steps", "episodes"):
-            if config[name] is not None and config[name] < 1:
-                raise ConfigError(f"--{name} must be at least 1, got {config[name]}")
-        if not 0 < config.lr < math.inf:
-            raise ConfigError(f"--lr must be above 0, got {config.lr}")
-        if not 0 < config.action_share <= 1:
-            raise ConfigError(f"--action_share must be above 0 and at most 1, got {config.action_share}")
         make_folder(out, "--out")
         config.trainer.default_root_dir = str(out)
 
@@ -89,23 +82,23 @@ class CloneCLI(RunConfigCLI):
         settings, trainer = self.settings, cast(Any, self.trainer)
         data, agent = self.datamodule, self.model
         run = settings.recorded
-        self.model = CloneAgent(
-            agent.model,
-            Expert(settings.episodes or EPISODES) if run is None else Recorded(run),
-            settings.min_return,
-            settings.action_share,
-            agent.lora,
-            agent.train_tower,
-            replace(agent.optim, lr_actor=settings.lr, schedule=FALLING),
-            agent.compute,
-            agent.temperature,
-        )
         bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
         trainer.callbacks, trainer.loggers = [*bars, PolicyFolder(settings.out), RunSummary()], []
         loop = trainer.fit_loop
         loop.max_epochs, loop.epoch_loop.max_steps = math.ceil(settings.steps / data.steps_per_iteration), -1
         data.validation = replace(data.validation, every=0)  # before and after is enough
         with guarded(self, "fit"):
+            self.model = CloneAgent(
+                agent.model,
+                Expert(EPISODES if settings.episodes is None else settings.episodes) if run is None else Recorded(run),
+                settings.min_return,
+                settings.action_share,
+                agent.lora,
+                agent.train_tower,
+                replace(agent.optim, lr_actor=settings.lr, schedule=FALLING),
+                agent.compute,
+                agent.temperature,
+            )
             trainer.fit(self.model, data)
 
 

@@ -294,10 +294,6 @@ def serve_env(id: str, kwargs: Mapping[str, Any], host: str, port: int, sessions
             f"--host is {host}, where other machines may reach the server; add --token '${{NAME}}' with the "
             "environment variable that holds a secret, or leave --host out"
         )
-    if not 0 <= port < 2**16:
-        raise ValueError(f"--port is {port}, but must be from 0 (any that is free) to 65535")
-    if sessions < 1:
-        raise ValueError(f"--sessions is {sessions}, but must be at least 1")
     try:
         check_secrets(kwargs)
         recipe = Recipe(id, kwargs, ENV)
@@ -310,10 +306,8 @@ def serve_env(id: str, kwargs: Mapping[str, Any], host: str, port: int, sessions
         raise ValueError(str(error)) from error
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise ValueError(
-            f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port or --host"
-        ) from error
+    except (OSError, OverflowError) as error:  # in use, of another machine, or no port at all
+        raise ValueError(f"cannot listen on {host}, port {port}: {error}; choose another --port or --host") from error
     address = f"[{host}]" if ":" in host else host
     print(f"{id} at http://{address}:{listening.getsockname()[1]}", flush=True)
     web.run_app(environment_app(recipe, sessions, token), sock=listening, print=None, shutdown_timeout=1.0)

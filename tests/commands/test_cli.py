@@ -29,9 +29,7 @@ SPLIT = {
     "init_args": {"data_parallel_size": 1, "tensor_parallel_size": 2},
 }
 UNMET: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    "groups": ("GRPO", {}, ["GRPO", "data.init_args.groups"]),
     "a group of two": ("GRPO", GROUPS, ["GRPO", "data.init_args.groups.size", "1", "2"]),
-    "greedy episodes": ("ReMax", {}, ["ReMax", "data.init_args.groups"]),
     "scores from 0": (
         "MaxRL",
         GROUPS | {"groups": {"size": 2, "per_rollout": 4}},
@@ -64,7 +62,7 @@ def test_whole_logits_are_needed(config: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "need",
-    [pytest.param(need, marks=() if need == "groups" else pytest.mark.slow) for need in UNMET],
+    [pytest.param(need, marks=() if need == "a group of two" else pytest.mark.slow) for need in UNMET],
 )
 def test_what_an_estimator_needs_and_cannot_get_is_told_before_a_model_is_loaded(
     need: str, config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
@@ -95,14 +93,8 @@ def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp
 WRONG_ITEMS: dict[str, tuple[Any, list[str]]] = {
     "environment key": ({"id": "x", "shar": 2}, ["no key 'shar' in EnvConfig", "envs[1].shar", "mean share?"]),
     "key of tasks": ({"path": "x", "shr": 2}, ["no key 'shr' in TaskSet", "envs[1].shr", "mean share?"]),
-    "neither": ({"idd": "x"}, ["no key 'idd' in EnvConfig", "envs[1].idd", "mean id?"]),
     "type": ({"path": "x", "share": "many"}, ["data.init_args.envs[1].share must be a number, got 'many'"]),
     "text": ("agentrl_envs:Bandit-v0", ["data.init_args.envs[1] must be keys of its own, as {path: ...} or {id: ...}"]),
-    "environment": ({"id": "agentrl_envs:Bandt-v0"}, ["data.init_args.envs[1].id", "mean agentrl_envs:Bandit-v0?"]),
-    "scorer": (
-        {"path": "x", "scorer": {"class_path": "PatternMtch"}},
-        ["data.init_args.envs[1].scorer.class_path", "did you mean PatternMatch?"],
-    ),
     "scorer key": (
         {"path": "x", "scorer": {"class_path": "PatternMatch", "init_args": {"patern": "a"}}},
         ["data.init_args.envs[1].scorer.init_args.patern", "did you mean pattern?"],

@@ -38,9 +38,7 @@ def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, a
     [
         ((), "--out"),
         (("--out", "/proc/x"), "key --out"),
-        (("--out", "x", "--steps", "0"), "--steps"),
-        (("--out", "x", "--episodes", "0"), "--episodes"),
-        (("--out", "x", "--lr", "-1"), "--lr must be above 0, got -1"),
+        (("--out", "x", "--lr", "-1"), "optim.lr_actor must be at least 0, got -1"),
         (("--out", "x", "--action_share", "3"), "--action_share"),
         (("--out", "x", "--recorded", "nowhere"), "nowhere"),
         (("--out", "x", "--recorded", "nowhere", "--episodes", "5"), "give one of them"),

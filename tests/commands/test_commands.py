@@ -48,10 +48,6 @@ def test_a_script_that_has_read_its_input_may_run_a_command() -> None:
     assert (done.returncode, done.stdout) == (0, f"agentrl {__version__}\n"), done.stderr
 
 
-def test_version(agentrl: Callable[..., tuple[int, str, str]]) -> None:
-    assert agentrl("--version")[1] == f"agentrl {__version__}\n"
-
-
 @pytest.mark.parametrize("command", sorted(commands.OWN))
 def test_own_commands_explain_themselves(agentrl: Callable[..., tuple[int, str, str]], command: str) -> None:
     code, shown, _ = agentrl(command, "--help")
@@ -67,44 +63,6 @@ def test_commands_with_the_config_of_a_run_say_what_they_are(
     assert code == 0
     command_class = {"clone": CloneCLI, "inspect": InspectCLI}[command]
     assert " ".join(shown.split()).count(command_class.__doc__.splitlines()[0]) == 1
-
-
-def test_the_wrong_things_are_told(agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    code, _, printed = agentrl("view", str(tmp_path / "nowhere"))
-    assert code == 2
-    assert printed.count("\n") == 1
-    assert "nowhere" in printed
-    code, _, printed = agentrl("view", str(tmp_path))
-    assert code == 2
-    assert "TurnLog" in printed
-    code, _, printed = agentrl("view")
-    assert code == 2
-    assert "run" in printed
-    code, _, printed = agentrl("view", str(tmp_path), "--output", "x.html")
-    assert code == 2
-    assert "--output" in printed
-
-
-@pytest.mark.parametrize(
-    ("given", "parts"),
-    [
-        ("replay", ["required: run", "agentrl replay --help"]),
-        ("export a.ckpt", ["required: folder", "agentrl export --help"]),
-        ("view --run x", ["run", "agentrl view --help"]),
-        ("view a b c", ["c", "agentrl view --help"]),
-        ("view a --last", ["--last", "expected one argument"]),
-        ("serve --options x", ["--options"]),
-        ("play x --sed 1", ["no option '--sed'", "did you mean --seed?"]),
-    ],
-)
-def test_arguments_without_a_name_are_told_as_such(
-    agentrl: Callable[..., tuple[int, str, str]], given: str, parts: list[str]
-) -> None:
-    code, _, told = agentrl(*given.split())
-    assert code == 2
-    assert told.count("\n") == 1
-    for part in parts:
-        assert part in told
 
 
 def test_a_file_that_cannot_be_used_is_told_in_words(

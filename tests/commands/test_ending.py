@@ -11,16 +11,8 @@ from typing import TextIO
 import pytest
 
 from lightning_agentrl.commands.ending import one_line_errors
-from lightning_agentrl.errors import ConfigError, EnvError, Problem
-from tests.cli import Command, Config, Write, changed
-
-MISSPELT = Problem(
-    "there is no key 'lr_actr' in PPOAgent",
-    key="model.init_args.lr_actr",
-    suggestion="lr_actor",
-    fix="rename or remove it",
-    known=("model", "critic", "advantage", *(f"a_further_key_{number}" for number in range(9))),
-)
+from lightning_agentrl.errors import EnvError
+from tests.cli import Command, Config, changed
 
 
 def end(error: BaseException, *arguments: str) -> int:
@@ -28,15 +20,6 @@ def end(error: BaseException, *arguments: str) -> int:
     with pytest.raises(SystemExit) as stop, one_line_errors(arguments):
         raise error
     return int(stop.value.code or 0)
-
-
-def test_wrong_input_ends_in_one_sentence_with_its_line(capsys: pytest.CaptureFixture[str], write: Write) -> None:
-    write(my="model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
-    assert end(ConfigError(MISSPELT), "fit", "--config", "my.yaml") == 2
-    assert capsys.readouterr().err == (
-        "agentrl: there is no key 'lr_actr' in PPOAgent (key model.init_args.lr_actr; my.yaml, line 4); "
-        "did you mean lr_actor?\n"
-    )
 
 
 def test_the_rest_keeps_its_own_ending(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -24,61 +22,6 @@ from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, E
 from tests.agents.processes import next_port
 from tests.cli import Command, Config, changed, run_command, sentence
 from tests.disks import mounted
-
-HUNGRY = """\
-import torch
-from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.prompts import TolerantParser
-
-
-class Loading(PPOAgent):
-    def configure_model(self):
-        torch.empty(2**48)
-
-
-class Scoring(PPOAgent):
-    def score(self, rollout):
-        torch.empty(2**48)
-
-
-class Updating(PPOAgent):
-    def policy_loss(self, batch, scores):
-        torch.empty(2**48)
-
-
-class Parser(TolerantParser):
-    def parse(self, reply, actions, aliases):
-        torch.empty(2**48)
-"""
-PARSER = "data.init_args.interaction.init_args.parser"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "name", "stage", "lower"),
-    [
-        ("model.class_path", "Loading", "load", "use a smaller model (model.init_args.model)"),
-        (PARSER, "Parser", "collect", "data.init_args.num_envs"),
-        ("model.class_path", "Scoring", "score", "lower model.init_args."),
-        ("model.class_path", "Updating", "update", "gradient_checkpointing"),
-    ],
-)
-def test_the_stage_in_which_memory_ran_out_tells_which_keys_to_lower(
-    key: str,
-    name: str,
-    stage: str,
-    lower: str,
-    config: Config,
-    agentrl: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "hungry.py").write_text(HUNGRY)
-    monkeypatch.syspath_prepend(tmp_path)
-    value: Any = {"class_path": f"hungry.{name}"} if key == PARSER else f"hungry.{name}"
-    message = sentence(agentrl(config=changed(config, key, value)))
-    assert f"out of memory on the CPU in stage {stage}: " in message
-    assert lower in message
 
 
 def test_memory_that_ran_out_in_no_stage_names_the_keys_of_all() -> None:
@@ -162,18 +105,6 @@ def test_a_folder_that_can_only_be_read_is_told(tmp_path: Path, config: Config, 
         code, said = agentrl(config=changed(config, "trainer.default_root_dir", str(disk)))
     assert code == 2
     assert f"'{disk}/config.part' cannot be used: Read-only file system" in said
-
-
-def test_links_in_a_circle_are_told(tmp_path: Path, config: Config, agentrl: Command) -> None:
-    (tmp_path / "runs").symlink_to(tmp_path / "runs")
-    config["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": f"{tmp_path}/runs"}}
-    assert "Too many levels of symbolic links" in sentence(agentrl(config=config))
-
-
-def test_a_file_that_grows_beyond_a_limit_of_the_system_is_told() -> None:
-    assert "'run/a.part' cannot be used: File too large" in str(
-        explained(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "run/a.part"))
-    )
 
 
 def test_what_slurm_was_asked_for_and_lightning_refuses_is_told(

@@ -6,15 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from lightning_agentrl.agents import PPOAgent, Schedule
+from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
-from lightning_agentrl.commands import memory
 from lightning_agentrl.commands.memory import (
     AllocatedBytes,
     LiveBytes,
@@ -30,8 +27,6 @@ from lightning_agentrl.commands.plan import (
     example_rows,
     first_prompts,
     held_out_plays,
-    rate_text,
-    reference_text,
     step_rows,
 )
 from lightning_agentrl.engines import VLLMEngine
@@ -65,12 +60,6 @@ def dry_run(
         return capsys.readouterr().out
 
     return run
-
-
-def test_the_plan_names_the_reference(tiny_folder: Path) -> None:
-    assert reference_text(make_agent(tiny_folder)) == "frozen copy of the initial policy"
-    assert reference_text(make_agent(tiny_folder, kl_reference="my/teacher")) == "my/teacher, frozen"
-    assert reference_text(make_agent(tiny_folder, kl_reward=0.0)) == "none"
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], str], tmp_path: Path) -> None:
@@ -190,18 +179,6 @@ def test_live_bytes_are_those_that_are_there() -> None:
         assert live.now == before
 
 
-def test_the_state_of_an_optimizer_that_goes_on_is_not_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    actor = torch.nn.Linear(9, 3)
-    optimizer = torch.optim.Adam(actor.parameters())
-    models, trainer = SimpleNamespace(reference=None), SimpleNamespace(optimizers=[optimizer])
-    agent: Any = SimpleNamespace(actor=actor, critic=None, models=models, trainer=trainer)
-    monkeypatch.setattr(memory, "resident_bytes", lambda: 1000)
-    assert memory.program_bytes(agent) == 1000 - 4 * 30
-    actor(torch.ones(9)).sum().backward()
-    optimizer.step()
-    assert memory.program_bytes(agent) == 1000 - 4 * (3 * 30 + 2)  # two moments, and the steps of both weights
-
-
 @pytest.mark.parametrize(
     ("every", "plays"),
     [
@@ -230,21 +207,6 @@ def test_the_plan_of_a_run_that_goes_on_is_of_what_is_left(
     shown = capsys.readouterr().out
     assert re.search(r"epochs +7, 2 of them done\n", shown)
     assert re.search(r"held-out episodes +2 after every 2 epochs and after it; 6 in all\n", shown)
-
-
-def test_learning_rates_are_told_with_their_schedules() -> None:
-    assert rate_text(Schedule(), 5e-6, 24) == "5e-06"
-    assert rate_text(Schedule(warmup_steps=3), 5e-6, None) == "rises over 3 steps to 5e-06"
-    cosine = Schedule("cosine", warmup_steps=3, final=0.1)
-    assert (
-        rate_text(cosine, 5e-6, 24) == "rises over 3 steps to 5e-06, falls along half a cosine wave to 5e-07 by step 24"
-    )
-    assert (
-        rate_text(Schedule("linear", steps=9), 1e-3, 24)
-        == "0.001, falls along a line to 0 by step 9, and the run has 24"
-    )
-    long = Schedule("cosine", warmup_steps=400)
-    assert rate_text(long, 1e-6, 6) == "rises over 400 steps to 1e-06, and the run ends after 6"
 
 
 @pytest.mark.slow
@@ -330,19 +292,6 @@ def test_activations_of_a_length_that_was_not_measured_are_foretold(
     data.teardown("fit")
 
 
-def test_logit_positions_far_outside_what_is_measured_are_foretold(tiny_folder, tmp_path, monkeypatch) -> None:
-    """The three short rows have the same share of them: the curve would make a thousand of one too many."""
-    agent, data = make_agent(tiny_folder), make_data()
-    with pytest.raises(PlanShown):
-        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
-    monkeypatch.setattr(memory, "micro_batch_bytes", lambda agent, tokens, reads: 10**3 * tokens + 10**6 * reads)
-    for reads in (1, 87, 100, 617, 1024, 4000):
-        kept = min(reads, LOGITS_PER_CHUNK)
-        foretold = (activation_bytes(agent, 16384, reads) - 10**3 * 16384) / 10**6
-        assert kept - 1e-3 <= foretold <= kept + 4 * 16384 / memory.PROBE_TOKENS
-    data.teardown("fit")
-
-
 def test_copies_that_autocast_keeps_of_both_models_are_counted(tmp_path: Path) -> None:
     """From the second micro-batch on those of the critic are there while the actor is differentiated."""
     folder = tiny_model_folder(tmp_path / "model", num_hidden_layers=16)
@@ -353,18 +302,6 @@ def test_copies_that_autocast_keeps_of_both_models_are_counted(tmp_path: Path) -
     read = {id(weight): weight for weight in linear}  # the critic's output head is not
     read.pop(id(agent.critic.backbone.get_output_embeddings().weight))
     assert micro_batch_bytes(agent, 4, 1) >= sum(2 * weight.numel() for weight in read.values())
-    data.teardown("fit")
-
-
-def test_no_longer_row_is_measured_than_the_model_reads(tiny_folder, tmp_path, monkeypatch) -> None:
-    agent, data = make_agent(tiny_folder), make_data()
-    with pytest.raises(PlanShown):
-        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
-    agent.actor.lm.config.max_position_embeddings = 100
-    lengths: list[int] = []
-    monkeypatch.setattr(memory, "micro_batch_bytes", lambda agent, tokens, reads: lengths.append(tokens) or tokens**2)
-    assert activation_bytes(agent, 300, 10) == pytest.approx(90_000, abs=2)
-    assert lengths == [25, 50, 100]
     data.teardown("fit")
 
 

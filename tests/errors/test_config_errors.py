@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-import lightning_agentrl.rollout
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.errors import ConfigError, Problem
 from lightning_agentrl.errors.config_errors import Given
@@ -155,8 +154,3 @@ def test_what_is_saved_is_a_public_path_that_can_be_given_again(parse: Parse) ->
     for path in (saved["class_path"], *(saved["init_args"][key]["class_path"] for key in kinds)):
         assert path.count(".") in (1, 2)  # package, room if it is not one of the first names, class
     assert parse(data=saved)["data"] == saved
-
-
-def test_every_public_name_of_the_rollout_room_is_there() -> None:
-    for name in lightning_agentrl.rollout.__all__:
-        assert hasattr(lightning_agentrl.rollout, name)

@@ -89,7 +89,7 @@ def test_a_process_that_gloo_lost_is_reported(tmp_path: Path, other: str, what: 
 
 
 def test_timeouts_are_a_lost_process_only_if_gloo_reports_them() -> None:
-    """gloo does not always name itself, as when the time limit passed before the operation was waited for."""
+    """Gloo does not always name itself, as when the time limit passed before the operation was waited for."""
     assert lost_process(RuntimeError("Application timeout caused pair closure"), saved=True) is not None
     for other in (RuntimeError("a timeout of something else"), ValueError("gloo Timed out waiting 2000ms for recv")):
         assert lost_process(other, saved=True) is None
