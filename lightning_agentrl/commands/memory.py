@@ -6,9 +6,9 @@ import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
-import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.strategies import DDPStrategy
@@ -79,7 +79,8 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
     return MemoryPlan(
         program=program_bytes(agent) if on_cpu else 0,  # with what libraries keep once models ran
         weights=_bytes(every),
-        gradients=gradients * (2 if _copies_gradients(agent.trainer) else 1),
+        # DDP keeps a second copy in its buckets
+        gradients=gradients * (2 if isinstance(agent.trainer.strategy, DDPStrategy) else 1),
         optimizer=optimizer,
         activations=activations,
         holes=int(HOLES * activations) if on_cpu and len(plans) > 1 else 0,
@@ -147,26 +148,17 @@ def program_bytes(agent: Agent) -> int:
     """
     weights = _weights(agent)
     for weight in weights:  # some are mapped from files, and not there before they are read
-        if weight.device.type == "cpu":
-            local = weight.to_local() if isinstance(weight, DTensor) else weight
-            local.detach().sum()
+        (weight.to_local() if isinstance(weight, DTensor) else weight).detach().sum()
     trim()
     states = tree_leaves([list(optimizer.state.values()) for optimizer in agent.trainer.optimizers])
     loaded = [*weights, *(state for state in states if isinstance(state, Tensor))]
-    held = sum(local_bytes(tensor) for tensor in loaded if tensor.device.type == "cpu")
-    return max(resident_bytes() - held, 0)
+    return max(resident_bytes() - _bytes(loaded), 0)
 
 
 def _weights(agent: Agent) -> list[torch.nn.Parameter]:
     """Return each weight of actor, critic and reference once."""
     models = [model for model in (agent.actor, agent.critic, agent.models.reference) if model is not None]
     return list({id(p): p for model in models for p in model.parameters()}.values())
-
-
-def _copies_gradients(trainer: L.Trainer) -> bool:
-    """Return whether DDP keeps a second copy of all gradients in its buckets, as it does unless they are views."""
-    strategy = trainer.strategy
-    return isinstance(strategy, DDPStrategy) and not strategy._ddp_kwargs.get("gradient_as_bucket_view")
 
 
 def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
@@ -208,29 +200,27 @@ def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:
                 if critic is not None and critic.shares_trunk:
                     outputs.append(critic(packed, hidden))
                 del hidden, scores
-                _differentiate(outputs, agent.actor if critic is None else agent, live, whole)
+                if whole:
+                    _differentiate(outputs, agent.actor if critic is None else agent)
+                outputs.clear()
                 if critic is not None and not critic.shares_trunk:
                     outputs = [critic(packed, None)]
-                    _differentiate(outputs, critic, live, whole)
+                    if whole:
+                        _differentiate(outputs, critic)
     return live.peak
 
 
-def _differentiate(
-    outputs: list[Tensor], module: torch.nn.Module, live: LiveBytes | AllocatedBytes, whole: bool
-) -> None:
-    """Run the backward pass, which frees the graph, and drop the outputs; gradients leave the count as they are made.
+def _differentiate(outputs: list[Tensor], module: torch.nn.Module) -> None:
+    """Run the backward pass, which frees the graph. Each gradient is dropped once it is made.
 
-    It accumulates nothing, so no hook of a strategy runs.
+    Nothing is accumulated, so no hook of a strategy runs.
     """
-    if whole:
-        trained = [p for p in module.parameters() if p.requires_grad]
-        hooks = [p.register_hook(live.forget) for p in trained]
-        sums = [output.float().sum() for output in outputs if output.requires_grad]
-        torch.autograd.grad(sums, trained, allow_unused=True)
-        for hook in hooks:
-            hook.remove()
-        live.forgotten_are_freed()
-    outputs.clear()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    hooks = [p.register_hook(lambda gradient: gradient.new_zeros(()).expand_as(gradient)) for p in trained]
+    sums = [output.float().sum() for output in outputs if output.requires_grad]
+    torch.autograd.grad(sums, trained, allow_unused=True)
+    for hook in hooks:
+        hook.remove()
 
 
 class AllocatedBytes:
@@ -243,26 +233,11 @@ class AllocatedBytes:
 
     def __enter__(self) -> AllocatedBytes:
         torch.cuda.reset_peak_memory_stats()
-        self._before = self._known = _asked("current")
+        self._before = _asked("current")
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._look()
-
-    def forget(self, x: Tensor) -> None:
-        """Count a tensor no longer."""
-        self._look()
-        torch.cuda.reset_peak_memory_stats()
-        self._known += x.nbytes
-
-    def forgotten_are_freed(self) -> None:
-        """Note that the tensors that are counted no longer are not there any more."""
-        self._look()
-        torch.cuda.reset_peak_memory_stats()
-        self._known = self._before
-
-    def _look(self) -> None:
-        self.peak = max(self.peak, _asked("peak") - self._known)
+        self.peak = _asked("peak") - self._before
 
 
 def _asked(when: Literal["current", "peak"]) -> int:
@@ -285,32 +260,18 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for x in tree_leaves(made):
-            if isinstance(x, Tensor):
-                self._note(x.untyped_storage())
+        storages = [x.untyped_storage() for x in tree_leaves(made) if isinstance(x, Tensor)]
+        for storage in storages:
+            if (key := storage._cdata) not in self._sizes:
+                self._sizes[key] = storage.nbytes()
+                self._watched[key] = weakref.ref(storage, partial(self._end, key))
+                self.now += self._sizes[key]
+                self.peak = max(self.peak, self.now)
         return made
 
-    def forget(self, x: Tensor) -> None:
-        """Count a tensor no longer."""
-        key = x.untyped_storage()._cdata
-        self.now -= self._sizes.get(key, 0)
-        self._sizes[key] = 0
-
-    def forgotten_are_freed(self) -> None:
-        """Do nothing: that is seen."""
-
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._sizes:
-            return
-        self._sizes[key] = storage.nbytes()
-        self._watched[key] = weakref.ref(storage, lambda _: self._end(key))
-        self.now += self._sizes[key]
-        self.peak = max(self.peak, self.now)
-
-    def _end(self, key: int) -> None:
-        self.now -= self._sizes.pop(key, 0)
-        self._watched.pop(key, None)
+    def _end(self, key: int, _: Any) -> None:
+        self.now -= self._sizes.pop(key)
+        del self._watched[key]
 
 
 def gathered_bytes(actor: LanguageModel, by_layer: bool) -> int:
@@ -328,8 +289,8 @@ def gathered_bytes(actor: LanguageModel, by_layer: bool) -> int:
     return whole - sum(layers) + 2 * max(layers) if by_layer else whole
 
 
-def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
-    return sum(map(local_bytes, parameters))
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(map(local_bytes, tensors))
 
 
 def _size(count: int) -> str:

@@ -307,7 +307,8 @@ def serve_env(id: str, kwargs: Mapping[str, Any], host: str, port: int, sessions
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:  # in use, of another machine, or no port at all
-        raise ValueError(f"cannot listen on {host}, port {port}: {error}; choose another --port or --host") from error
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot listen on {host}, port {port}: {why}; choose another --port or --host") from error
     address = f"[{host}]" if ":" in host else host
     print(f"{id} at http://{address}:{listening.getsockname()[1]}", flush=True)
     web.run_app(environment_app(recipe, sessions, token), sock=listening, print=None, shutdown_timeout=1.0)

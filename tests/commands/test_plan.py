@@ -131,18 +131,15 @@ def test_activations_on_a_gpu_are_foretold(served_folder: Path, tmp_path: Path, 
 
 @pytest.mark.gpu
 def test_the_allocator_of_a_gpu_tells_what_live_bytes_tell() -> None:
-    """With gradients that leave the count, and are freed before more is made."""
 
     def peak(live: LiveBytes | AllocatedBytes) -> int:
         with live:
             for _ in range(2):
                 once = known * 2
                 (once * once).backward(torch.ones_like(once), inputs=[known])
-                live.forget(known.grad)
                 more = known.detach() * 3
                 del once, more
                 known.grad = None
-                live.forgotten_are_freed()
         return live.peak
 
     known = torch.zeros(10**6, device="cuda", requires_grad=True)
@@ -159,7 +156,7 @@ def rows_of(agent: PPOAgent, data: RolloutDataModule) -> list[Row]:
 
 
 def test_live_bytes_are_those_that_are_there() -> None:
-    """Views and what was there before count nothing, what is freed leaves the count, gradients can be taken out."""
+    """Views and what was there before count nothing, and what is freed leaves the count."""
     known = torch.zeros(1000, requires_grad=True)
     with LiveBytes([known]) as live:
         doubled = known * 2
@@ -171,12 +168,6 @@ def test_live_bytes_are_those_that_are_there() -> None:
         assert live.now == 4000  # the view holds it
         del view
         assert (live.now, live.peak) == (0, 4000)
-        (gradient,) = torch.autograd.grad((known * known).sum(), [known])
-        assert live.now >= 4000
-        live.forget(gradient)
-        before = live.now
-        del gradient
-        assert live.now == before
 
 
 @pytest.mark.parametrize(
