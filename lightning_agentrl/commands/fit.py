@@ -109,7 +109,7 @@ class AgentCLI(LightningCLI):
             self.settings.ckpt_path = self._ckpt_path
         trainer, checkpoint = self.settings.trainer, self.settings.get("ckpt_path")
         if self.settings.get("dry_run") and self.subcommand != "fit":
-            raise ConfigError("--dry-run shows the plan of a training run; give it to fit, not to another command")
+            raise ConfigError("a dry run plans a training run; give --dry-run to fit, not to another command")
         refuse_foreign_keys(trainer)
         for arguments in (callback.get("init_args") or {} for callback in _listed(trainer.callbacks)):
             for key in [key for key, value in arguments.items() if isinstance(value, Enum)]:
