@@ -93,12 +93,13 @@ class GiGPO(GroupEstimator):
 
     def _states(self, rollout: Rollout, episodes: Episodes) -> Groups:
         """Return the turns of all episodes, one after the other, grouped by group and state."""
-        # Per group and images seen, the number of a turn and its text; images are equal or not, texts may be similar.
+        # Per group, images seen and conversation of an agent, the number of a turn and its text; only texts may be
+        # similar.
         met: dict[tuple[int, tuple[str, ...]], list[tuple[int, str]]] = {}
         count, of_episodes = 0, turns_of(rollout, episodes.layout)
         for group, turns in zip(episodes.groups.index_N.tolist(), of_episodes, strict=True):
             for j, turn in enumerate(turns):
-                met.setdefault((group, turn.seen), []).append((count + j, turn.observation))
+                met.setdefault((group, (turn.conversation, *turn.seen)), []).append((count + j, turn.observation))
             count += len(turns)
         labels_M2 = [(0, 0)] * count
         known = 0  # states of the groups and images before

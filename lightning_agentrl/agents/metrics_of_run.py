@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_agentrl.advantages import Reduce, token_energy, value_statistics, variance_proxies
@@ -63,6 +64,11 @@ def describe_prepared(
         raise ConfigError(
             "no episode of the first rollout has a reward: the agent must write it to the file AGENTRL_RESULT or post "
             "it, or give a scorer (key data.init_args.env.init_args.scorer)"
+        )
+    if numbers.get("tools/parsed") == 0:
+        rank_zero_warn(
+            "there are tools, and no reply of an iteration had a call that could be read (metrics tools/...); the "
+            "policy may have to be shown calls first, by examples or by behavior cloning"
         )
     if filters_groups(agent):
         numbers |= over_ranks(kept_groups(rollout, chosen), agent.device)

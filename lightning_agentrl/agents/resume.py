@@ -29,7 +29,7 @@ from lightning_agentrl.distributed import all_gather, raise_once, rank
 from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedError
 from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.models.lora import durable_name, frozen_weights
-from lightning_agentrl.rollout import RolloutSource
+from lightning_agentrl.rollout import AgentProgram, RolloutSource
 from lightning_agentrl.types.plain_config import by_key, to_plain
 
 KEY = "agent"
@@ -64,6 +64,8 @@ def settings_of(agent: Any) -> dict[str, Any]:
     found |= by_key(to_plain(data.sizes), "data.init_args")
     for source in data.pool.sources:
         found |= by_key(to_plain(source, strict=False), source.key)
+        if isinstance(source, AgentProgram):
+            found[f"{source.key}.files"] = source.files
     if data.groups is not None:
         del found["data.init_args.num_envs"]  # with groups it changes no result
     for callback in agent.trainer.callbacks:

@@ -155,6 +155,8 @@ def _what_happened(turn: Turn) -> dict[str, Any]:
         "turn": turn.index,
         "policy_version": turn.policy_version,
         "observation": turn.observation,
+        "call": turn.call,
+        "model": turn.model,
         "thought": turn.thought,
         "thought_tokens": turn.thought_tokens,
         "parsed_action": turn.parsed_action,

@@ -1,13 +1,14 @@
-"""`agentrl check-env`: a certificate of one environment, on the terminal, as JSON and as a page."""
+"""`agentrl check-env`: a certificate of one environment, or whether an agent program replays."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_agentrl.commands.files import PAGE, make_room_for, write
+from lightning_agentrl.commands.files import PAGE, make_room_for, naming_argument, write
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.tools.check_env.certificate import Certificate, certify, recipe_of
@@ -47,6 +48,47 @@ def check_environment(
     if html_file is not None:
         write(html_file, page(certificate))
     return certificate.passed
+
+
+AGENT_SEEDS, AGENT_CALLS = (0, 1, 2), 20  # episodes of an agent, and the most calls of each
+
+
+def check_agent(agent: str, tasks: str | None, model: str | None, environment: Sequence[str], seconds: float) -> bool:
+    """Play an agent program twice with the same replies; print and return whether it makes the same calls.
+
+    Args:
+        agent: command line of the program.
+        tasks: file of tasks, one JSON object per line.
+        model: folder or hub id of a model, in whose form tool calls are written; None: they are given as messages.
+        environment: names of variables that are passed on.
+        seconds: most seconds between two calls.
+
+    Raises:
+        ValueError: the program or the tasks are not there, or the template has no tools; in a sentence.
+    """
+    from lightning_agentrl.models.loading import load_tokenizer
+    from lightning_agentrl.prompts.template import ChatTemplate
+    from lightning_agentrl.rollout import AgentProgram
+    from lightning_agentrl.tools.check_env.agent import Probe, replay_agent
+
+    program = AgentProgram(shlex.split(agent), tasks or "", environment=list(environment), on_error=0.0)
+    program.seconds_between_calls, program.max_calls, program.key = seconds, AGENT_CALLS, "agent"
+    program.check()
+    with naming_argument():
+        template = None if model is None else ChatTemplate(load_tokenizer(model))
+    try:
+        same, differs = replay_agent(program.make, Probe(template), AGENT_SEEDS)
+    except EnvError as error:
+        print(f"error: {error}")
+        return False
+    if differs:
+        print(
+            f"error: '{agent}' does not replay, so a run with it cannot go on where it ended: {differs}. Put no clock, "
+            "random id, set or temporary path into prompts, and take random numbers from AGENTRL_SEED."
+        )
+        return False
+    print(f"'{agent}' replays: {same} calls of {len(AGENT_SEEDS)} episodes were the same when they were played again")
+    return True
 
 
 def _trained(certificate: Certificate, env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:

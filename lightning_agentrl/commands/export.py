@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
+from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents.checkpoint import METADATA, OF_ZERO, damage
 from lightning_agentrl.agents.checkpoint_code import check_folder, read_metadata
@@ -17,6 +18,7 @@ from lightning_agentrl.agents.resume import KEY
 from lightning_agentrl.commands.files import naming_argument
 from lightning_agentrl.errors.foreign_messages import not_plain
 from lightning_agentrl.models.export import DRAFT, export_policy, load_policy, take_weights
+from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.models.lora import LoRA
 
@@ -38,9 +40,20 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
             given without adapters.
         ImportError: the checkpoint has adapters, and peft is not installed.
     """
-    saved = _read(checkpoint)
     if folder.exists() and (not folder.is_dir() or any(path.name != DRAFT for path in folder.iterdir())):
         raise ValueError(f"the folder '{folder}' exists and is not empty; give another one")
+    policy, tokenizer, _ = policy_of(checkpoint, model, merge)
+    export_policy(policy, tokenizer, folder, merge=merge is not False)
+
+
+def policy_of(
+    checkpoint: Path, model: str | None = None, merge: bool | None = None
+) -> tuple[LanguageModel, PreTrainedTokenizerBase, dict[str, Any]]:
+    """Return the policy of a checkpoint, its tokenizer, and by key of the config the settings of the run.
+
+    The arguments and errors are those of :func:`export_checkpoint`.
+    """
+    saved = _read(checkpoint)
     settings = saved[KEY]["lora"]
     if settings is None and merge is not None:
         raise ValueError(f"the checkpoint '{checkpoint}' has no adapters; leave out --merge")
@@ -56,7 +69,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
         take_weights(policy, {key.removeprefix(PREFIX): weights[key] for key in weights if key.startswith(PREFIX)})
     except RuntimeError as error:
         raise ValueError(f"the weights in '{checkpoint}' do not fit the model '{name}'") from error
-    export_policy(policy, tokenizer, folder, merge=merge is not False)
+    return policy, tokenizer, saved[KEY]["settings"]
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:

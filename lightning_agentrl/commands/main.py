@@ -45,6 +45,7 @@ check
 serve
   serve          start a vLLM server
   serve-env      start an OpenEnv server for an environment
+  serve-policy   start a server of a trained policy for its agent
 
 create
   new            write a project: config, game and test
@@ -195,7 +196,7 @@ def play(
 
 
 def check_env(
-    env: str,
+    env: str | None = None,
     kwargs: dict[str, Any] | None = None,
     json: str | None = None,
     html: str | None = None,
@@ -203,8 +204,12 @@ def check_env(
     seconds: float = 20.0,
     cap: float = 300.0,
     max_prompt_tokens: int = 1024,
+    agent: str | None = None,
+    tasks: str | None = None,
+    model: str | None = None,
+    environment: list[str] | None = None,
 ) -> None:
-    """Check an environment before training; exit with 1 if it has errors.
+    """Check an environment, or an agent program, before training; exit with 1 if it has errors.
 
     Args:
         env: id as in a config, such as agentrl_envs:GuessNumber-v0, or the URL of an OpenEnv server.
@@ -215,9 +220,22 @@ def check_env(
         seconds: time limit of the checks, without imports and resets.
         cap: time limit in seconds of the whole command; the certificate names the checks that are missing.
         max_prompt_tokens: prompt limit of the planned run; report longer prompts.
+        agent: command line of an agent program instead of an environment, such as "python agent.py": play it twice
+            with the same replies and report whether it makes the same calls.
+        tasks: task file of --agent.
+        model: hub id or folder of a model, in whose form the probing replies of --agent call tools. Default: the agent
+            is given the calls as messages.
+        environment: names of variables that --agent gets, as data.init_args.env.init_args.environment.
     """
-    from lightning_agentrl.commands.check_env import check_environment
+    from lightning_agentrl.commands.check_env import check_agent, check_environment
 
+    if (env is None) == (agent is None):
+        raise ValueError("give either the id of an environment or --agent with the command line of an agent program")
+    if agent is not None:
+        if not check_agent(agent, tasks, model, environment or (), seconds):
+            raise SystemExit(1)
+        return
+    assert env is not None
     passed = check_environment(
         env,
         kwargs or {},
@@ -255,6 +273,33 @@ def serve_env(
     serve_env(id, kwargs or {}, host, port, sessions, token or "")
 
 
+def serve_policy(
+    checkpoint: str,
+    host: str = "127.0.0.1",
+    port: int = 8003,
+    token: str | None = None,
+    model: str | None = None,
+    max_reply_tokens: int | None = None,
+    temperature: float | None = None,
+) -> None:
+    """Start a server of a trained policy, which its agent calls as in training: OpenAI's and Anthropic's protocols.
+
+    Args:
+        checkpoint: a checkpoint of `agentrl fit`, or a folder written by `agentrl export`.
+        host: address to listen on. An address that other machines can reach requires a token.
+        port: port to listen on, or 0 for a free one.
+        token: secret that clients must send as their API key. Write '${NAME}' to read it from an environment variable.
+        model: hub id or folder of the base model, if it moved after the run.
+        max_reply_tokens: most tokens of a reply. Default: that of the run, or 512 for a folder.
+        temperature: of sampling, 0 for the most likely tokens. Default: that of the run, or 1 for a folder.
+    """
+    from lightning_agentrl.commands.ending import leave_out_noise
+    from lightning_agentrl.commands.serve_policy import serve_policy as run_server
+
+    leave_out_noise()
+    run_server(Path(checkpoint), host, port, token or "", model, max_reply_tokens, temperature)
+
+
 def new(folder: str) -> None:
     """Write a project: a commented config, a game, a test of the game, and a page with the next steps.
 
@@ -271,10 +316,13 @@ def new(folder: str) -> None:
 OF_A_RUN = ("fit", "validate", "verify-engine", "inspect", "clone")  # commands with the config of a run
 OWN: dict[str, Callable[..., None]] = {
     command.__name__.replace("_", "-"): command
-    for command in (new, play, view, export, replay, audit_critic, bisect, serve, check_env, serve_env)
+    for command in (new, play, view, export, replay, audit_critic, bisect, serve, check_env, serve_env, serve_policy)
 }
 OPTIONS = "options"  # of another program, after --
-MAY_FOLLOW = {"view": ("other", "folder of a second run, to compare")}  # optional second positional arguments
+MAY_FOLLOW = {  # optional positional arguments behind the others
+    "view": ("other", "folder of a second run, to compare"),
+    "check-env": ("env", "id as in a config, such as agentrl_envs:GuessNumber-v0, or the URL of an OpenEnv server"),
+}
 
 
 def main() -> None:

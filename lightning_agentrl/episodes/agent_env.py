@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
+from lightning_agentrl.episodes.env_worker import ReplayDiffersError
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.gateway.agent_process import INFRASTRUCTURE, AgentProcess
@@ -139,7 +140,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         truncated = not ended and self.max_calls is not None and self._episode.turns >= self.max_calls
         if ended:
             reward += self._end()
-        return observation, reward, ended, truncated, self._info(rewards, ended)
+        return observation, reward, ended, truncated, self._info(rewards, ended, truncated)
 
     def _find(self, key: str | None) -> None:
         """Let the call of this key be the one that is answered: calls at once may come in another order than before."""
@@ -150,8 +151,19 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
             if later is not None:
                 self._others.remove(later)
                 self._now = later
-            elif self._next(from_others=False)[2]:
-                raise EnvError("replay", "the agent ended where it made another call before")
+            elif not self.parallel or not self._waits_for_another():
+                first = observation_of(self._others[0][0].call, self._others[0][1])["call"]
+                sentence = "the agent makes another call than when the episode was played before"
+                raise ReplayDiffersError(sentence, call=first, turn=self._episode.turns)
+
+    def _waits_for_another(self) -> bool:
+        """Wait for a call beside those that wait; return whether there is one."""
+        try:
+            return not self._next(from_others=False)[2]
+        except EnvError as error:
+            if error.kind != "timeout":
+                raise
+            return False
 
     def refuse(self, sentence: str) -> None:
         """Answer the call that waits with an error in the provider's form, as for a prompt that is too long."""
@@ -176,7 +188,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         if from_others and self._others:
             self._now = self._others.pop(0)
             self.tool_schemas = self._now[0].call.tools
-            return _observation(self._now[0].call, self._now[1]), rewards, False
+            return observation_of(self._now[0].call, self._now[1]), rewards, False
         deadline = time.monotonic() + self.seconds_between_calls
         while True:
             ended = self._process.exit_code is not None  # looked at first: what it sent before is in the queue
@@ -205,7 +217,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
             kind = "anew" if place.follows is None else "continued" if place.follows == last else "earlier"
             self._counts[kind] += 1
             self._now, self.tool_schemas = (event, place), event.call.tools
-            return _observation(event.call, place), rewards, False
+            return observation_of(event.call, place), rewards, False
 
     def _end(self) -> float:
         """Return the reward of the end of the program: from its result, the scorer, or for a failure.
@@ -234,17 +246,17 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
             reward += self.score(self.task, self._text)
         return reward
 
-    def _info(self, rewards: Mapping[int, float], ended: bool = False) -> dict[str, Any]:
-        """Return rewards of earlier turns, and the counts of an episode that has ended."""
+    def _info(self, rewards: Mapping[int, float], ended: bool = False, truncated: bool = False) -> dict[str, Any]:
+        """Return rewards of earlier turns, and the counts of an episode that has ended or is cut."""
         assert self._line is not None
         counts = {
             "agent/calls": self._episode.turns,
             "agent/rows": self._counts["earlier"] + self._counts["anew"],  # where no rollout cuts the episode
             **{f"agent/{name}": self._counts[name] for name in ("continued", "earlier", "anew")},
             "agent/abandoned": self._line.abandoned,
-            "agent/no_reward": not self._counts["rewarded"],
+            **({"agent/no_reward": not self._counts["rewarded"]} if ended else {}),  # a program that is cut has no say
         }
-        metrics = {name: float(count) for name, count in counts.items()} if ended else {}
+        metrics = {name: float(count) for name, count in counts.items()} if ended or truncated else {}
         return {"earlier_rewards": dict(rewards), "metrics": metrics}
 
     def _said(self) -> str:
@@ -257,7 +269,7 @@ def _key(pending: Pending, place: Place) -> str:
     return f"{pending.call.digest}#{place.occurrence}"
 
 
-def _observation(call: Call, place: Place) -> dict[str, Any]:
+def observation_of(call: Call, place: Place) -> dict[str, Any]:
     """Return what a call adds to the turn that it follows."""
     images: list[np.ndarray] = []
     messages = []

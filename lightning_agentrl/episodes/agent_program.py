@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.episodes.tasks import Scorer
+from lightning_agentrl.gateway import call
 from lightning_agentrl.prompts.template import RunDate
 
 
@@ -31,8 +34,10 @@ class AgentProgram:
     a seed in ``AGENTRL_SEED``, and in ``AGENTRL_RESULT`` the name of a file for ``{"reward": ...}``.
 
     Args:
-        command: program and arguments. It starts in the folder of the run's command.
+        command: program and arguments. It starts in the folder of the run's command. Not with ``run``.
         tasks: file with one JSON object per line; each episode has one of them.
+        run: a function, as ``module:function``, that is called with the task, in a process for each episode. A number
+            that it returns is the reward. Not with ``command``.
         held_out_tasks: file of those that validation plays, each once, in order; ``tasks`` when not given.
         scorer: scores the last text of the assistant by the task's ``answer``; None: the program says its reward.
         preload: modules that the command's interpreter imports once, and then forks; for Python commands only.
@@ -46,8 +51,9 @@ class AgentProgram:
         share: its part of all that is played, relative to the other sources.
     """
 
-    command: list[str]
-    tasks: str
+    command: list[str] = field(default_factory=list)
+    tasks: str = ""
+    run: str | None = None
     held_out_tasks: str | None = None
     scorer: Scorer | None = None
     preload: list[str] = field(default_factory=list)
@@ -71,9 +77,14 @@ class AgentProgram:
         Raises:
             ValueError: with the key to change.
         """
-        if not self.command:
-            raise ValueError(f"{self.key}.command is empty; give a program and its arguments")
-        if shutil.which(self.command[0]) is None:
+        if (self.run is None) == (not self.command):
+            raise ValueError(f"give either {self.key}.command, a program and its arguments, or {self.key}.run")
+        if self.run is not None:
+            if not self.run.partition(":")[2]:
+                raise ValueError(f"{self.key}.run is '{self.run}'; write module:function")
+            if self._module is None:
+                raise ValueError(f"{self.key}.run names the module '{self.run.partition(':')[0]}', which is not there")
+        elif shutil.which(self.command[0]) is None:
             raise ValueError(f"{self.key}.command names the program '{self.command[0]}', which is not there")
         for name in self.command[1:]:
             if name.endswith(".py") and not Path(name).is_file():
@@ -82,20 +93,46 @@ class AgentProgram:
 
     @property
     def name(self) -> str:
+        if self.run is not None:
+            return f"agent {self.run.partition(':')[0]}"
         script = next((Path(one).stem for one in self.command if one.endswith(".py")), Path(self.command[0]).stem)
         return f"agent {script}"
 
     @property
     def label(self) -> str:
-        """The command and digests of the files that it and the tasks are read from."""
-        files = [Path(one) for one in (*self.command, self.tasks) if Path(one).is_file()]
-        digests = [blake2b(path.read_bytes(), digest_size=8).hexdigest() for path in files]
-        return f"agent {self.command} with files {digests}"
+        """The kind of source alone: what it is made of may change if ``resume_with_changes`` accepts that."""
+        return "agent programs"
+
+    @property
+    def files(self) -> str:
+        """The files that the program and its tasks are read from, each with a digest of its content."""
+        named = [Path(one) for one in (*(self.command[1:] or self.command), self.tasks)]  # without an interpreter
+        files = [*([self._module] if self._module else []), *(path for path in named if path.is_file())]
+        return ", ".join(f"{path.name} {blake2b(path.read_bytes(), digest_size=8).hexdigest()}" for path in files)
+
+    @property
+    def _module(self) -> Path | None:
+        """The file of the module of ``run``, which is found without running any code of it."""
+        folders, path = None, None
+        for part in (self.run or "").partition(":")[0].split("."):
+            spec = PathFinder.find_spec(part, folders)
+            if spec is None:
+                return None
+            path, folders = spec.origin, list(spec.submodule_search_locations or ())
+        return None if path is None else Path(path)
+
+    @property
+    def _program(self) -> Sequence[str]:
+        if self.run is None:
+            return self.command
+        assert self._module is not None
+        depth = self.run.partition(":")[0].count(".") + (self._module.name == "__init__.py")
+        return [sys.executable, call.__file__, str(self._module.resolve().parents[depth]), self.run]
 
     def make(self, held_out: bool = False) -> AgentEnv:
         """Return an environment whose observations are the program's calls."""
         return AgentEnv(
-            self.command,
+            self._program,
             self._held_out_tasks if held_out else self._tasks,
             None if self.scorer is None else self._score,
             held_out,
@@ -141,6 +178,8 @@ def _read(path: str, key: str) -> list[Mapping[str, Any]]:
     Raises:
         ValueError: it does not exist, is empty, or a line is no JSON object; with the key to change.
     """
+    if not path:
+        raise ValueError(f"there are no tasks; give a file with one JSON object per line (key {key})")
     if not Path(path).is_file():
         raise ValueError(f"there is no file of tasks '{path}' (key {key})")
     tasks: list[Mapping[str, Any]] = []

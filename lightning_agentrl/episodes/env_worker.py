@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,11 +38,15 @@ class ReplayDiffersError(EnvError):
     Args:
         message: one sentence.
         declared: the environment declares that it cannot.
+        call: that an agent program makes instead of the recorded one; None: it is no agent program.
+        turn: number of that call in its episode.
     """
 
-    def __init__(self, message: str, declared: bool = False) -> None:
+    def __init__(
+        self, message: str, declared: bool = False, call: Mapping[str, Any] | None = None, turn: int = 0
+    ) -> None:
         super().__init__("replay", message)
-        self.declared = declared
+        self.declared, self.call, self.turn = declared, call, turn
 
 
 @dataclass(frozen=True)
@@ -310,7 +314,9 @@ class EnvWorker:
             raise ReplayDiffersError(
                 f"environment {self.start.env} does not repeat its episode from seed and actions, so it cannot be "
                 "resumed; draw all its randomness from self.np_random, or declare the attribute `deterministic` as "
-                "false"
+                "false",
+                call=answer.call,
+                turn=len(self.actions),
             )
         return answer
 

@@ -6,6 +6,7 @@ Environment processes import this file, so it imports only gymnasium, numpy and 
 from __future__ import annotations
 
 import io
+import json
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,8 @@ from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.errors.secrets import masked
 
+CALL = ("key", "follows", "messages")  # what the fingerprint of a call holds
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -59,7 +62,7 @@ class Answer:
     @property
     def fingerprint(self) -> str:
         """A text that is equal for equal observations."""
-        shown = self.text if self.call is None else f"{self.call.get('key', '')}\n{self.text}"
+        shown = self.text if self.call is None else json.dumps([self.call.get(name) for name in CALL])
         return fingerprint_of(shown, self.images)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -21,6 +22,7 @@ from lightning_agentrl.metrics.invalid_replies import Invalid, judge
 from lightning_agentrl.prompts.conversation import conversations_of
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser, named, spellings
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
 
 WHOLE_EPISODE_TURNS = 1000  # default limit of an episode that is played whole
@@ -121,7 +123,7 @@ class TurnInteraction(Interaction):
         number = session.place, turns_taken
         started = time.perf_counter()
         asked = SamplingRequest(prompt.input, max_tokens, temperature, reply_seed, number, tuple(call.get("stop", ())))
-        reply = await engine.generate(asked)
+        reply = _ended_by(await engine.generate(asked), asked.stop, session.renderer)
         engine_seconds = time.perf_counter() - started
         segment = Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
         return prompt, segment, await self._play(session, prompt, segment, reply, engine_seconds, recorder)
@@ -220,6 +222,7 @@ class TurnInteraction(Interaction):
             invented=parsed.action is None and invents(text, not reply.closed, contract),
             image=image,
             call="" if shown.call is None else shown.call.get("key", ""),
+            model="" if shown.call is None else shown.call.get("model", ""),
             seen=tuple(chunk.digest for one in shown.images for chunk in one.images),
             bootstrap=session.last_state() if cut else None,
         )
@@ -252,6 +255,16 @@ class TurnInteraction(Interaction):
         if self.reply_budget is not None and session.episode.reply_tokens >= self.reply_budget:
             return StopReason.REPLY_BUDGET
         return None if session.fits else StopReason.CONTEXT_LENGTH
+
+
+def _ended_by(reply: Reply, stop: Sequence[str], renderer: ChatRenderer) -> Reply:
+    """Return a reply up to the token that completes a text in ``stop``, since not every engine ends there by itself."""
+    if not any(one in renderer.decode(reply.ids) for one in stop):
+        return reply
+    for end in range(1, len(reply.ids)):
+        if any(one in renderer.decode(reply.ids[:end]) for one in stop):
+            return replace(reply, ids=reply.ids[:end], logps=reply.logps[:end], closed=False)
+    return reply
 
 
 def invents(reply: str, cut: bool, contract: Contract) -> bool:

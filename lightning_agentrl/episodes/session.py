@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from lightning_agentrl.episodes.contract import Contract
-from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
+from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start, warn_each
 from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.episode import Episode, Moment, Prompt, Said, make_prompt
 from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.episodes.observation import contract_error
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
+from lightning_agentrl.prompts.conversation import first_difference
 from lightning_agentrl.prompts.memory import Memory, PastTurn
 from lightning_agentrl.prompts.messages import Observation
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
@@ -251,6 +253,8 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the saved episode again and replay its actions; one that cannot be replayed, or read any more, is lost.
 
+        So is one of an agent program that makes other calls than before.
+
         Raises:
             ReplayDiffersError: the replay does not lead to the saved observation, although the environment declares
                 that it does.
@@ -265,13 +269,32 @@ class Session:
             self._see(self.worker.replay_now(self._start, self.episode.actions, fingerprint))
         except EnvError as error:
             if isinstance(error, ReplayDiffersError) and not error.declared:
-                raise
+                if error.call is None:
+                    raise
+                differs = self._difference(error.call, error.turn, fingerprint)
+                warn_each(
+                    f"the agent of environment {self.index} does not repeat its calls, so its episode is dropped: in "
+                    f"call {error.turn}, {differs}"
+                )
             self.lost.append(error.kind)
             self.leave()
             return
         if self._readable() is None:  # this run has shorter prompts
             self.lost.append(TOO_LONG)
             self.leave()
+
+    def _difference(self, now: Mapping[str, Any], turn: int, fingerprint: str) -> str:
+        """Return where a call differs from the one that was made before, in the form of a sentence."""
+
+        def conversation(follows: int | None) -> list[Mapping[str, Any]]:
+            return [message for one in self.episode.conversation(follows) for message in one.messages]
+
+        if turn < len(self.episode.said):
+            before = conversation(turn)[:-1]
+        else:
+            _, follows, messages = json.loads(fingerprint.splitlines()[0])
+            before = [*conversation(follows), *messages]
+        return first_difference(before, [*conversation(now["follows"]), *now["messages"]])
 
     @property
     def _start(self) -> Start:

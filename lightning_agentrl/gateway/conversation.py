@@ -162,14 +162,14 @@ class Pending:
     Args:
         id: of the completion.
         call: what was asked.
-        body: as it came, by which a repeated request is known.
-        path: of the protocol.
+        request: digest of its path and body, by which a repeated request is recognized.
+        instructed: whether its first message is the instructions of this call alone.
     """
 
     id: str
     call: Call
-    body: bytes
-    path: str
+    request: bytes
+    instructed: bool = False
     reply: Reply | Refusal | None = None
     delivered: bool = False  # a client got the reply
     waiting: int = 0  # clients that wait for it

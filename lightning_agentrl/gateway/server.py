@@ -1,16 +1,20 @@
 """The server that agents call in place of a provider: it hands calls out and waits for their replies.
 
-One server per process, on a port of 127.0.0.1 that the system chooses, in a thread with an event loop of its own. The
-path of a call holds the token of its episode, so an agent reaches its own episode only. It executes nothing.
+A training run has one server per process, on a port of 127.0.0.1 that the system chooses, in a thread with a separate
+event loop. The path of a call holds the token of its episode, so an agent reaches its own episode only. The server
+executes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import queue
 import secrets
+import socket
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -34,14 +38,15 @@ class Line:
     Args:
         gateway: that serves it.
         parallel: whether several calls may wait at once.
+        most: calls that are remembered, for repeated requests and for those that go on from a response; None: all.
     """
 
-    def __init__(self, gateway: Gateway, parallel: bool) -> None:
+    def __init__(self, gateway: Gateway, parallel: bool = True, most: int | None = None) -> None:
         self.token = secrets.token_urlsafe(24)
         self.events: queue.Queue[Pending | Reward] = queue.Queue()
         self.parallel = parallel
         self.closed = False
-        self.calls: list[Pending] = []
+        self.calls: deque[Pending] = deque(maxlen=most)
         self._gateway = gateway
 
     @property
@@ -71,21 +76,30 @@ class Line:
         """Calls with a reply that no client got."""
         return sum(isinstance(one.reply, Reply) and not one.delivered for one in self.calls)
 
-    def repeated(self, body: bytes, path: str, again: bool) -> Pending | None:
+    def repeated(self, digest: bytes, again: bool) -> Pending | None:
         """Return the call that a request repeats: by its own word, or after the connection of the same was closed."""
         for pending in reversed(self.calls):
-            if (pending.body, pending.path) == (body, path):
+            if pending.request == digest:
                 left = not pending.delivered and not pending.waiting
                 return pending if again or (left and pending.reply is None) else None
         return None
 
 
 class Gateway:
-    """The server of this process."""
+    """A server with a line for each episode; or with a single line for all calls, without tokens in paths.
 
-    def __init__(self) -> None:
+    Args:
+        listening: where it listens; None: on a port of 127.0.0.1 that the system chooses.
+        most: calls that a single line remembers; None: there is a line for each episode.
+        secret: that clients of a single line send as their API key; empty: none.
+    """
+
+    def __init__(self, listening: socket.socket | None = None, most: int | None = None, secret: str = "") -> None:
         self.lines: dict[str, Line] = {}
-        self.port = 0
+        self.only = None if most is None else Line(self, most=most)
+        self._secret = secret
+        self._listening = listening or socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
         self.told: set[str] = set()  # what was warned of once
         self.notes: queue.Queue[str] = queue.Queue()  # warnings for the run
         self.loop = asyncio.new_event_loop()
@@ -107,22 +121,22 @@ class Gateway:
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=MOST_BYTES, middlewares=[self._guard])
+        base = "" if self.only is not None else "/{token}"
         for path in PROTOCOLS:
-            app.router.add_post(f"/{{token}}/v1/{path}", self._call)
+            app.router.add_post(f"{base}/v1/{path}", self._call)
         for path in ("reward", "v1/reward"):
-            app.router.add_post(f"/{{token}}/{path}", self._reward)
-        app.router.add_get("/{token}/v1/models", self._models)
+            app.router.add_post(f"{base}/{path}", self._reward)
+        app.router.add_get(f"{base}/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None)  # it would hold the tokens
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.port = runner.addresses[0][1]
+        await web.SockSite(runner, self._listening).start()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse other hosts and all origins, as of a page in a browser, and say every refusal in the same form."""
         try:
             host = urlsplit(f"//{request.host}").hostname
-            if host not in _LOOPBACK or "Origin" in request.headers:
+            if (host not in _LOOPBACK and not self._secret) or "Origin" in request.headers:
                 raise Refusal("only programs on this machine are served", 403)
             return await handler(request)
         except Refusal as refusal:
@@ -135,6 +149,11 @@ class Gateway:
             return _refused(Refusal(f"the body is not what this call needs: {type(error).__name__} {error}"))
 
     def _line(self, request: web.Request) -> Line:
+        if self.only is not None:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key")
+            if self._secret and not secrets.compare_digest((given or "").encode(), self._secret.encode()):
+                raise Refusal("the API key is not the token of this server", 401)
+            return self.only
         line = self.lines.get(request.match_info["token"])
         if line is None or line.closed:
             raise Refusal("the episode is over", 410)
@@ -154,16 +173,16 @@ class Gateway:
 
     async def _call(self, request: web.Request) -> web.StreamResponse:
         line, path = self._line(request), request.path.partition("/v1/")[2]
-        raw = await request.read()
+        digest = hashlib.blake2b(path.encode() + await request.read(), digest_size=16).digest()
         body = await _json(request)
         protocol, again = PROTOCOLS[path], request.headers.get("x-stainless-retry-count", "0") != "0"
-        pending = line.repeated(raw, path, again)
+        pending = line.repeated(digest, again)
         if pending is None:
             if not line.parallel and any(one.reply is None for one in line.calls):
                 raise Refusal("another call waits for its reply, and the agent's `parallel` is false")
             call = protocol.read(body, _before(line, body))
             self._tell(body)
-            pending = Pending(f"call_{secrets.token_hex(8)}", call, raw, path)
+            pending = Pending(f"call_{secrets.token_hex(8)}", call, digest, bool(body.get("instructions")))
             line.calls.append(pending)
             line.events.put(pending)
         pending.waiting += 1
@@ -197,8 +216,7 @@ def _before(line: Line, body: Mapping[str, Any]) -> list[ChatMessage]:
         return []
     for pending in line.calls:
         if pending.id == name and isinstance(pending.reply, Reply):
-            instructed = bool(json.loads(pending.body).get("instructions"))
-            return [*pending.call.messages[instructed:], pending.reply.message]
+            return [*pending.call.messages[pending.instructed :], pending.reply.message]
     raise Refusal(f"there is no response {name} in this episode")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -100,6 +101,7 @@ def thought_mask(rollout: Rollout) -> Tensor:
     return thought
 
 
+TOOLS = "tools/"  # names of numbers that count over all turns
 LIMIT = 20.0  # of log-ratios and of their sums over a sample
 
 
@@ -155,6 +157,8 @@ def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
         **_forks(rollout),
         "rollout/history_cuts": Sum(sum(turn.history_cuts for turn in turns)),
         **_per_episode([turn for turn in turns if turn.done]),
+        **_tools(turns),
+        **_models(rollout),
         **_environments(turns),
         **group_numbers(rollout),
     }
@@ -207,7 +211,7 @@ def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
     count = len(lasts)
     reasons = Counter(turn.stop for turn in lasts)
     each = [reported_numbers(turn) for turn in lasts]
-    names = sorted({name for numbers in each for name in numbers})
+    names = sorted({name for numbers in each for name in numbers if not name.startswith(TOOLS)})
     values_of = {name: [numbers[name] for numbers in each if name in numbers] for name in names}
     return {
         "rollout/episodes": Sum(count),
@@ -221,8 +225,35 @@ def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
 
 
 def _named(name: str) -> str:
-    """Return the name under which a number of an environment is logged; those of agents and tools are our own."""
-    return name if name.startswith(("agent/", "tools/")) else f"env/{name}"
+    """Return the name under which a number of an environment is logged; those of agents are our own."""
+    return name if name.startswith("agent/") else f"env/{name}"
+
+
+def _tools(turns: Sequence[Turn]) -> dict[str, Number]:
+    """Return what all replies call together, if there are tools."""
+    counts = Counter[str]()
+    for turn in turns:
+        counts.update({name: int(count) for name, count in turn.metrics.items() if name.startswith(TOOLS)})
+    return {name: Sum(count) for name, count in counts.items()}
+
+
+def _models(rollout: Rollout) -> dict[str, Number]:
+    """Return reward, tokens and entropy of replies by the name of the model that an agent's calls ask for."""
+    means: dict[str, list[float]] = {}  # sum and weight by name
+    entropy_BA = rollout.scores.entropy
+    for row, sample in enumerate(rollout.samples):
+        for one in sample.placed_turns():
+            if not one.turn.model:
+                continue
+            tokens, name = len(one.action), re.sub(r"[^\w-]+", "_", one.turn.model)
+            values = {"reward": (one.turn.reward, 1), "reply_tokens": (tokens, 1)}
+            if entropy_BA is not None:
+                values["entropy"] = (float(entropy_BA[row, one.columns].sum()), tokens)
+            for what, (value, weight) in values.items():
+                mean = means.setdefault(f"agent/model/{name}/{what}", [0.0, 0])
+                mean[0] += value
+                mean[1] += weight
+    return {name: Mean(value, weight) for name, (value, weight) in means.items()}
 
 
 def _environments(turns: Sequence[Turn]) -> dict[str, Number]:

@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import takewhile, zip_longest
+from typing import Any, Literal
 
 from jinja2.exceptions import TemplateError
 
@@ -20,6 +21,7 @@ from lightning_agentrl.prompts.tool_calls import ReadReply, ToolCallReader
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 
 Said = Mapping[str, Any]  # a message
+FinishReason = Literal["stop", "length", "tool_calls"]
 _USER, _REPLY = "probe of a message", "probe of a reply"
 
 
@@ -39,7 +41,7 @@ class SampledReply:
 
     text: str
     tool_calls: tuple[Mapping[str, str], ...]
-    finish_reason: str
+    finish_reason: FinishReason
     prompt_tokens: int
     tokens: int
     unread: bool
@@ -143,7 +145,7 @@ class ConversationRenderer:
             for number, (name, arguments) in enumerate(read.calls)
         )
         ended = stops or (ids and ids[-1] in self.chat.stop_token_ids)
-        reason = "tool_calls" if calls else "stop" if ended else "length"
+        reason: FinishReason = "tool_calls" if calls else "stop" if ended else "length"
         metrics = {"tools/parsed": float(len(calls)), "tools/unparsed": float(read.unread)} if reads else {}
         if reads:
             metrics["tools/unknown"] = float(len(read.unknown))
@@ -235,6 +237,30 @@ class ConversationRenderer:
         except TemplateError:
             return False
         return texts[1].startswith(texts[0]) and texts[2].startswith(texts[1])
+
+
+def first_difference(before: Sequence[Said], now: Sequence[Said]) -> str:
+    """Return which field of which message differs first between two conversations, in the form of a sentence."""
+    fields = ("role", "content", "tool_calls", "tool_call_id", "name")
+    for number, (one, other) in enumerate(zip_longest(before, now)):
+        if one is None or other is None:
+            return f"message {number} {'was missing' if one is None else 'is missing'}: {_excerpt(one or other)}"
+        for field in fields:
+            a, b = (message.get(field) or "" for message in (one, other))
+            if field == "content":
+                a, b = ("".join("[image]" if part is None else part for part in parts) for parts in (a, b))
+            if a != b:
+                a, b = (x if isinstance(x, str) else json.dumps(x) for x in (a, b))
+                same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+                return f"{field} of message {number} was {_excerpt(a, same)} and is {_excerpt(b, same)}"
+    return "the messages are equal; images, tools or limits of the reply differ"
+
+
+def _excerpt(value: Any, at: int = 0) -> str:
+    """Return a part of a text around a place, quoted."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    start, end = max(at - 40, 0), at + 120
+    return f"{'...' if start else ''}{text[start:end]!r}{'...' if len(text) > end else ''}"
 
 
 @lru_cache(16)

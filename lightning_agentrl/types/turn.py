@@ -89,7 +89,8 @@ class Turn:
     forked_turns: int = 0  # turns that were played for them, and from the state after it where the rollout ends
     image: bytes | None = None  # PNG of what was observed, if there is something to see
     seen: tuple[str, ...] = ()  # digests of the images that the observation showed
-    call: str = ""  # digest of the whole conversation, where the observation is what is new in it
+    call: str = ""  # digest of the whole conversation, if the observation is only what is new in it; # and occurrence
+    model: str = ""  # name that the call asks for
     bootstrap: tuple[Segment, ...] | None = None
     group: int | None = None  # label of the episodes that began in the same state, where they are collected in groups
 
@@ -104,7 +105,12 @@ class Turn:
     @property
     def state(self) -> tuple[str, ...]:
         """What was observed, text and images: turns that are equal in it are in one state, as far as one can tell."""
-        return (self.call or self.observation, *self.seen)
+        return (self.conversation or self.observation, *self.seen)
+
+    @property
+    def conversation(self) -> str:
+        """Digest of the whole conversation, if the observation is only what is new in it; else empty."""
+        return self.call.partition("#")[0]
 
 
 class PlacedTurn(NamedTuple):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
+from lightning_agentrl.advantages import GiGPO
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
-from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors import CheckpointError, ConfigError
 from lightning_agentrl.rollout import AgentProgram, RolloutDataModule, TurnInteraction, ValidationConfig
-from lightning_agentrl.types import Rollout
+from lightning_agentrl.types import Rollout, Sample, StopReason
 from tests.agents.harness import KeepRollouts, make_agent, make_trainer
+from tests.types.samples import action, prompt, turn
 
 SCRIPT = Path(__file__).parents[1] / "gateway" / "agents" / "guess.py"
 
@@ -143,3 +146,135 @@ def test_wrong_settings_are_refused_before_weights_are_read(tmp_path: Path) -> N
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="is empty"):
         make_data(AgentProgram(good.command, str(tmp_path / "empty.jsonl")))
+
+
+FUNCTION = """
+import json, os
+from urllib import request
+
+where = os.getpid(), os.getppid()
+
+async def solve(task):
+    body = json.dumps({"messages": [{"role": "user", "content": f"{task['hint']} {os.environ.get('MARK', '')}"}]})
+    with request.urlopen(request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode())) as answer:
+        json.load(answer)
+    return 0.5
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preload", [[], ["json", "urllib.request"]])
+def test_a_function_is_called_in_processes_of_its_own(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, preload: list[str]
+) -> None:
+    package = tmp_path / "of_a_user"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "mine.py").write_text(FUNCTION)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = program(tmp_path)
+    source = AgentProgram(run="of_a_user.mine:solve", tasks=source.tasks, preload=preload)
+    rollouts = train(tmp_path, tiny_folder, source, iterations=1)
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    assert len(turns) == 24
+    assert all(turn.terminated and turn.reward == 0.5 for turn in turns)
+    assert "of_a_user" not in sys.modules
+    assert "mine.py" in source.files
+
+
+def resumed(tmp_path: Path, folder: Path, first: AgentProgram, then: AgentProgram, *accepted: str) -> list[Rollout]:
+    """Train one iteration with the first, and go on with the other."""
+    last = ModelCheckpoint(tmp_path / "part", filename="last", save_on_train_epoch_end=True)
+    torch.manual_seed(0)
+    make_trainer(tmp_path, 1, [last], enable_checkpointing=True).fit(make_agent(folder), make_data(first))
+    seen, agent = KeepRollouts(), make_agent(folder)
+    agent.resume_with_changes = accepted
+    path = str(tmp_path / "part" / "last.ckpt")
+    make_trainer(tmp_path, 2, [seen]).fit(agent, make_data(then), ckpt_path=path)
+    return seen.rollouts
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_program_or_other_tasks_only_if_that_is_accepted(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    first = program(tmp_path)
+    script = tmp_path / "guess.py"
+    script.write_text(SCRIPT.read_text())
+    first.command[1] = str(script)
+    (tmp_path / "other").mkdir()
+    then = program(tmp_path / "other")
+    other = tmp_path / "other" / "guess.py"
+    other.write_text(SCRIPT.read_text() + "# changed\n")
+    then.command[1] = str(other)
+    command, files = "data.init_args.env.command", "data.init_args.env.files"
+    with pytest.raises(CheckpointError, match=r"files was 'guess.py \w+, tasks.jsonl \w+' and is 'guess.py \w+, tasks"):
+        resumed(tmp_path, tiny_folder, first, then, command, "data.init_args.env.tasks")
+    (rollout,) = resumed(tmp_path, tiny_folder, first, then, command, "data.init_args.env.tasks", files)
+    assert not any(turn.lost for turn in rollout.turns)
+
+
+@pytest.mark.slow
+def test_an_agent_that_makes_other_calls_is_dropped_and_the_first_difference_shown(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    script = tmp_path / "clock.py"
+    hint = 'user(json.loads(os.environ["AGENTRL_TASK"])["hint"])'
+    assert hint in SCRIPT.read_text()
+    script.write_text(SCRIPT.read_text().replace(hint, f'{hint}, {{**user("At " + os.urandom(8).hex())}}'))
+    clocked = program(tmp_path, parallel=False)
+    clocked.command[1] = str(script)
+    with pytest.warns(
+        UserWarning, match=r"does not repeat its calls.*call 0, content of message 2 was 'At \w+' and is"
+    ):
+        (rollout,) = resumed(tmp_path, tiny_folder, clocked, clocked)
+    assert len(rollout.turns) == 24
+    assert sum(len(turn.lost) for turn in rollout.turns) == 4  # one of each environment
+    assert {kind for turn in rollout.turns for kind in turn.lost} == {"replay"}
+
+
+class Metrics(Callback):
+    def __init__(self) -> None:
+        self.logged: dict[str, float] = {}
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+@pytest.mark.slow
+def test_metrics_tell_calls_rows_and_the_models_that_calls_name(tmp_path: Path, tiny_folder: Path) -> None:
+    seen, metrics = KeepRollouts(), Metrics()
+    agent = make_agent(tiny_folder, kl_loss=0.0)
+    make_trainer(tmp_path, 1, [seen, metrics]).fit(agent, make_data(program(tmp_path, "mixed"), turns_per_env=12))
+    (rollout,), logged = seen.rollouts, metrics.logged
+    for name in ("calls", "rows", "continued", "earlier", "anew", "abandoned", "no_reward"):
+        assert logged[f"agent/{name}"] >= 0, name
+    assert logged["agent/calls"] == logged["agent/continued"] + logged["agent/rows"]
+    assert logged["agent/no_reward"] == logged["agent/abandoned"] == 0
+    for model in ("player", "adviser"):
+        own = [turn for turn in rollout.turns if turn.model == model]
+        assert logged[f"agent/model/{model}/reward"] == pytest.approx(sum(turn.reward for turn in own) / len(own))
+        assert 1 <= logged[f"agent/model/{model}/reply_tokens"] <= 5
+        assert logged[f"agent/model/{model}/entropy"] > 0
+
+
+def advantages(states: Sequence[Sequence[dict[str, str]]]) -> list[list[float]]:
+    """GiGPO's, of two episodes of a group whose turns have these fields."""
+    samples = []
+    for env, fields in enumerate(states):
+        segments = [segment for index in range(len(fields)) for segment in (prompt(1, 2 + index), action(11))]
+        ends = {"terminated": True, "stop": StopReason.ENV_DONE}
+        turns = [
+            turn(env=env, index=index, group=0, reward=float(env + index), **one, **(ends if index else {}))
+            for index, one in enumerate(fields)
+        ]
+        samples.append(Sample(tuple(segments), tuple(turns)))
+    return GiGPO().estimate(Rollout.from_samples(samples))[0].tolist()
+
+
+def test_two_calls_with_equal_last_words_are_two_states_to_gigpo() -> None:
+    calls = [[{"observation": "ok", "call": f"{digest}#0"} for digest in own] for own in ("ab", "ac")]
+    texts = [[{"observation": text} for text in own] for own in ("ab", "ac")]
+    assert advantages(calls) == advantages(texts)
+    again = [[{"observation": "ok", "call": f"a#{index}"} for index in range(2)] for _ in range(2)]
+    assert advantages(again) == advantages([[{"observation": "a"}] * 2] * 2) != advantages(calls)
