@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     Gemma3TextConfig,
@@ -21,10 +22,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3Config,
-    Qwen3VLConfig,
     SmolVLMConfig,
 )
 
@@ -86,7 +85,17 @@ SMOLVLM = (
     "{% if item['type'] == 'text' %}{{ item['text'] }}{% elif item['type'] == 'image' %}<image>{% endif %}{% endfor %}"
     "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-VisionFamily = Literal["qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3"]
+VisionFamily = Literal[
+    "qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"
+]
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA = {  # layers with a state, of Qwen3.5 and its relatives
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 
 
 def tiny_model_folder(
@@ -176,7 +185,7 @@ def tiny_vision_folder(
     qwen = family.startswith("qwen")
     further = (VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD) if qwen else (FAKE, IMAGE, GLOBAL, END_OF_UTTERANCE)
     tokenizer = tiny_tokenizer(vocab_words, further)
-    tokenizer.chat_template = {"qwen2_5_vl": QWEN2_5_VL, "qwen3_vl": QWEN3_VL}.get(family, SMOLVLM)
+    tokenizer.chat_template = (QWEN2_5_VL if "qwen2" in family else QWEN3_VL) if qwen else SMOLVLM
     if not qwen:
         tokenizer.eos_token = END_OF_UTTERANCE
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in further}
@@ -245,14 +254,21 @@ def _qwen_vl(
         "vision_end_token_id": ids[VISION_END],
     }
     rope = {"rope_type": "default", "rope_theta": 10_000.0}
-    if family == "qwen2_5_vl":
+    if family in ("qwen2_vl", "qwen2_5_vl"):
         text = {name: value for name, value in text.items() if name != "head_dim"}
         text["rope_parameters"] = rope | {"mrope_section": [2 * third, 3 * third, 3 * third]}
+        if family == "qwen2_vl":
+            tower |= {"embed_dim": tower["hidden_size"], "hidden_size": text["hidden_size"], "mlp_ratio": 2}
         tower |= {"window_size": 4 * tower["patch_size"], "fullatt_block_indexes": [tower_layers - 1]}
-        return Qwen2_5_VLConfig(text_config=text, vision_config=tower, **special)
-    text["rope_parameters"] = rope | {"mrope_section": [4 * third, 2 * third, 2 * third], "mrope_interleaved": True}
-    tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
-    return Qwen3VLConfig(text_config=text, vision_config=tower, **special)
+    else:
+        text["rope_parameters"] = rope | {"mrope_section": [4 * third, 2 * third, 2 * third], "mrope_interleaved": True}
+        tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    if family.startswith("qwen3_5"):
+        text = DELTA | text
+        text["rope_parameters"]["partial_rotary_factor"] = 1.0
+    return CONFIG_MAPPING[family](
+        text_config=(EXPERTS if family.endswith("moe") else {}) | text, vision_config=tower, **special
+    )
 
 
 def _idefics3(

@@ -18,9 +18,9 @@ from lightning_agentrl.agents.sharding import check_mesh, check_strategy, in_loc
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, TruncatedWeights
 from lightning_agentrl.models.critic import Critic
+from lightning_agentrl.models.families import FAMILIES, Family
 from lightning_agentrl.models.kernels import check_kernels, slow_in_bfloat16
 from lightning_agentrl.models.loading import read_config
-from lightning_agentrl.models.vision import READERS
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -117,7 +117,7 @@ def check_tower(train_tower: bool, model: str, lora: bool) -> None:
         raise ValueError(
             f"LoRA adapts the text model alone and freezes all else; set {key} to false, or remove model.init_args.lora"
         )
-    if train_tower and read_config(model).model_type not in READERS:
+    if train_tower and FAMILIES.get(read_config(model).model_type, Family()).reader is None:
         raise ValueError(f"the model '{model}' reads text only, so it has no tower to train; set {key} to false")
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lightning_agentrl.agents.sharding import in_lockstep, trainer_of
 from lightning_agentrl.models.critic import Critic, SeparateCritic
-from lightning_agentrl.models.families import why_unshared
+from lightning_agentrl.models.families import image_reader
 from lightning_agentrl.models.kernels import (
     Kernels,
     automatic_kernels,
@@ -35,7 +35,7 @@ from lightning_agentrl.models.loading import (
 )
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import release, shard
-from lightning_agentrl.models.vision import FamilyReader, image_reader, tower
+from lightning_agentrl.models.vision import FamilyReader, tower
 
 
 @dataclass(frozen=True)
@@ -253,11 +253,9 @@ def build_models(
     for lm in to_round:
         round_linear_layers(lm, torch.bfloat16)
     models = Models(actor, critic, frozen, rounded=bool(to_round))
-    if not models.share_prefixes:
-        why = why_unshared(actor.lm.config)
-        who = f"'{model}' ({why})" if why else "the critic"
+    if not models.share_prefixes and actor.shares_prefixes:
         rank_zero_warn(
-            f"{who} cannot read several rows as one, so the beginnings that prompts share are computed again for "
+            "the critic cannot read several rows as one, so the beginnings that prompts share are computed again for "
             "each turn"
         )
     return models

@@ -1,81 +1,180 @@
-"""Model families: which are supported, and which can read several rows as one prefix tree.
+"""Model families: one line each, with what mixes the tokens of a row, what changes its logits, and what reads images.
 
-A family can if its attention passes the tree on, with its windows, and nothing else in it looks along the row: no
-state, no local mixing of neighbours, no positions or biases derived from the place in the row. A config does not say
-so; the list below holds the families that were tested. All others read their rows side by side.
+A family is in the table if a test compares its rows in a prefix tree with single rows. Nothing in its layers may look
+along the row but the named mixers, which read the tree; a config does not say so. Rows of all other families are read
+side by side.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from lightning_agentrl.models.vision import READERS
+from lightning_agentrl.models.vision import FamilyReader, Idefics3Reader, QwenVLReader
 
-# Each is compared with single rows in tests/models/test_families.py, with windows where the family has them.
-SHARING = frozenset(
-    {
-        *("apertus", "arcee", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo"),
-        *("gemma", "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox"),
-        *("granite", "granitemoe", "helium", "hunyuan_v1_dense", "jais2", "llama", "ministral", "ministral3"),
-        *("minimax_m2", "mistral", "mixtral", "modernbert-decoder", "olmo", "olmo2", "olmo3", "olmoe"),
-        *("opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2"),
-    }
-)
-# Parts of models that read images; these are compared in tests/models/test_vision.py.
-SHARING_WITH_IMAGES = frozenset({"qwen2_5_vl_text", "qwen3_vl_text"})
+Mixer = Literal["attention", "sinks", "delta", "mamba2", "short_conv"]
+STATES: frozenset[Mixer] = frozenset({"delta", "mamba2", "short_conv"})  # pass a state on from token to token
+LAYERS: dict[Mixer, set[str]] = {  # kinds of layers in a config
+    "attention": {"full_attention", "sliding_attention"},
+    "delta": {"linear_attention"},
+    "mamba2": {"linear_attention", "hybrid"},
+    "short_conv": {"conv"},
+}
+MIX_NOTHING = {"mlp", "moe"}
+Logits = tuple[Literal["times", "over", "cap"], str]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known of a family.
+
+    Args:
+        mixers: of its text layers; none: its text model has a line of its own.
+        logits: the value of the config that the vocabulary projection is multiplied with, divided by or capped at.
+        reader: of its images; None: it reads text only.
+    """
+
+    mixers: tuple[Mixer, ...] = ("attention",)
+    logits: Logits | None = None
+    reader: type[FamilyReader] | None = None
+
+    @property
+    def engine_shares(self) -> bool:
+        """Whether our engine may share prefixes: its caches hold keys and values, no states."""
+        return not STATES.intersection(self.mixers)
+
+
+CAP: Logits = ("cap", "final_logit_softcapping")
+SCALE: Logits = ("times", "logit_scale")
+OVER: Logits = ("over", "logits_scaling")
+
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(
+        (
+            *("afmoe", "apertus", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "ctrl", "cwm", "deepseek_v2"),
+            *("deepseek_v3", "diffllama", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo"),
+            *("fuyu", "gemma", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode"),
+            *("gpt_neox", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "jais2", "jetmoe", "laguna"),
+            *("llama", "longcat_flash", "mellum", "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3"),
+            *("mistral", "mixtral", "modernbert-decoder", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon"),
+            *("phi", "phi3", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_moe", "qwen3_vl_moe_text"),
+            *("qwen3_vl_text", "seed_oss", "smollm3", "solar_open", "starcoder2", "youtu"),
+        ),
+        Family(),
+    ),
+    **dict.fromkeys(("gemma3_text", "gemma4_text", "gemma4_unified_text", "nanochat"), Family(logits=CAP)),
+    **dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), Family(logits=SCALE)),
+    **dict.fromkeys(
+        ("granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared"), Family(logits=OVER)
+    ),
+    "hyperclovax": Family(logits=("times", "logits_scaling")),
+    "minicpm3": Family(logits=OVER),
+    **dict.fromkeys(("gpt_oss", "mimo_v2_flash"), Family(("attention", "sinks"))),
+    **dict.fromkeys(
+        ("kimi_linear", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), Family(("attention", "delta"))
+    ),
+    "falcon_h1": Family(("attention", "mamba2"), ("times", "lm_head_multiplier")),
+    "granitemoehybrid": Family(("attention", "mamba2"), OVER),
+    **dict.fromkeys(("bamba", "nemotron_h"), Family(("attention", "mamba2"))),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), Family(("attention", "short_conv"))),
+    # Folders of models with a tower; without a reader they are read as text, and keep their tower.
+    **dict.fromkeys(
+        ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
+        Family((), reader=QwenVLReader),
+    ),
+    **dict.fromkeys(("idefics3", "smolvlm"), Family((), reader=Idefics3Reader)),
+    **dict.fromkeys(("gemma3", "gemma4", "mistral3"), Family(())),
+}
+SHARING = frozenset(name for name, family in FAMILIES.items() if family.mixers)
+
 # In training mode these sample experts; their jitter also chooses among which, in evaluation too, so it cannot be 0.
 RANDOM_ROUTES = {"phimoe"}
-LAYERS = {"full_attention", "sliding_attention"}
-AS_PROJECTED = {  # with these values logits are the plain vocabulary projection, and attention scores plain products
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
-}
 
 
 def check_family(model: str, config: PreTrainedConfig, key: str = "model.init_args.model") -> None:
-    """Refuse families that are neither text-only language models nor ones whose images can be read, those that route at
-    random, and those that change their logits after the projection.
+    """Refuse families without a text-only language model that are not in the table, those that route at random, those
+    that cap attention scores, and quantized weights.
 
     Raises:
         ValueError: one sentence with the key to change.
     """
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")
-    if config.model_type not in READERS and (not name or name.endswith("ForConditionalGeneration")):
+    text = config.get_text_config()
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")
+    if config.model_type not in FAMILIES and (not class_name or class_name.endswith("ForConditionalGeneration")):
+        towers = ", ".join(name for name, family in FAMILIES.items() if not family.mixers)
         raise ValueError(
             f"the model '{model}' is of the family {config.model_type}, which has no text-only language model, and of "
-            f"those that read images only {', '.join(READERS)} are supported; choose another model (key {key})"
+            f"those with a tower only {towers} are supported; choose another model (key {key})"
         )
-    text = config.get_text_config()
     if text.model_type in RANDOM_ROUTES:
         raise ValueError(
             f"the model '{model}' is of the family {text.model_type}, which draws experts at random in training, so it "
             f"would not be trained as it sampled; choose another model (key {key})"
         )
-    changed = [name for name, value in AS_PROJECTED.items() if getattr(text, name, value) not in (value, None)]
-    if changed:
+    if getattr(text, "attn_logit_softcapping", None) is not None:
         raise ValueError(
-            f"the model '{model}' changes its logits after the projections ({', '.join(changed)} in its "
-            f"config), which is not supported; choose another model (key {key})"
+            f"the model '{model}' caps its attention scores (attn_logit_softcapping in its config), which is not "
+            f"supported; choose another model (key {key})"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(
+            f"the weights of the model '{model}' are quantized (quantization_config in its config), so they cannot be "
+            "trained; load it with transformers and dequantize it, save it with save_pretrained, and give that folder "
+            f"(key {key})"
         )
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
     """Return the class of transformers that makes models of this configuration."""
-    return AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
+    family = FAMILIES.get(config.model_type, Family())
+    return AutoModelForCausalLM if family.mixers else AutoModelForImageTextToText
+
+
+def text_family(config: PreTrainedConfig) -> Family | None:
+    """Return the line of a model's text; None: it is not in the table."""
+    family = FAMILIES.get(config.get_text_config().model_type)
+    return family if family is not None and family.mixers else None
 
 
 def why_unshared(config: PreTrainedConfig) -> str:
     """Return why models of this configuration must read rows side by side; empty if they can read a prefix tree."""
-    text = config.get_text_config()
-    if text.model_type not in SHARING | SHARING_WITH_IMAGES:
+    text, family = config.get_text_config(), text_family(config)
+    if family is None:
         return f"the family {text.model_type}, with which it was not tested"
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - LAYERS)
+    known = MIX_NOTHING.union(*(LAYERS.get(mixer, set()) for mixer in family.mixers))
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - known)
     return f"layers of the kind {', '.join(others)}" if others else ""
+
+
+def final_logits(config: PreTrainedConfig) -> Callable[[Tensor], Tensor] | None:
+    """Return what makes logits of the vocabulary projection; None: they are equal."""
+    family = text_family(config)
+    if family is None or family.logits is None:
+        return None
+    how, name = family.logits
+    value = getattr(config.get_text_config(), name, None)
+    if value is None:
+        return None
+    if how == "cap":
+        return lambda logits: torch.tanh(logits / value) * value
+    return (lambda logits: logits * value) if how == "times" else (lambda logits: logits / value)
+
+
+def image_reader(config: PreTrainedConfig, folder: str | None) -> FamilyReader | None:
+    """Return the reader of a model; None: it reads text only.
+
+    Args:
+        config: of the model.
+        folder: hub id or folder.
+    """
+    family = FAMILIES.get(config.model_type)
+    return family.reader(config, str(folder)) if family is not None and family.reader is not None else None
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:

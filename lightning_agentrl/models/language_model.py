@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.attention.tree import no_mask
-from lightning_agentrl.models.families import why_unshared
+from lightning_agentrl.models.families import final_logits, image_reader, text_family, why_unshared
 from lightning_agentrl.models.loading import UNIQUE_POSITIONS, context_length_of
 from lightning_agentrl.models.packing import Packed
-from lightning_agentrl.models.vision import PackedImages, image_features, image_reader, text_decoder
+from lightning_agentrl.models.vision import PackedImages, image_features, text_decoder
 
 LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
 
@@ -65,10 +65,24 @@ def hidden_at_logit_positions(lm: PreTrainedModel, packed: Packed) -> Tensor:
         masks = {
             "attention_mask": no_mask(packed.ids.device),
             "tree": packed.tree,
+            **({"seq_idx": packed.tree} if _convolves(lm) else {}),
             UNIQUE_POSITIONS: packed.unique_positions,
         }
     hidden = read_tokens(lm, packed.ids, packed.positions, packed.images, use_cache=False, **masks)
     return hidden.flatten(0, 1)[packed.logit_positions]
+
+
+def _convolves(lm: PreTrainedModel) -> bool:
+    """Return whether layers hand on ``seq_idx`` alone to their convolution."""
+    family = text_family(lm.config)
+    return family is not None and "short_conv" in family.mixers
+
+
+def vocabulary_logits(lm: PreTrainedModel, hidden_RH: Tensor) -> Tensor:
+    """Return logits [R, V] of last hidden states [R, H]: projected, then scaled or capped as the family has it."""
+    logits = cast(nn.Module, lm.get_output_embeddings())(hidden_RH)
+    final = final_logits(lm.config)
+    return cast(Tensor, logits if final is None else final(logits))
 
 
 class LanguageModel(nn.Module):
@@ -99,6 +113,12 @@ class LanguageModel(nn.Module):
         """Whether rows may be read as a prefix tree."""
         return not why_unshared(self.lm.config)
 
+    @property
+    def engine_shares(self) -> bool:
+        """Whether our engine may read prompts as a prefix tree, too."""
+        family = text_family(self.lm.config)
+        return self.shares_prefixes and family is not None and family.engine_shares
+
     def hidden(self, packed: Packed) -> Tensor:
         """Return the last hidden states [R, H] at the logit positions."""
         return hidden_at_logit_positions(self.lm, packed)
@@ -110,33 +130,32 @@ class LanguageModel(nn.Module):
 
         All describe the distribution at the sampling temperature, and come from the same logits.
         """
-        head = cast(nn.Module, self.lm.get_output_embeddings())
         recompute = self.recompute_logits and torch.is_grad_enabled() and len(targets_R) > LOGITS_PER_CHUNK
         chunks = []
         for hidden, targets in zip(hidden_RH.split(LOGITS_PER_CHUNK), targets_R.split(LOGITS_PER_CHUNK), strict=True):
             if recompute:
                 chunk = checkpoint(
-                    _head_scores, head, hidden, targets, temperature, sum_pi_squared, use_reentrant=False
+                    _head_scores, self.lm, hidden, targets, temperature, sum_pi_squared, use_reentrant=False
                 )
             else:
-                chunk = _head_scores(head, hidden, targets, temperature, sum_pi_squared)
+                chunk = _head_scores(self.lm, hidden, targets, temperature, sum_pi_squared)
             chunks.append(cast(tuple[Tensor, ...], chunk))
         return TokenScores(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
 
     def distributions(self, hidden_RH: Tensor, temperature: float) -> Tensor:
         """Return log-probs of the whole vocabulary [R, V]; for few positions, since nothing is cut into chunks."""
-        return _log_probs(cast(nn.Module, self.lm.get_output_embeddings()), hidden_RH, temperature)
+        return _log_probs(self.lm, hidden_RH, temperature)
 
 
-def _log_probs(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
-    logits = head(hidden)
+def _log_probs(lm: PreTrainedModel, hidden: Tensor, temperature: float) -> Tensor:
+    logits = vocabulary_logits(lm, hidden)
     return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
 
 
 def _head_scores(
-    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, sum_pi_squared: bool
+    lm: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, sum_pi_squared: bool
 ) -> tuple[Tensor, ...]:
-    log_pi = _log_probs(head, hidden, temperature)
+    log_pi = _log_probs(lm, hidden, temperature)
     pi = log_pi.exp()
     logps = log_pi.gather(-1, targets.clamp_min(0)[:, None])[:, 0]
     entropy = -(pi * log_pi).sum(-1)

@@ -12,14 +12,24 @@ from typing import Any, cast
 import torch
 from huggingface_hub import model_info, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lightning_agentrl.errors import ConfigError, first_line, one_line
 from lightning_agentrl.models.attention.tree import TREE
-from lightning_agentrl.models.families import auto_class, check_family, why_unshared, without_dropout
-from lightning_agentrl.models.vision import READERS, FamilyReader, image_reader, text_decoder
+from lightning_agentrl.models.families import (
+    auto_class,
+    check_family,
+    image_reader,
+    text_family,
+    why_unshared,
+    without_dropout,
+)
+from lightning_agentrl.models.mixers.functions import read_trees
+from lightning_agentrl.models.probe import probe
+from lightning_agentrl.models.vision import FamilyReader, text_decoder
 
 DEMO = "demo"  # the name of the bundled model in a config
 
@@ -75,12 +85,14 @@ def _take(network: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return (hidden_1NH[:, network.unique_positions],)
 
 
-def _put_back(network: Any, args: tuple[Any, ...], out_1UH: Tensor) -> Tensor:
+def _put_back(network: Any, args: tuple[Any, ...], out: Any) -> Any:
     if network.unique_positions is None:
-        return out_1UH
+        return out
     places, everywhere = network.unique_positions, network.all_hidden
     network.unique_positions = network.all_hidden = None
-    return torch.zeros_like(everywhere, dtype=out_1UH.dtype).index_copy(1, places, out_1UH)
+    out_1UH, *rest = out if isinstance(out, tuple) else (out,)  # a network of experts may return their scores, too
+    whole = torch.zeros_like(everywhere, dtype=out_1UH.dtype).index_copy(1, places, out_1UH)
+    return (whole, *rest) if isinstance(out, tuple) else whole
 
 
 KEY = "model.init_args.model"  # where a config has the policy
@@ -201,8 +213,8 @@ def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedM
     check_family(model, config, key)
     unshared = why_unshared(config)
     attention: Any = None if unshared else TREE  # None: the default of transformers
-    if attention and config.model_type in READERS:
-        attention = {"text_config": TREE, "vision_config": "sdpa"}
+    if attention and config.get_text_config() is not config:
+        attention = dict.fromkeys(config.sub_configs, "sdpa") | {"text_config": TREE}
     with naming_model(model, key):
         lm, found = auto_class(config).from_pretrained(
             folder,
@@ -215,8 +227,15 @@ def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedM
     lm = cast(PreTrainedModel, lm)
     _refuse_random_weights(model, lm, found, head, key)
     _refuse_weights_not_finite(model, lm, key)
+    family = text_family(config)
+    if family is not None and not family.engine_shares and not unshared:
+        read_trees(text_decoder(lm))
     if unshared:
         _try_projection(model, lm, key)
+        rank_zero_warn(
+            f"'{model}' ({unshared}) cannot read several rows as one, so the beginnings that prompts share are "
+            f"computed again for each turn; {probe(model, lm, key)}"
+        )
     else:
         skip_unread(lm)
     return lm
@@ -333,11 +352,10 @@ def _try_projection(model: str, lm: PreTrainedModel, key: str) -> None:
     """
     ids = torch.tensor([[0, 1]])
     logits = lm(input_ids=ids, use_cache=False).logits
-    trunk, head = lm.base_model, cast(nn.Module, lm.get_output_embeddings())
-    if trunk is not lm:
-        projected = head(trunk(input_ids=ids, use_cache=False)[0])
-        if torch.allclose(logits, projected, rtol=1e-2, atol=1e-2 * float(projected.abs().max())):
-            return
+    head = cast(nn.Module, lm.get_output_embeddings())
+    projected = head(text_decoder(lm)(input_ids=ids, use_cache=False)[0])
+    if torch.allclose(logits, projected, rtol=1e-2, atol=1e-2 * float(projected.abs().max())):
+        return
     raise ValueError(
         f"the logits of the model '{model}' (family {lm.config.model_type}) are not just the vocabulary projection of "
         f"its last hidden states, which is not supported; choose another model (key {key})"

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
 from lightning_agentrl.models.attention.flash import Level, Span, Tiles, integers, lay_levels, lay_tiles
+from lightning_agentrl.models.mixers.walk import Walk, lay_walk
 
 Keys = tuple[int, ...]  # of the tokens of a row: equal where rows have read the same, as :attr:`ModelInput.keys`
 
@@ -132,13 +133,22 @@ class PrefixTree:
 
     @cached_property
     def levels(self) -> tuple[Level, ...] | None:
-        """The branches level by level; None where there are too many."""
+        """The branches level by level, for attention; None where there are too many."""
+        return lay_levels(self._spans, self.ends.device)
+
+    @cached_property
+    def walk(self) -> Walk:
+        """The branches level by level, for states that pass from token to token."""
+        return lay_walk(self._spans, self.ends.device)
+
+    @property
+    def _spans(self) -> list[Span]:
         spans: list[Span] = []
         for branch in self.branches:
             length = branch.stop - branch.start
             firsts = range(branch.start, branch.start + branch.copies * length, length)
             spans += (Span(k, k + length, k + length if branch.copies > 1 else branch.end) for k in firsts)
-        return lay_levels(spans, self.ends.device)
+        return spans
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:

@@ -167,25 +167,6 @@ class Idefics3Reader(FamilyReader):
         return {"pixel_values": processed["pixel_values"]}  # the mask of padding is all ones: sizes are equal
 
 
-READERS: dict[str, type[FamilyReader]] = {
-    "qwen2_5_vl": QwenVLReader,
-    "qwen3_vl": QwenVLReader,
-    "smolvlm": Idefics3Reader,
-    "idefics3": Idefics3Reader,
-}
-
-
-def image_reader(config: PreTrainedConfig, folder: str | None) -> FamilyReader | None:
-    """Return the reader of a model; None: it reads text only.
-
-    Args:
-        config: of the model.
-        folder: hub id or folder.
-    """
-    reader = READERS.get(config.model_type)
-    return None if reader is None else reader(config, str(folder))
-
-
 def _processed(processor: Any, images: list[Any], **settings: Any) -> dict[str, Tensor]:
     """Return what the processor makes of final pixels."""
     found = processor(
@@ -321,21 +302,23 @@ def rotary_positions(positions_N: Tensor, ends_N: Tensor, found: Found, reader: 
 
 def text_decoder(lm: PreTrainedModel) -> PreTrainedModel:
     """Return what computes hidden states of tokens; of a model for text alone, all but its output head."""
-    return cast(PreTrainedModel, cast(Any, lm.base_model).get_decoder() if _sees(lm) else lm.base_model)
+    whole = has_tower(lm) or lm.base_model is lm  # Llama 4 does not name its trunk as others do
+    return cast(PreTrainedModel, cast(Any, lm.base_model).get_decoder() if whole else lm.base_model)
 
 
 def tower(lm: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the modules that make features of images, with the projection to the size of the text model, if any."""
     text = text_decoder(lm)
-    return {name: part for name, part in lm.base_model.named_children() if _sees(lm) and part is not text}
+    return {name: part for name, part in lm.base_model.named_children() if has_tower(lm) and part is not text}
 
 
 def trains_tower(lm: PreTrainedModel) -> bool:
     return any(weight.requires_grad for part in tower(lm).values() for weight in part.parameters())
 
 
-def _sees(lm: PreTrainedModel) -> bool:
-    return lm.config.model_type in READERS
+def has_tower(lm: PreTrainedModel) -> bool:
+    """Return whether a model is one of text and something else, which it may or may not be used for."""
+    return lm.config.get_text_config() is not lm.config
 
 
 def image_features(lm: PreTrainedModel, images: PackedImages) -> tuple[Tensor, list[Tensor]]:

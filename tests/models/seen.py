@@ -14,9 +14,10 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.vision import FamilyReader
 from lightning_agentrl.types import ModelInput, Row
 
+OTHERS = ("qwen2_5_vl", "idefics3", "qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 VISION_FAMILIES: list[Any] = [  # as parameters of a test: one of each kind, and the others, which are slow
     *("qwen3_vl", "smolvlm"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "idefics3")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
 ]
 
 

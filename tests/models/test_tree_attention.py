@@ -76,6 +76,48 @@ def compare_with_dense_attention(seed: int, rows: int, longest: int, window: int
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-11)
 
 
+def softmax_with_sinks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
+) -> torch.Tensor:
+    """Attention [1, N, H, D] in which the softmax of each head has one score more, by the definition."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (0.3 * q @ k.transpose(-1, -2)).masked_fill(~mask, -torch.inf)
+    shares = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], -1).softmax(-1)
+    return (shares[..., :-1] @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "width"),
+    [("levels", 8), *((how, width) for how in ("tiles", "branches", "dense", "no tree") for width in (8, 5, 11))],
+)
+def test_sinks_and_values_of_any_width(how, width, monkeypatch):
+    """Outputs and the gradients of queries, keys, values and sinks, in each of the kernels."""
+    monkeypatch.setattr(attention_tree, "TILED_DEPTH", 99 if how == "tiles" else 0)
+    for name in ("flash_rows", "flash_rows_backward"):
+        monkeypatch.setattr(flash, name, {"flash_rows": rows_one_by_one}.get(name, rows_one_by_one_backward))
+    tree = random_tree(3, 7, 20)
+    window = 4 if how == "dense" else None
+    generator = torch.Generator().manual_seed(2)
+    sinks = torch.randn(4, generator=generator, dtype=torch.float64)
+    values = torch.randn(1, 2, len(tree.ends), width, generator=generator, dtype=torch.float64)
+    ours, theirs = ([x.detach().clone().requires_grad_() for x in (*qkv(tree, 0)[:2], values, sinks)] for _ in range(2))
+    mask = tree.mask(window)
+    if how == "levels":
+        rows = (x[0].transpose(0, 1) for x in ours[:3])
+        out = flash.LevelledAttention.apply(*rows, ours[3], tree.levels, 0.3)[None]
+    else:
+        given = {"tree": tree, "sliding_window": window} if how != "no tree" else {}
+        seen = None if how != "no tree" else mask[None, None]
+        out, _ = tree_attention_forward(MODULE, *ours[:3], seen, scaling=0.3, s_aux=ours[3], **given)
+    expected = softmax_with_sinks(*theirs[:3], mask, theirs[3])
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+
+
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 60), st.integers(0, 5))
 def test_tiles_show_what_the_tree_shows(seed, rows, longest, past):
@@ -175,6 +217,17 @@ def test_block_mask_of_flex_attention():
         expected = dense([q, k, v], tree.mask(window), 0.3)
         torch.testing.assert_close(out.transpose(1, 2), expected, rtol=1e-5, atol=1e-5)
         assert tree.block_mask(window) is mask
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore::FutureWarning")
+@torch.no_grad()
+def test_flex_attention_with_sinks(monkeypatch):
+    """Outputs alone: a CPU has no gradients of it."""
+    monkeypatch.setattr(attention_tree, "compiled_flex", lambda: flex_attention)
+    tree, sinks = random_tree(5, 6, 40), torch.linspace(-1, 2, 4)
+    x = [t.detach().float() for t in qkv(tree, 0)]
+    out = attention_tree.flex_tree_attention(*x, tree.block_mask(None), 0.3, sink=sinks)
+    torch.testing.assert_close(out, softmax_with_sinks(*x, tree.mask(), sinks), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -288,7 +341,7 @@ def test_levels_of_a_tree_add_up_to_it(seed, rows, longest):
         patch.setattr(flash, "flash_rows", rows_one_by_one)
         patch.setattr(flash, "flash_rows_backward", rows_one_by_one_backward)
         ours, theirs = qkv(tree, seed), qkv(tree, seed)
-        out = flash.LevelledAttention.apply(*(x[0].transpose(0, 1) for x in ours), tree.levels, 0.3)
+        out = flash.LevelledAttention.apply(*(x[0].transpose(0, 1) for x in ours), None, tree.levels, 0.3)
         expected = dense(theirs, tree.mask(), 0.3)[0]
         torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

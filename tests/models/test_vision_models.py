@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers import CONFIG_MAPPING, AutoImageProcessor, AutoModelForImageTextToText
 
 from lightning_agentrl.agents.checks import check_tower
 from lightning_agentrl.agents.models import Compute, Models, build_models
+from lightning_agentrl.engines.weights import named_as_in_files, named_weights
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.export import export_policy
+from lightning_agentrl.models.families import check_family
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import decoder_layers, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.models.lora import LoRA, linear_layers, merge_adapters
@@ -25,10 +28,11 @@ from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.sharding import release, shard, units
 from lightning_agentrl.models.vision import text_decoder, tower
 from lightning_agentrl.types import Row
+from tests.inputs import text_row
 from tests.models.seen import picture, reader_of, rows_with_images, text
 from tests.tiny import tiny_vision_folder
 
-OTHERS = ("qwen2_5_vl", "qwen3_vl", "idefics3")
+OTHERS = ("qwen2_5_vl", "qwen3_vl", "idefics3", "qwen3_5")
 CLOSE = {"rtol": 0.0, "atol": 2e-5}
 
 
@@ -212,16 +216,73 @@ def test_sizes_are_those_of_the_text(folder: Path) -> None:
     assert policy.shares_prefixes
 
 
-def test_a_family_whose_images_are_not_known_is_refused(tmp_path: Path) -> None:
-    config = Qwen2VLConfig(
-        text_config={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
-                     "intermediate_size": 32, "vocab_size": 64,
-                     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
-        vision_config={"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32},
-    )  # fmt: skip
-    Qwen2VLForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"family qwen2_vl.*qwen3_vl.*key model\.init_args\.model"):
-        load_causal_lm(str(tmp_path))
+TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "vocab_size": 384,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "head_dim": 16}
+OWN = {
+    "gemma3": {"text_config": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}},
+    "gemma4": {
+        "text_config": {
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 384,
+            "global_head_dim": 8,
+        },
+        "audio_config": None,
+    },
+    "mistral3": {"text_config": {"model_type": "mistral"}, "vision_config": {"image_size": 28, "patch_size": 14}},
+}
+
+
+@pytest.mark.parametrize("family", sorted(OWN))
+def test_models_with_a_tower_can_be_used_for_text_alone(family: str, tmp_path: Path) -> None:
+    """As a prefix tree; the tower is kept, untrained, and so are the names that other engines know."""
+    own = OWN[family]
+    config = CONFIG_MAPPING[family](
+        text_config=TEXT | own["text_config"],
+        vision_config=TOWER | own.get("vision_config", {}),
+        **{name: value for name, value in own.items() if not name.endswith(("text_config", "vision_config"))},
+    )
+    torch.manual_seed(0)
+    plain = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    plain.save_pretrained(tmp_path)
+    rows = [text_row(tuple(range(3, 15)) + end, (11, 13)) for end in ((20, 21, 22), (30, 31, 32))]
+    expected = torch.cat([
+        plain(input_ids=torch.tensor([row.ids]), output_hidden_states=True, use_cache=False)
+        .hidden_states[-1][0, list(row.logit_positions)]
+        for row in rows
+    ])  # fmt: skip
+    policy = LanguageModel(load_causal_lm(str(tmp_path)))
+    assert policy.shares_prefixes
+    assert policy.image_reader is None
+    found = policy.hidden(pack(rows))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    found.sum().backward()
+    towers = tower_names(policy)
+    assert towers
+    assert not [name for name, weight in policy.named_parameters() if name in towers and weight.grad is not None]
+    policy.lm.save_pretrained(tmp_path / "again")
+    names = [set(load_file(folder / "model.safetensors")) for folder in (tmp_path, tmp_path / "again")]
+    assert (
+        names[0]
+        == names[1]
+        == {name for name, _ in named_as_in_files(policy.lm, named_weights(policy.lm))} - {"lm_head.weight"}
+    )
+
+
+def test_a_family_with_an_unknown_tower_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"llava.*qwen3_vl.*key model\.init_args\.model"):
+        check_family("some model", CONFIG_MAPPING["llava"]())
 
 
 def test_a_missing_image_processor_is_told(folder_of: Callable[[str], Path], tmp_path: Path) -> None:

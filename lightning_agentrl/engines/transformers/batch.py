@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
 
 from lightning_agentrl.engines.base import SamplingRequest
@@ -15,7 +15,7 @@ from lightning_agentrl.engines.transformers.conversations import Conversations, 
 from lightning_agentrl.engines.transformers.rows import Rows, read
 from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.attention.tree import no_mask
-from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.language_model import LanguageModel, vocabulary_logits
 from lightning_agentrl.models.loading import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
 from lightning_agentrl.models.vision import find_tokens
@@ -275,7 +275,7 @@ class Batch:
             assert self._rows is not None
             sampled = before
             hidden = self._rows.read_on(self.prefill.policy, [0 if draft.over else draft.ids[-1] for draft in sampled])
-        logits = cast(nn.Module, self.prefill.policy.lm.get_output_embeddings())(hidden)
+        logits = vocabulary_logits(self.prefill.policy.lm, hidden)
         goes_on = [i for i, draft in enumerate(sampled) if not draft.over]
         going = [sampled[i] for i in goes_on]
         sample(going, logits if len(going) == len(sampled) else logits[goes_on])

@@ -84,7 +84,7 @@ class TransformersEngine(Engine):
         if self._trained is not None:
             handle = replace(handle, policy=frozen_copy(self._trained, handle.rounds_to))
         self._handle = handle
-        self._prefill = (TreePrefill if handle.policy.shares_prefixes else PaddedPrefill)(handle.policy)
+        self._prefill = (TreePrefill if handle.policy.engine_shares else PaddedPrefill)(handle.policy)
         self._conversations = Conversations(self.max_batch * handle.window)
         if self._worker is None:
             self._desk = Admission(self.admission, self.admit_every, self.absence_seconds, self.gather_seconds)

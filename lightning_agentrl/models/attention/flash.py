@@ -84,14 +84,43 @@ def lay_tiles(ends: Tensor, positions: Tensor, past: int) -> Tiles:
     return Tiles(keys_TK, bias[:, None])
 
 
+def with_sink(out: Tensor, lse: Tensor, sink_H: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return attention [*, H, N, D] and its log-sum-exps [*, H, N] with one more score, whose value is 0.
+
+    The backward pass of a kernel that takes these gives the gradients of queries, keys and values as they are.
+
+    Source: attention sinks of gpt-oss (OpenAI 2025, arXiv 2508.10925).
+    """
+    if sink_H is None:
+        return out, lse
+    total = torch.logaddexp(lse, sink_H.to(lse.dtype)[:, None])
+    return out * (lse - total).exp()[..., None].to(out.dtype), total
+
+
+def sink_gradient(grad_HND: Tensor, out_HND: Tensor, lse_HN: Tensor, sink_H: Tensor | None) -> Tensor | None:
+    """Return the gradient [H] of sinks, given the output and the log-sum-exps with them."""
+    if sink_H is None:
+        return None
+    shares = (sink_H.to(lse_HN.dtype)[:, None] - lse_HN).exp()
+    return -(shares * (grad_HND * out_HND).sum(-1).to(shares.dtype)).sum(-1).to(sink_H.dtype)
+
+
 class TiledAttention(torch.autograd.Function):
     """Attention [H, N, D] of queries [H, N, D] to keys and values [G, P + N, D], all tiles in one call on the CPU.
 
-    Computed in float32 even under bfloat16 autocast, as attention of long rows is.
+    Each head may have a sink, [H]. Computed in float32 even under bfloat16 autocast, as attention of long rows is.
     """
 
     @staticmethod
-    def forward(ctx: Any, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, tiles: Tiles, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        query_HND: Tensor,
+        key_GND: Tensor,
+        value_GND: Tensor,
+        sink_H: Tensor | None,
+        tiles: Tiles,
+        scale: float,
+    ) -> Tensor:
         dtype = torch.promote_types(query_HND.dtype, torch.float32)
         q, k, v = (
             part(x.to(dtype))
@@ -99,13 +128,14 @@ class TiledAttention(torch.autograd.Function):
         )
         bias = tiles.bias.to(dtype)
         out, lse = flash(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
-        ctx.save_for_backward(query_HND, key_GND, value_GND, out, lse)
+        out, lse = with_sink(out, lse, sink_H)
+        ctx.save_for_backward(query_HND, key_GND, value_GND, sink_H, out, lse)
         ctx.tiles, ctx.scale, ctx.dtype = tiles, scale, dtype
         return join(out)[:, : query_HND.shape[1]].to(value_GND.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, sink, out, lse = ctx.saved_tensors
         tiles, count = ctx.tiles, key.shape[1]
         grad, q = (tiles.cut(x.to(ctx.dtype)) for x in (grads[0], query))
         k, v = (tiles.gather(x.to(ctx.dtype)) for x in (key, value))
@@ -117,6 +147,7 @@ class TiledAttention(torch.autograd.Function):
             at_queries.to(query.dtype),
             tiles.add_up(dk, count).to(key.dtype),
             tiles.add_up(dv, count).to(value.dtype),
+            sink_gradient(join(grad), join(out), join(lse), sink),
             None,
             None,
         )
@@ -251,13 +282,21 @@ def flash_rows_backward(
 class LevelledAttention(torch.autograd.Function):
     """Attention [N, H, D] of queries [N, H, D] to keys and values [N, G, D], a call for each level.
 
+    Each head may have a sink, [H].
+
     Calls are merged by their log-sum-exps. In the backward pass each takes the merged output and log-sum-exps, so that
     the gradients of the calls add up exactly, as in :class:`BranchedAttention`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, levels: tuple[Level, ...], scale: float
+        ctx: Any,
+        q_NHD: Tensor,
+        k_NGD: Tensor,
+        v_NGD: Tensor,
+        sink_H: Tensor | None,
+        levels: tuple[Level, ...],
+        scale: float,
     ) -> Tensor:
         branches, *further = levels
         out, lse = flash_rows(q_NHD, k_NGD, v_NGD, branches, scale)
@@ -270,13 +309,16 @@ class LevelledAttention(torch.autograd.Function):
                 merged[level.queries] = torch.lerp(merged[level.queries], part.to(merged.dtype), weight)
                 lse[:, level.queries] = total
             out = merged.to(out.dtype)
-        ctx.save_for_backward(q_NHD, k_NGD, v_NGD, out, lse)
+        if sink_H is not None:
+            out_HND, lse = with_sink(out.transpose(0, 1), lse, sink_H)
+            out = out_HND.transpose(0, 1).contiguous()
+        ctx.save_for_backward(q_NHD, k_NGD, v_NGD, sink_H, out, lse)
         ctx.levels, ctx.scale = levels, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, sink, out, lse = ctx.saved_tensors
         branches, *further = ctx.levels
         grad = grads[0].contiguous()
         dq, dk, dv = flash_rows_backward(grad, q, k, v, out, lse, branches, ctx.scale)
@@ -287,4 +329,4 @@ class LevelledAttention(torch.autograd.Function):
             )
             for whole, part, places in zip((dq, dk, dv), parts, (queries, keys, keys), strict=True):
                 whole[places] += part
-        return dq, dk, dv, None, None
+        return dq, dk, dv, sink_gradient(grad.transpose(0, 1), out.transpose(0, 1), lse, sink), None, None

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -26,6 +27,8 @@ from lightning_agentrl.models.attention.flash import (
     flash,
     flash_backward,
     join,
+    sink_gradient,
+    with_sink,
 )
 from lightning_agentrl.models.prefix_tree import Block, PrefixTree
 
@@ -35,7 +38,8 @@ class BranchedAttention(torch.autograd.Function):
 
     A branch's own queries see it causally, those further below see all of it, which is what ``is_causal`` means where
     there are more queries than keys. In the backward pass each call takes the merged output and log-sum-exp, so that
-    the probabilities it recomputes are those of the whole row, and the gradients of the calls add up exactly.
+    the probabilities it recomputes are those of the whole row, and the gradients of the calls add up exactly. Each head
+    may have a sink, [H].
 
     Computed in float32 even under bfloat16 autocast: without matrix units for bfloat16 this is faster and no less
     exact.
@@ -43,7 +47,13 @@ class BranchedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, blocks: tuple[Block, ...], scale: float
+        ctx: Any,
+        query_HND: Tensor,
+        key_GND: Tensor,
+        value_GND: Tensor,
+        sink_H: Tensor | None,
+        blocks: tuple[Block, ...],
+        scale: float,
     ) -> Tensor:
         dtype = torch.promote_types(query_HND.dtype, torch.float32)
         q, k, v = query_HND.to(dtype), key_GND.to(dtype), value_GND.to(dtype)
@@ -71,13 +81,14 @@ class BranchedAttention(torch.autograd.Function):
                 out[:, queries] *= (above - total).exp_()[..., None]
                 out[:, queries] += part * (part_lse - total).exp_()[..., None]
                 lse[:, queries] = total
-        ctx.save_for_backward(query_HND, key_GND, value_GND, out, lse)
+        out, lse = with_sink(out, lse, sink_H)
+        ctx.save_for_backward(query_HND, key_GND, value_GND, sink_H, out, lse)
         ctx.blocks, ctx.scale, ctx.dtype = blocks, scale, dtype
         return out.to(value_GND.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, sink, out, lse = ctx.saved_tensors
         if key.shape[1] != query.shape[1]:
             raise NotImplementedError("a past has no gradients")
         q, k, v, grad = (x.to(ctx.dtype) for x in (query, key, value, grads[0]))
@@ -99,7 +110,8 @@ class BranchedAttention(torch.autograd.Function):
             else:
                 dq[:, queries] += join(part)
             dk[:, keys], dv[:, keys] = (join(x) for x in at_own)
-        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None
+        at_sink = sink_gradient(grad, out, lse, sink)
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), at_sink, None, None
 
 
 def _bias(block: Block, dtype: torch.dtype) -> Tensor | None:
@@ -118,7 +130,13 @@ FLEX_OPTIONS: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
 
 
 def flex_tree_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None, windowed: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    scale: float | None,
+    windowed: bool = False,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Return [1, N, H, D] of queries [1, H, N, D], keys and values [1, G, N, D].
 
@@ -129,6 +147,7 @@ def flex_tree_attention(
         mask: of the tree.
         scale: of the scores; None: one over the root of D.
         windowed: whether the mask reads positions, too.
+        sink: [H], one more score of each head, whose value is 0.
     """
     heads, shared = query.shape[1], query.shape[1] // key.shape[1]
     if heads & (heads - 1):  # only powers of two can be shared, as transformers has it too
@@ -138,8 +157,17 @@ def flex_tree_attention(
     memory = _shared_memory(query.device) if query.is_cuda else math.inf
     options = flex_options(query.shape[-1], query.itemsize, memory, windowed)
     out = compiled_flex()(
-        query, key, value, block_mask=mask, enable_gqa=shared > 1, scale=scale, kernel_options=options
+        query,
+        key,
+        value,
+        block_mask=mask,
+        enable_gqa=shared > 1,
+        scale=scale,
+        kernel_options=options,
+        return_lse=sink is not None,
     )
+    if sink is not None:
+        out, _ = with_sink(out[0], out[1], sink)
     return cast(Tensor, out).transpose(1, 2).contiguous()
 
 
@@ -210,39 +238,80 @@ def tree_attention_forward(
     scaling: float | None = None,
     tree: PrefixTree | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return [1, N, H, D] of queries [1, H, N, D], keys and values [1, G, P + N, D]; the interface of transformers.
 
-    The first P keys, if any, are a past that all rows of the tree share; only without gradients.
+    The first P keys, if any, are a past that all rows of the tree share; only without gradients. Values may have
+    another width than keys, and heads may have sinks: ``s_aux`` [H].
     """
     if tree is None:
         if attention_mask is not None and tuple(attention_mask.shape) == _NO_MASK_SHAPE:
             raise ValueError(f"{type(module).__name__} does not pass the prefix tree on to its attention")
+        if s_aux is not None:
+            return dense_attention(query, key, value, attention_mask, scaling, s_aux), None
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, sliding_window=sliding_window, **kwargs
         )
-    unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    unknown = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
     if unknown:
         raise ValueError(f"{type(module).__name__} changes its attention scores ({', '.join(unknown)})")
+    width = value.shape[-1]
+    if width != query.shape[-1]:  # kernels take one width
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        most = max(width, query.shape[-1])
+        query, key, value = (F.pad(x, (0, most - x.shape[-1])) for x in (query, key, value))
+        whole = (module, query, key, value, attention_mask, dropout, scaling, tree, sliding_window, s_aux)
+        out, weights = tree_attention_forward(*whole, **kwargs)
+        return out[..., :width].contiguous(), weights
     past = key.shape[2] - query.shape[2]
     window = sliding_window if sliding_window is not None and sliding_window < past + tree.depth else None
     if query.device.type == "cpu" and window is None and not dropout:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         if past + tree.depth <= TILED_DEPTH:
-            out = TiledAttention.apply(query[0], key[0], value[0], tree.tiles(past), scale)
+            out = TiledAttention.apply(query[0], key[0], value[0], s_aux, tree.tiles(past), scale)
         else:
-            out = BranchedAttention.apply(query[0], key[0], value[0], tree.blocks, scale)
-        return cast(Tensor, out).transpose(0, 1)[None], None
+            out = BranchedAttention.apply(query[0], key[0], value[0], s_aux, tree.blocks, scale)
+        return cast(Tensor, out).transpose(0, 1)[None].contiguous(), None
     if query.device.type == "cuda" and not past and not dropout:
         query, key, value = as_autocast(query, key, value)
         if window is None and fits_levels(query) and tree.levels is not None:
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
             rows = (x[0].transpose(0, 1) for x in (query, key, value))
-            return cast(Tensor, LevelledAttention.apply(*rows, tree.levels, scale))[None], None
+            return cast(Tensor, LevelledAttention.apply(*rows, s_aux, tree.levels, scale))[None], None
         if fits_flex(query):
-            return flex_tree_attention(query, key, value, tree.block_mask(window), scaling, window is not None), None
+            windowed = window is not None
+            return flex_tree_attention(query, key, value, tree.block_mask(window), scaling, windowed, s_aux), None
+    if s_aux is not None:
+        return dense_attention(query, key, value, tree.mask(window, past)[None, None], scaling, s_aux), None
     return sdpa_attention_forward(module, query, key, value, tree.mask(window, past)[None, None], dropout, scaling)
+
+
+def dense_attention(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float | None, sink_H: Tensor
+) -> Tensor:
+    """Return [B, N, H, D] of queries [B, H, N, D], keys and values [B, G, M, D] with sinks: a key more that is 0.
+
+    Args:
+        query: as said.
+        key: as said.
+        value: as said.
+        seen: [B, 1, N, M] True where the query may attend to the key; None: each sees all up to itself.
+        scaling: of the scores; None: one over the root of D.
+        sink_H: the score of the key that is added for each head.
+    """
+    count, keys = query.shape[2], key.shape[2]
+    if seen is None:
+        seen = torch.ones(count, keys, dtype=torch.bool, device=query.device).tril(keys - count)[None, None]
+    bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(~seen, float("-inf"))
+    bias = bias.expand(query.shape[0], query.shape[1], count, keys)
+    sinks = sink_H.to(query.dtype)[None, :, None, None].expand(*bias.shape[:3], 1)
+    key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
+    out = F.scaled_dot_product_attention(
+        query, key, value, torch.cat([bias, sinks], -1), scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return out.transpose(1, 2).contiguous()
 
 
 def as_autocast(*parts: Tensor) -> tuple[Tensor, ...]:

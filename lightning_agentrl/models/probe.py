@@ -1,0 +1,120 @@
+"""A short look at a model of a family that nobody has tried: are its padded rows those that stand alone?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.models.attention.tree import no_mask, tree_attention_forward
+from lightning_agentrl.models.prefix_tree import lay_out
+from lightning_agentrl.models.vision import text_decoder
+
+PROBE = "probed_tree"  # name of the attention implementation in transformers
+MOST = 1e-3  # relative difference that rounding explains
+SHARED, OWN = 5, (3, 7)  # tokens
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found; differences are relative, of hidden states."""
+
+    padded: float  # of rows with padding from rows alone
+    packed: float | None  # of rows in a prefix tree from rows alone; None: it raised an error
+    windows: tuple[int, int]  # layers that have one by the config, and layers whose attention is told
+
+    def __str__(self) -> str:
+        packed = "ended with an error" if self.packed is None else f"differed by {self.packed:.1e}"
+        text = f"as a prefix tree two short rows {packed}"
+        layers, told = self.windows
+        return text if layers == told else f"{text}, and attention is told of a window in {told} of {layers} layers"
+
+
+@torch.no_grad()
+def probe(model: str, lm: PreTrainedModel, key: str) -> Found:
+    """Compare two rows with padding, and in a prefix tree, with the same rows alone.
+
+    It cannot see a window, nor what only a longer row shows, so it never makes a family share prefixes.
+
+    Args:
+        model: its name.
+        lm: the model, in evaluation.
+        key: of the config, where it was given.
+
+    Raises:
+        ConfigError: padded rows differ, so the model cannot be trained.
+    """
+    draw = torch.Generator().manual_seed(0)
+    size = len(cast(Tensor, lm.get_input_embeddings().weight))
+    ids = torch.randint(size, (SHARED + sum(OWN),), generator=draw).tolist()
+    first, rest = ids[:SHARED], ids[SHARED:]
+    rows = [first + rest[: OWN[0]], first + rest[OWN[0] :]]
+    decoder = cast(nn.Module, text_decoder(lm))
+    alone = [_states(decoder, torch.tensor([row]))[0] for row in rows]
+    found = Found(_padded(decoder, rows, alone), *_packed(lm, decoder, rows, alone))
+    if not found.padded <= MOST:
+        raise ConfigError(
+            f"hidden states of the model '{model}' (family {lm.config.model_type}) differ by {found.padded:.1e} where "
+            f"rows are padded from those of single rows, of which rounding explains {MOST:.0e} at most; it would not "
+            f"be trained as it sampled: choose another model (key {key})"
+        )
+    return found
+
+
+def _states(decoder: nn.Module, ids: Tensor, **arguments: Any) -> Tensor:
+    return cast(Tensor, decoder(input_ids=ids.to(next(decoder.parameters()).device), use_cache=False, **arguments)[0])
+
+
+def _padded(decoder: nn.Module, rows: list[list[int]], alone: list[Tensor]) -> float:
+    width = max(map(len, rows))
+    seen = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    found = _states(decoder, ids, attention_mask=seen.to(alone[0].device))
+    return _difference([x[: len(row)] for x, row in zip(found, rows, strict=True)], alone)
+
+
+def _packed(
+    lm: PreTrainedModel, decoder: nn.Module, rows: list[list[int]], alone: list[Tensor]
+) -> tuple[float | None, tuple[int, int]]:
+    """Return the difference of rows in a prefix tree, and the windows of config and attention."""
+    told = list[int | None]()
+    AttentionInterface.register(PROBE, partial(_recorded, told))
+    AttentionMaskInterface.register(PROBE, sdpa_mask)
+    before, device = lm.config._attn_implementation, alone[0].device
+    layout = lay_out([tuple(row) for row in rows], device)
+    difference = None
+    try:
+        lm.set_attn_implementation(PROBE)
+        arguments = {"position_ids": layout.tree.positions[None], "attention_mask": no_mask(device)}
+        found = _states(decoder, torch.tensor([layout.keys]), tree=layout.tree, **arguments)[0]
+        difference = _difference([found[layout.places(k)] for k in range(len(rows))], alone)
+    except Exception:  # noqa: BLE001 - whatever the code of a family that cannot read a tree raises
+        difference = None
+    finally:
+        lm.set_attn_implementation(before)
+    return difference, (_windows(lm.config.get_text_config()), sum(window is not None for window in told))
+
+
+def _recorded(told: list[int | None], *args: Any, sliding_window: int | None = None, **kwargs: Any) -> Any:
+    told.append(sliding_window)
+    return tree_attention_forward(*args, sliding_window=sliding_window, **kwargs)
+
+
+def _windows(config: Any) -> int:
+    """Return how many layers have a window by the config."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return sum("sliding" in kind for kind in kinds)
+    has = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return int(config.num_hidden_layers) if has else 0
+
+
+def _difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    one, other = torch.cat(found), torch.cat(expected)
+    return float((one - other).norm() / other.norm())
