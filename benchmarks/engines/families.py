@@ -231,8 +231,8 @@ weights of the start, with two others and with the first ones again, and the log
 those of transformers. Heads are 32 wide, windows 16 tokens. Buffers that a model saves have other values than in its
 folder. The largest gap is shown; up to {bound:g} counts as the same.
 
-* *sent*: as `VLLMEngine` sends weights, and as a server loads them that is sent them over the network;
-* *from a folder*: as a server reads them (`transfer: folder`), by the call that it makes, inside the same vLLM. Real
+* *sent*: as `VLLMEngine` sends weights;
+* *from a folder*: as a server reads them, by the call that it makes, inside the same vLLM. Real
   servers are started for {real}.
 
 Of models that read images, `qwen2_5_vl` and `qwen3_vl` are compared with images in `tests/engines/test_vllm_images.py`

@@ -45,7 +45,7 @@ MAY_CHANGE = (
     r"model\.init_args\.(optim|compute|variance_proxy)\b.*",
     r"data\.init_args\.(validation|faults|stall_seconds)\b.*",
     r"data\.init_args\.engine\.init_args\.(max_batch|gpu_memory_utilization|kv_cache_gb|sleep|"
-    r"cuda_graphs|compiled|urls|weights_folder|transfer|.*_seconds)\b.*",
+    r"cuda_graphs|urls|weights_folder|.*_seconds)\b.*",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(retries|worker|(judge_|scorer_)?timeout_seconds)",
     r"trainer\.callbacks\.CriticWarmup\.init_args\.min_explained_variance",
     # Running episodes follow from these, so the collector refuses a change by itself.

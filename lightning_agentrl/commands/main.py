@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 from lightning_agentrl import __version__
 from lightning_agentrl.commands.ending import one_line_errors
@@ -154,7 +154,6 @@ def serve(
     model: str,
     port: int = 8001,
     host: str = "127.0.0.1",
-    transfer: Literal["folder", "nccl", "gloo"] = "folder",
     options: Sequence[str] = (),
 ) -> None:
     """Start a vLLM server for VLLMServerEngine; options after -- go to vLLM, such as -- --tensor-parallel-size 2.
@@ -164,12 +163,11 @@ def serve(
         port: port to listen on.
         host: address to listen on. Every client can call worker methods and send weights, so use this machine or a
             private network.
-        transfer: transfer of weights; the same as data.init_args.engine.init_args.transfer of the run.
         options: options of vLLM.
     """
     from lightning_agentrl.commands.serve import serve_model
 
-    serve_model(model, port, host, options, transfer)
+    serve_model(model, port, host, options)
 
 
 def play(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -12,7 +11,7 @@ from importlib import metadata
 import torch
 
 from lightning_agentrl.errors.vllm_version import check_installed
-from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, EXTENSION, MODE, RECEIVER, Transfer
+from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, EXTENSION, MODE
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server takes no weights
 SPAWN = "VLLM_WORKER_MULTIPROC_METHOD"  # without it, the engine's processes may not import `server_process`
@@ -20,9 +19,7 @@ PROCESS = "lightning_agentrl.vllm_worker.server_process"
 KV_CACHE_BYTES = 2**30  # on a CPU, where vLLM would take most of the memory
 
 
-def server_command(
-    model: str, port: int, host: str, options: Sequence[str], on_cpu: bool, transfer: Transfer = "folder"
-) -> list[str]:
+def server_command(model: str, port: int, host: str, options: Sequence[str], on_cpu: bool) -> list[str]:
     """Return the command line of a server; later options win over earlier ones.
 
     Args:
@@ -31,12 +28,9 @@ def server_command(
         host: to listen on.
         options: further options of ``vllm serve``.
         on_cpu: whether it runs without a GPU.
-        transfer: how weights are sent to it.
     """
-    sent = transfer != "folder"
     fixed = ["--host", host, "--port", str(port), "--enable-scale-out", "--logprobs-mode", MODE]
-    fixed += ["--worker-extension-cls", RECEIVER if sent else EXTENSION]
-    fixed += ["--weight-transfer-config", json.dumps({"backend": transfer})] if sent else []
+    fixed += ["--worker-extension-cls", EXTENSION]
     fixed += ["--disable-log-stats", "--disable-uvicorn-access-log"]
     for_cpu = ["--enforce-eager", "--dtype", "bfloat16", "--block-size", str(CPU_BLOCK)]
     for_cpu.append("--no-enable-chunked-prefill")  # as in `start_vllm`
@@ -53,23 +47,21 @@ def _entry(model: str) -> list[str]:
     return ["vllm.entrypoints.cli.main", "serve", model]
 
 
-def serve_model(model: str, port: int, host: str, options: Sequence[str], transfer: Transfer) -> None:
+def serve_model(model: str, port: int, host: str, options: Sequence[str]) -> None:
     """Replace this process by the server; does not return.
 
     Raises:
         ImportError: vLLM is not installed.
-        ValueError: its version was not tested, or weights cannot be sent that way.
+        ValueError: its version was not tested.
     """
     check_installed("agentrl serve")
     on_cpu = not torch.cuda.is_available()
-    if on_cpu and transfer == "nccl":
-        raise ValueError("--transfer nccl needs a GPU, and there is none; use gloo or folder")
     if model == "demo":
         from lightning_agentrl.models.loading import (
             resolve_model,  # transformers takes seconds, which no other model needs
         )
 
         model = resolve_model(model)
-    command = server_command(model, port, host, options, on_cpu, transfer)
+    command = server_command(model, port, host, options, on_cpu)
     print(f"{DEV_MODE}=1 {SPAWN}=spawn {shlex.join(command)}", flush=True)
     os.execve(command[0], command, os.environ | {DEV_MODE: "1", SPAWN: "spawn"})

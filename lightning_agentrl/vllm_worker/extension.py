@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-PORT = 9  # any will do: nothing is sent
-
-
-def own_address(towards: str) -> str:
-    """Return the address of this machine on the way to another one, as that one sees it; no packet is sent.
-
-    Args:
-        towards: name or address of the other machine.
-    """
-    family, kind, protocol, _, there = socket.getaddrinfo(towards, PORT, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as way:
-        way.connect(there)
-        return str(way.getsockname()[0])
-
-
-Transfer = Literal["folder", "nccl", "gloo"]  # how weights get to a server
 MODE = "processed_logprobs"  # of the distribution sampled from, after temperature
 CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, is more than most prompts share
-
-
 EXTENSION = f"{__name__}.WorkerExtension"
-RECEIVER = "lightning_agentrl.vllm_worker.receiver.ReceivesWeights"  # instead, if weights are sent over the network
-FORGET_TRAINER = "forget_trainer"  # its method
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 SIZES = (
     "model_type",

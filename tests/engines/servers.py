@@ -34,7 +34,6 @@ class ServerProcess:
         model: folder of the model.
         log: file that it writes to.
         options: of vLLM.
-        transfer: how weights come to it.
         workers: whether what computes has a process of its own, as vLLM has it on a CPU; without, as on one GPU, it is
             in the core, and a server starts in three quarters of the time.
     """
@@ -44,10 +43,9 @@ class ServerProcess:
         model: Path,
         log: Path,
         options: Sequence[str] = SMALL,
-        transfer: str = "folder",
         workers: bool = True,
     ) -> None:
-        self.model, self.log, self.options, self.transfer, self.workers = model, log, options, transfer, workers
+        self.model, self.log, self.options, self.workers = model, log, options, workers
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -60,7 +58,6 @@ class ServerProcess:
     def start(self) -> None:
         """Begin to start; see :meth:`wait`."""
         command = [sys.executable, "-m", "lightning_agentrl", "serve", str(self.model), "--port", str(self.port)]
-        command += ["--transfer", self.transfer]
         variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         if not self.workers:
             variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

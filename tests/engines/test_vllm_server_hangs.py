@@ -10,6 +10,7 @@ import json
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from lightning_agentrl.engines.vllm_server import server as http_server
 from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
 from lightning_agentrl.engines.vllm_server.server import VLLMServer, open_session
 from lightning_agentrl.errors import ConfigError, EngineGoneError
-from tests.engines.small_server import SAMPLE, SmallServer, asking, small_servers, weights_of
+from tests.engines.small_server import SAMPLE, SmallServer, asking, small_servers
 
 PATIENCE = 0.2
 FOREVER = 60.0  # more than any test takes
@@ -53,7 +54,7 @@ def play(test: Test, count: int = 2, patience: float = PATIENCE, wait_seconds: f
 async def pool_of(servers: Sequence[SmallServer], patience: float, wait_seconds: float) -> AsyncIterator[ServerPool]:
     async with open_session(patience) as session:
         ours = [VLLMServer(server.url, session, patience) for server in servers]
-        pool = ServerPool(ours, {"vocab_size": 300}, 100, (), "folder", wait_seconds)
+        pool = ServerPool(ours, {"vocab_size": 300}, 100, (), wait_seconds)
         minding = asyncio.create_task(pool.mind())
         try:
             yield pool
@@ -65,7 +66,7 @@ async def pool_of(servers: Sequence[SmallServer], patience: float, wait_seconds:
 
 async def update(pool: ServerPool, number: int) -> None:
     await pool.pause()
-    await pool.update(Weights(f"run-{number}", number, weights_of(number)))
+    await pool.update(Weights(f"run-{number}", number, Path(str(number))))
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -212,7 +212,7 @@ TOLD: dict[str, Any] = {
     "version": {"version": "0.32.0"},
     "models": {"data": [{"id": "/models/tiny", "root": "/models/tiny", "max_model_len": 100}]},
     "info": {"vllm_config": {"model_config": {"dtype": "torch.bfloat16", "logprobs_mode": "processed_logprobs"}}},
-    "sizes": {"results": [{**SIZES, "hidden_size": 64}]},
+    "sizes": [{**SIZES, "hidden_size": 64}],
 }
 
 
@@ -223,7 +223,7 @@ def complaint_with(part: str, **changes: Any) -> str | None:
     elif part == "models":
         answers["models"]["data"][0] |= changes
     elif part == "sizes":
-        answers["sizes"]["results"][0] |= changes
+        answers["sizes"][0] |= changes
     else:
         answers["info"]["vllm_config"]["model_config"] |= changes
     return complaint(read_facts(**answers), SIZES, max_model_len=100)

@@ -103,10 +103,6 @@ FITS = {
         ("v1/models", {"data": []}),
         ("v1/models", {"data": [{"root": "small", "max_model_len": math.inf}]}),
         ("server_info?config_format=json", {"vllm_config": []}),
-        (
-            "server_info?config_format=json",
-            {"vllm_config": {"model_config": {"dtype": "", "logprobs_mode": MODE}, "weight_transfer_config": "gloo"}},
-        ),
     ],
 )
 def test_a_server_whose_answers_have_another_form_is_refused(

@@ -10,15 +10,18 @@ import torch.distributed as dist
 from torch import nn
 
 from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine
-from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop
+from lightning_agentrl.engines.vllm_server.engine import BackgroundLoop
 from lightning_agentrl.errors import ConfigError
 
 
-class Weights:
-    """Delivers nothing."""
+class Shared:
+    """An empty folder in place of weights."""
 
-    def deliver(self, policy: Any, version: str) -> dict[str, Any]:
-        return {}
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, policy: Any, version: str) -> Path:
+        return self.folder
 
 
 class Pool:
@@ -42,8 +45,8 @@ def run(rank: int, folder: str) -> None:
         engine: Any = VLLMServerEngine(["http://127.0.0.1:1"])
         policy: Any = nn.Module()
         policy.lm = None
-        engine._loop, engine._handle = BackgroundLoop("servers"), PolicyHandle(policy, (), nullcontext)
-        engine._pool, engine._weights, engine._updates = Pool(rank == failing), Weights() if rank == 0 else None, 0
+        engine._loop, engine._handle = BackgroundLoop(), PolicyHandle(policy, (), nullcontext)
+        engine._pool, engine._shared = Pool(rank == failing), Shared(Path(folder)) if rank == 0 else None
         try:
             engine.sync(1)
             outcome = "updated"

@@ -93,8 +93,8 @@ def test_servers_take_a_password_from_the_environment(monkeypatch):
     monkeypatch.setenv("PW", SECRET)
     server = VLLMServer("http://me:${PW}@127.0.0.1:9", Session(), 1.0)
     with pytest.raises(Lost):
-        asyncio.run(server.post("/health", {}))
-    assert asked == [f"http://me:{SECRET}@127.0.0.1:9/health"]
+        asyncio.run(server.probe())
+    assert asked == [f"http://me:{SECRET}@127.0.0.1:9/collective_rpc"]
     assert SECRET not in server.url
 
 

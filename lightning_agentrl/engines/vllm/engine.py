@@ -44,8 +44,7 @@ class VLLMEngine(Engine):
         kv_cache_gb: GiB of keys and values on a CPU.
         sleep: release GPU memory between collections, weights included; of a policy with LoRA the base is kept in main
             memory. Has no effect if rollouts are collected while the policy is trained.
-        cuda_graphs: on a GPU, record steps that only decode as CUDA graphs at the start, with ``compiled`` others, too.
-        compiled: on a GPU, compile the model at the start, which takes a minute the first time.
+        cuda_graphs: on a GPU, record steps that only decode as CUDA graphs at the start.
     """
 
     own_weights: ClassVar[bool] = True
@@ -59,17 +58,8 @@ class VLLMEngine(Engine):
         kv_cache_gb: float = 1.0,
         sleep: bool = True,
         cuda_graphs: bool = False,
-        compiled: bool = False,
     ) -> None:
-        self.options = VLLMOptions(
-            dtype=dtype,
-            max_batch=max_batch,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kv_cache_gb=kv_cache_gb,
-            sleep=sleep,
-            cuda_graphs=cuda_graphs,
-            compiled=compiled,
-        )
+        self.options = VLLMOptions(dtype, max_batch, gpu_memory_utilization, kv_cache_gb, sleep, cuda_graphs)
         self.dtype = dtype
         self.policy_version = 0
         self._handle: PolicyHandle | None = None

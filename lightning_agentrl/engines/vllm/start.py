@@ -41,7 +41,6 @@ class VLLMOptions:
     kv_cache_gb: float
     sleep: bool
     cuda_graphs: bool
-    compiled: bool
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
@@ -196,9 +195,9 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
         arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-        arguments["enforce_eager"] = not (options.cuda_graphs or options.compiled)
-        if not arguments["enforce_eager"]:
-            arguments["compilation_config"] = compilation_of(options)
+        arguments["enforce_eager"] = not options.cuda_graphs
+        if options.cuda_graphs:
+            arguments["compilation_config"] = decoding_graphs(options.max_batch)
         arguments["async_scheduling"] = False  # vLLM's default, which a CPU has, is to do it
     if has_adapters(lm):
         (adapters,) = vars(lm)["peft_config"].values()
@@ -206,13 +205,9 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
     return arguments
 
 
-def compilation_of(options: VLLMOptions) -> dict[str, Any]:
-    """Return vLLM's ``compilation_config``: what is compiled, and which steps are recorded as CUDA graphs."""
-    compiling = 3 if options.compiled else 0  # ``VLLM_COMPILE`` and ``NONE``
-    if not options.cuda_graphs:
-        return {"mode": compiling, "cudagraph_mode": "NONE"}
-    recorded = "FULL_AND_PIECEWISE" if options.compiled else "FULL_DECODE_ONLY"  # pieces are cut by the compiler
-    return {"mode": compiling, "cudagraph_mode": recorded, "max_cudagraph_capture_size": options.max_batch}
+def decoding_graphs(max_batch: int) -> dict[str, Any]:
+    """Return vLLM's ``compilation_config`` that compiles nothing and records steps that only decode as CUDA graphs."""
+    return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "max_cudagraph_capture_size": max_batch}
 
 
 def close_vllm(engine: Any, owns_processes: bool) -> None:

@@ -3,50 +3,78 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from lightning_agentrl.distributed import all_gather, rank, world_size
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY, check_family, check_request
-from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop, in_thread
 from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
-from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
 from lightning_agentrl.engines.vllm_server.server import ServerFacts, VLLMServer, open_session
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.errors.secrets import check_secrets
-from lightning_agentrl.errors.vllm_version import check_installed
 from lightning_agentrl.types.model_input import check_text_only
-from lightning_agentrl.vllm_worker.extension import Transfer, sizes_of
+from lightning_agentrl.vllm_worker.extension import sizes_of
 
 if TYPE_CHECKING:
     import aiohttp  # slow, and imported with a server
 
-THREAD = "vllm-servers"
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """An event loop in a daemon thread, which runs coroutines until it is stopped."""
+
+    def __init__(self) -> None:
+        self._loop, self._stopped = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._serve, name="vllm-servers", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels the remaining tasks at its end
+            runner.run(self._stopped.wait())
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine; any thread can wait for its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and wait for its result in plain code; an interrupt cancels it."""
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what is running, and end the thread."""
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join()
 
 
 class VLLMServerEngine(Engine):
     """Engine that samples with vLLM servers over HTTP. ``agentrl serve MODEL`` starts one; only it needs vLLM.
 
-    Before each collection and validation the weights are written once into a folder that the servers read, or sent to
-    each of them over the network; LoRA adapters are merged into them. Servers and replies report the version of the
-    weights. An environment stays with its server, which has its past in the prefix cache; a new one goes to the server
-    with the fewest requests in flight. A server that dies, hangs or gives unusable answers is dropped with a warning,
-    and its requests go to the others. It is used again when it is back and has the current weights; with no server
-    left, requests wait. All processes of a run share the servers.
+    Before each collection and validation the weights are written once into a folder that the servers read; LoRA
+    adapters are merged into them. Servers and replies report the version of the weights. An environment stays with its
+    server, which has its past in the prefix cache; a new one goes to the server with the fewest requests in flight. A
+    server that dies, hangs or gives unusable answers is dropped with a warning, and its requests go to the others. It
+    is used again when it is back and has the current weights; with no server left, requests wait. All processes of a
+    run share the servers.
 
     Args:
         urls: addresses of the servers, such as http://127.0.0.1:8001. Each run needs servers of its own. ``${NAME}``
             stands for an environment variable, so that records and logs do not hold a password.
-        weights_folder: folder for weights that the servers see under the same path; by default a temporary folder, for
-            servers on the trainer's machine.
-        transfer: how weights get to the servers, which must be started with the same ``--transfer``: ``folder``;
-            ``nccl``, over the network from GPU to GPU, which needs vLLM on the trainer's side too; ``gloo``, the same
-            between main memories. Both keep a copy of the weights in the trainer's main memory.
+        weights_folder: folder for weights that the servers see under the same path, such as one on a shared file
+            system; by default a temporary folder, for servers on the trainer's machine, where ``/dev/shm`` is fastest.
         hang_seconds: seconds without an answer of its engine after which a server counts as hanging. A reply may take
             30 times as long, and an update of the weights 1 s more for each 10 MB. Raise it if a slow server is
             dropped.
@@ -59,7 +87,6 @@ class VLLMServerEngine(Engine):
         self,
         urls: list[str],
         weights_folder: str | None = None,
-        transfer: Literal["folder", "nccl", "gloo"] = "folder",
         hang_seconds: float = 60.0,
         wait_seconds: float = 3600.0,
     ) -> None:
@@ -69,40 +96,36 @@ class VLLMServerEngine(Engine):
             raise ValueError(f"urls must be different addresses, at least one, got {urls}")
         if wrong := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
             raise ValueError(f"urls must be as http://127.0.0.1:8001, got {wrong[0]}")
-        if weights_folder is not None and transfer != "folder":
-            raise ValueError(f"weights_folder is for the transfer 'folder', got it with '{transfer}'; leave one out")
         self.weights_folder = weights_folder
-        self.transfer: Transfer = transfer
         self.hang_seconds, self.wait_seconds = hang_seconds, wait_seconds
         self.policy_version = 0
         self.dtype = "auto"  # dtype of the servers, once known
         self._handle: PolicyHandle | None = None
         self._loop: BackgroundLoop | None = None
         self._pool: ServerPool | None = None
-        self._weights: SharedWeights | SentWeights | None = None
+        self._shared: SharedWeights | None = None  # of the rank that updates the servers
         self._minding: asyncio.Task[None] | None = None
         self._run = ""  # prefix of all versions of weights, different for each run
         self._updates = 0
 
     def check(self) -> None:
         """Raise a ConfigError if no server answers or one does not fit; its model is checked at the start."""
-        if self.transfer == "nccl":
-            try:
-                check_installed("the side of the trainer, with the transfer nccl,")
-            except (ImportError, ValueError) as error:
-                raise ConfigError(f"{error}; or set {KEY}.transfer to gloo or folder") from error
-        in_thread(lambda: asyncio.run(self._look()), THREAD).result()  # the caller may be on a loop
+        loop = BackgroundLoop()  # the caller may be on another one
+        try:
+            loop.run(self._inspect())
+        finally:
+            loop.stop()
 
     def start(self, handle: PolicyHandle) -> None:
         """Connect to the servers, or raise a ConfigError if none answers or one does not fit the policy."""
         if self._loop is not None:
             return
         (self._run, *_) = all_gather(uuid.uuid4().hex[:12])
-        self._loop, self._handle, self._updates = BackgroundLoop(THREAD), handle, 0
+        self._loop, self._handle, self._updates = BackgroundLoop(), handle, 0
         try:
             self._loop.run(self._open(handle))
             if rank() == 0:
-                self._weights = self._way(handle)
+                self._shared = SharedWeights(self.weights_folder)
         except BaseException:
             self.stop()
             raise
@@ -112,15 +135,15 @@ class VLLMServerEngine(Engine):
         loop, pool, handle = self._started()
         loop.run(pool.pause())
         self._updates += 1
-        version, delivery = f"{self._run}-{self._updates}", None
+        version, folder = f"{self._run}-{self._updates}", None
         with _raised_on_all():
             with handle.gathered():
-                if self._weights is not None:
-                    delivery = self._weights.deliver(handle.policy.lm, version)
-            if delivery is not None:
-                loop.run(pool.update(Weights(version, policy_version, delivery)))
+                if self._shared is not None:
+                    folder = self._shared.write(handle.policy.lm, version)
+            if folder is not None:
+                loop.run(pool.update(Weights(version, policy_version, folder, _bytes_in(folder))))
         with _raised_on_all():
-            if self._weights is None:  # another rank has updated the servers
+            if self._shared is None:  # another rank has updated the servers
                 loop.run(pool.update(Weights(version, policy_version, None)))
         self.policy_version = policy_version
 
@@ -142,39 +165,26 @@ class VLLMServerEngine(Engine):
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.stop()
-        if self._weights is not None:
-            self._weights.remove()
-        self._handle = self._pool = self._weights = self._minding = None
+        if self._shared is not None:
+            self._shared.remove()
+        self._handle = self._pool = self._shared = self._minding = None
 
     def _started(self) -> tuple[BackgroundLoop, ServerPool, PolicyHandle]:
         if self._loop is None or self._pool is None or self._handle is None:
             raise RuntimeError("the engine was not started")
         return self._loop, self._pool, self._handle
 
-    def _way(self, handle: PolicyHandle) -> SharedWeights | SentWeights:
-        if self.transfer == "folder":
-            return SharedWeights(self.weights_folder)
-        device = next(handle.policy.parameters()).device
-        if self.transfer == "nccl" and device.type != "cuda":
-            raise ConfigError(
-                f"weights go by nccl from a GPU, and the policy is on the device '{device.type}'; change "
-                f"trainer.accelerator, or set {KEY}.transfer to gloo or folder"
-            )
-        return SentWeights(self.transfer, device)
-
     # On the event loop of the servers
 
-    async def _look(self) -> None:
+    async def _inspect(self) -> None:
         async with open_session(self.hang_seconds) as session:
-            await ServerPool(self._servers(session), {}, 0, (), self.transfer).inspect()
+            await ServerPool(self._servers(session), {}, 0, ()).inspect()
 
     async def _open(self, handle: PolicyHandle) -> None:
         check_family(handle.policy.lm.config)
         sizes = sizes_of(handle.policy.lm.config.get_text_config())
         session = open_session(self.hang_seconds)
-        pool = ServerPool(
-            self._servers(session), sizes, handle.window, handle.stop_token_ids, self.transfer, self.wait_seconds
-        )
+        pool = ServerPool(self._servers(session), sizes, handle.window, handle.stop_token_ids, self.wait_seconds)
         self._minding = asyncio.create_task(_mind(pool, session))  # closes the session at the end
         facts = await pool.inspect()
         self.dtype = next((server.dtype for server in facts if server.dtype != "float32"), "float32")
@@ -185,6 +195,10 @@ class VLLMServerEngine(Engine):
         """Return the servers in an order that differs between ranks: each rank counts its own requests only."""
         first = rank() * len(self.urls) // world_size() % len(self.urls)
         return [VLLMServer(url, session, self.hang_seconds) for url in self.urls[first:] + self.urls[:first]]
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 @contextmanager

@@ -7,16 +7,16 @@ import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY
-from lightning_agentrl.engines.vllm_server.server import Delivery, Lost, ServerFacts, Unusable, VLLMServer, complaint
+from lightning_agentrl.engines.vllm_server.server import Lost, ServerFacts, Unusable, VLLMServer, complaint
 from lightning_agentrl.errors import ConfigError, EngineGoneError
 from lightning_agentrl.types.model_input import ModelInput
-from lightning_agentrl.vllm_worker.extension import Transfer
 
 LOOK_SECONDS = 2.0  # between checks of a server
 TRIES = 5  # attempts at a request that fails although a server answers
@@ -28,7 +28,8 @@ class Weights:
 
     version: str
     policy_version: int
-    delivery: Delivery | None  # None: another process delivers them
+    folder: Path | None  # that servers load; None: another process makes them load
+    size: int = 0  # bytes
     contents: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     """By layout: the first server that has taken them, and the checksums of its weights."""
 
@@ -52,7 +53,6 @@ class ServerPool:
         sizes: sizes of the policy, see :func:`complaint`; empty to accept any model, and sample nothing.
         max_model_len: most tokens of a prompt with its reply.
         stop_token_ids: tokens that end a reply.
-        transfer: how weights get to them.
         wait_seconds: most seconds that requests wait while there is no server.
     """
 
@@ -62,11 +62,10 @@ class ServerPool:
         sizes: Mapping[str, Any],
         max_model_len: int,
         stop_token_ids: Sequence[int],
-        transfer: Transfer = "folder",
         wait_seconds: float = 0.0,
     ) -> None:
         self.replicas = [Replica(server) for server in servers]
-        self.sizes, self.transfer = sizes, transfer
+        self.sizes = sizes
         self.max_model_len, self.stop_token_ids = max_model_len, stop_token_ids
         self.wait_seconds = wait_seconds
         self._weights: Weights | None = None  # None: no server has any, or an update is on its way
@@ -122,7 +121,7 @@ class ServerPool:
             ConfigError: a server refuses the request.
             EngineGoneError: there has been no server for too long, or the request has failed too often.
         """
-        faults, failed = list[Lost](), set[Replica]()
+        faults, failed = 0, set[Replica]()
         while True:
             replica = await self._choose(request, failed)
             weights = self._weights
@@ -139,14 +138,18 @@ class ServerPool:
             try:
                 return task.result()
             except Lost as error:
-                faults.append(error)
-                failed.add(replica)
-            if len(faults) >= TRIES:
+                fault = error
+            faults += 1
+            failed.add(replica)
+            if faults >= TRIES:
                 raise EngineGoneError(
-                    f"a reply has failed {TRIES} times, last on the server {replica.server.url} ({faults[-1]}); "
+                    f"a reply has failed {TRIES} times, last on the server {replica.server.url} ({fault}); "
                     "look at its output"
-                ) from faults[-1]
-            await self._look_after(replica, faults)
+                ) from fault
+            if replica.used:
+                await self._check(replica, fault)
+            if replica.used:
+                await asyncio.sleep(back_off(faults))
 
     async def mind(self) -> None:
         """Keep looking for servers that hang or are back, for ever."""
@@ -155,17 +158,24 @@ class ServerPool:
     async def _mind(self, replica: Replica) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            weights = self._weights
-            if weights is None or replica.admitting.locked():  # which has a time limit of its own
+            if self._weights is None or replica.admitting.locked():  # which has a time limit of its own
                 continue
-            if not replica.used:
-                await self._admit(replica)
-                continue
-            try:
-                await replica.server.probe()
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others are looked at
-                if replica.used and weights is self._weights:  # else it was taking weights meanwhile
-                    self._drop(replica, error)
+            await (self._check(replica) if replica.used else self._admit(replica))
+
+    async def _check(self, replica: Replica, fault: Lost | None = None) -> None:
+        """Drop a server that does not answer; after a fault, also if it gives unusable answers or has other weights."""
+        weights = self._weights
+        why: Exception | None = None
+        try:
+            if isinstance(fault, Unusable):
+                raise fault
+            await replica.server.probe()
+            if fault is not None and weights and await replica.server.weight_version() != weights.version:
+                why = Lost("it was restarted and has its initial weights")
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others are checked
+            why = error if fault is None or isinstance(error, Unusable) else fault
+        if why is not None and replica.used and weights is self._weights:  # else there are newer weights, or it is gone
+            self._drop(replica, why)
 
     async def _choose(self, request: SamplingRequest, failed: Collection[Replica]) -> Replica:
         """Return the server for a request, if possible none at which it has failed.
@@ -207,32 +217,13 @@ class ServerPool:
         except ValueError as error:
             raise ConfigError(f"the server {server.url} {error}") from error
 
-    async def _look_after(self, replica: Replica, faults: Sequence[Lost]) -> None:
-        """Drop a server that is gone, unusable or lost its weights after a fault; else give it a moment."""
-        if not replica.used:  # dropped meanwhile
-            return
-        weights = self._weights
-        assert weights is not None
-        why: Exception = Lost("it was restarted and has its initial weights")
-        try:
-            if isinstance(faults[-1], Unusable):
-                raise faults[-1]
-            await replica.server.probe()
-            current = await replica.server.weight_version() == weights.version
-        except (Lost, ValueError) as error:
-            current, why = False, error if isinstance(error, Unusable) else faults[-1]
-        if current:
-            await asyncio.sleep(back_off(len(faults)))
-        elif replica.used and weights is self._weights:
-            self._drop(replica, why)
-
     async def _facts(self, replica: Replica) -> ServerFacts:
         """Return the facts of a server, or raise a ConfigError if it does not fit."""
         try:
             facts = await replica.server.facts()
         except ValueError as error:
             raise ConfigError(f"the server {replica.server.url} {error}") from error
-        if why := complaint(facts, self.sizes, self.max_model_len, self.transfer):
+        if why := complaint(facts, self.sizes, self.max_model_len):
             raise ConfigError(f"the server {replica.server.url} {why}")
         return facts
 
@@ -247,8 +238,8 @@ class ServerPool:
                 return None
             try:
                 await self._facts(replica)
-                if weights.delivery is not None:
-                    await self._load(replica, weights.delivery, weights)
+                if weights.folder is not None:
+                    await self._load(replica.server, weights.folder, weights)
                 elif await replica.server.weight_version() != weights.version:
                     raise Lost("it does not have the current weights yet")
                 if replica.why is not None:  # sample one token before it is used again
@@ -266,11 +257,10 @@ class ServerPool:
             self._some_used.set()
             return None
 
-    async def _load(self, replica: Replica, delivery: Delivery, weights: Weights) -> None:
+    async def _load(self, server: VLLMServer, folder: Path, weights: Weights) -> None:
         """Load the weights, and refuse a server with other bits than one of equal layout."""
-        server = replica.server
         try:
-            await server.load(delivery, weights.version)
+            await server.load(folder, weights.size, weights.version)
         except Unusable:
             raise
         except (Lost, ValueError) as error:
@@ -278,12 +268,11 @@ class ServerPool:
                 await server.probe()
             raise ConfigError(
                 f"the server {server.url} cannot take the weights of the policy: {error}; it must serve the same model "
-                f"and {delivery.needs}"
+                f"and see the folder {folder} ({KEY}.weights_folder)"
             ) from error
         if len(self.replicas) == 1:
             return
-        async with server.limit(delivery.seconds(server.patience), "reported the checksums of its weights"):
-            layout, content = await server.checksums()
+        layout, content = await server.checksums(weights.size)
         other, expected = weights.contents.setdefault(layout, (server.url, content))
         if content != expected:
             raise ConfigError(

@@ -6,9 +6,10 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
@@ -16,7 +17,7 @@ from lightning_agentrl.engines.vllm.start import KEY, LESS_PROMPT, sampling_argu
 from lightning_agentrl.errors import one_line
 from lightning_agentrl.errors.secrets import filled
 from lightning_agentrl.errors.vllm_version import GET, SUPPORTED, is_supported
-from lightning_agentrl.vllm_worker.extension import MODE, Transfer, WorkerExtension
+from lightning_agentrl.vllm_worker.extension import MODE, WorkerExtension
 
 if TYPE_CHECKING:
     import aiohttp
@@ -49,21 +50,6 @@ class ServerFacts:
     max_model_len: int  # tokens of a prompt and its reply
     dtype: str
     logprobs_mode: str
-    transfer: str | None  # the network transfer it was started for
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """One version of the weights, and how servers get it."""
-
-    needs: str  # what a server needs for it, as the end of an error message
-    size: int  # bytes of the weights
-    bring: Callable[[VLLMServer, str], Awaitable[None]]
-    """Makes a server load them, given the version of its weights. Raises Lost or ValueError."""
-
-    def seconds(self, patience: float) -> float:
-        """Return the most seconds that a server may take to load the weights, or to read them once."""
-        return patience + self.size / SLOWEST
 
 
 def open_session(patience: float) -> aiohttp.ClientSession:
@@ -91,14 +77,15 @@ class VLLMServer:
         self.url, self.patience = url, patience
         self._session = session
 
-    async def probe(self) -> None:
-        """Wait for an answer of its engine and all workers; the route for health only reports whether they have ended.
+    async def probe(self) -> list[Any]:
+        """Return the sizes of the model of each worker; ``/health`` does not reach the engine and its workers.
 
         Raises:
-            Unusable: it does not come in time, or cannot be read.
+            Unusable: the answer does not come in time, or cannot be read.
             Lost: the server or its engine has ended.
         """
-        await self._call("POST", "/collective_rpc", {"method": POLICY_SIZES}, self.patience)
+        async with self.limit(self.patience, "answered its engine's probe"):
+            return await self.call_workers(POLICY_SIZES)
 
     async def facts(self) -> ServerFacts:
         """Return what the server reports about itself, or raise an error if it was not started to take weights."""
@@ -106,20 +93,24 @@ class VLLMServer:
             await self._get(path) for path in ("/version", "/v1/models", "/server_info?config_format=json")
         ]
         try:
-            sizes = await self._call("POST", "/collective_rpc", {"method": POLICY_SIZES}, self.patience)
+            sizes = await self.probe()
         except Unusable:
             raise
         except Lost as error:
             await self._get("/health")  # it runs, but does not know that method
             raise ValueError(f"reports no sizes of its model ({error}); start it with `agentrl serve`") from error
-        with reading("reports its settings"):
+        with _reading("reports its settings"):
             return read_facts(version, models, info, sizes)
 
     async def weight_version(self) -> str:
         """Return the version of its weights that was set last."""
         return str((await self._get("/weight_info")).get("weight_version"))
 
-    async def load(self, delivery: Delivery, version: str) -> None:
+    def seconds_for(self, weight_bytes: int) -> float:
+        """Return the most seconds in which the server loads its weights, or reads them once."""
+        return self.patience + weight_bytes / SLOWEST
+
+    async def load(self, folder: Path, weight_bytes: int, version: str) -> None:
         """Make it load weights and drop its prefix cache, and check the version.
 
         Raises:
@@ -127,31 +118,26 @@ class VLLMServer:
             Lost: it went away meanwhile.
             ValueError: it cannot load them, or has others afterwards.
         """
-        async with self.limit(delivery.seconds(self.patience), "loaded the weights"):
-            before, loading = await self.weight_version(), f"{LOADING}{version}"
-            await self.post("/update_weight_version", {"new_version": loading})
-            await delivery.bring(self, before)
+        async with self.limit(self.seconds_for(weight_bytes), "loaded the weights"):
+            loading = f"{LOADING}{version}"
+            await self._post("/update_weight_version", {"new_version": loading})
+            await self.call_workers("reload_weights", weights_path=str(folder))
             await self.call_workers(WorkerExtension.pack_experts.__name__)
             await self._forget_prefixes()
             await self._expect(loading)  # the same process as before, and no other run's weights
-            await self.post("/update_weight_version", {"new_version": version})
+            await self._post("/update_weight_version", {"new_version": version})
             await self._expect(version)
 
     async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method of all its workers, and return what each of them returned."""
-        return (await self.post("/collective_rpc", {"method": method, "kwargs": arguments})).get("results") or []
+        return (await self._post("/collective_rpc", {"method": method, "kwargs": arguments})).get("results") or []
 
-    async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the layouts and the checksums of the weights of its workers; the caller limits the time."""
-        answers = await self.call_workers(WorkerExtension.weights_checksum.__name__)
-        with reading("reports its checksums"):
+    async def checksums(self, weight_bytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the layouts and the checksums of the weights of its workers."""
+        async with self.limit(self.seconds_for(weight_bytes), "reported the checksums of its weights"):
+            answers = await self.call_workers(WorkerExtension.weights_checksum.__name__)
+        with _reading("reports its checksums"):
             return tuple(layout for layout, _ in answers), tuple(content for _, content in answers)
-
-    async def workers(self) -> int:
-        """Return how many of its processes hold weights."""
-        answer = await self._get("/get_world_size")
-        with reading("reports its number of processes"):
-            return int(answer["world_size"])
 
     async def generate(
         self,
@@ -171,13 +157,13 @@ class VLLMServer:
         params = sampling_arguments(request, stop_token_ids)
         body = {"token_ids": list(request.prompt.ids), "sampling_params": params}
         async with self.limit(REPLY_TIMES * self.patience, f"finished a reply of at most {request.max_tokens} tokens"):
-            answer = await self.post("/inference/v1/generate", body)
+            answer = await self._post("/inference/v1/generate", body)
         return read_reply(answer, request, stop_token_ids, vocabulary, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
         end = time.monotonic() + self.patience / 2  # aborted requests may still be ending
         while time.monotonic() < end:
-            if (await self.post("/reset_prefix_cache", {})).get("success"):
+            if (await self._post("/reset_prefix_cache", {})).get("success"):
                 return
             await asyncio.sleep(0.2)
         raise ValueError(
@@ -200,24 +186,21 @@ class VLLMServer:
             raise Unusable(f"it has not {work} within {seconds:g} s") from error
 
     async def _get(self, path: str) -> dict[str, Any]:
-        return await self._call("GET", path, None, self.patience)
+        async with self.limit(self.patience, f"answered {path}"):
+            return await self._call("GET", path)
 
-    async def post(self, path: str, body: Any) -> dict[str, Any]:
+    async def _post(self, path: str, body: Any) -> dict[str, Any]:
         """Return its answer; the caller limits the time."""
-        return await self._call("POST", path, body, None)
+        return await self._call("POST", path, body)
 
-    async def _call(
-        self, method: Literal["GET", "POST"], path: str, body: Any, seconds: float | None
-    ) -> dict[str, Any]:
+    async def _call(self, method: Literal["GET", "POST"], path: str, body: Any = None) -> dict[str, Any]:
         import aiohttp
 
         try:
-            async with asyncio.timeout(seconds):
-                async with self._session.request(method, filled(self.url, f"{KEY}.urls") + path, json=body) as answer:
-                    status, text = answer.status, await _text(answer)
-        except TimeoutError as error:
-            within = f" within {seconds:g} s" if seconds else ""
-            raise Unusable(f"it has not answered {path}{within}") from error
+            async with self._session.request(method, filled(self.url, f"{KEY}.urls") + path, json=body) as answer:
+                status, text = answer.status, await _text(answer)
+        except TimeoutError:  # of :meth:`limit`, or of the connection
+            raise
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(one_line(str(error)) or f"no answer ({type(error).__name__})") from error
         if status >= 500 or status in LATER:
@@ -232,12 +215,12 @@ class VLLMServer:
         if status >= 400:
             raise ValueError(f"refused {path} with {status}: {_shortened(text)}")
         try:
-            answer = json.loads(text or "{}")
+            content = json.loads(text or "{}")
         except (ValueError, RecursionError) as error:  # also of numbers that are too long
             raise Unusable(
                 f"it answered {path} with something other than JSON ({_shortened(text)}); start it with `agentrl serve`"
             ) from error
-        return answer if isinstance(answer, dict) else {}
+        return content if isinstance(content, dict) else {}
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:
@@ -256,7 +239,7 @@ def _shortened(text: str) -> str:
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def _reading(what: str) -> Iterator[None]:
     """Raise Unusable if an answer cannot be read inside.
 
     Args:
@@ -271,26 +254,22 @@ def reading(what: str) -> Iterator[None]:
 
 
 def read_facts(
-    version: Mapping[str, Any], models: Mapping[str, Any], info: Mapping[str, Any], sizes: Mapping[str, Any]
+    version: Mapping[str, Any], models: Mapping[str, Any], info: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]]
 ) -> ServerFacts:
-    """Read the facts from ``/version``, ``/v1/models``, ``/server_info`` and the report of the first worker."""
+    """Read the facts from ``/version``, ``/v1/models``, ``/server_info`` and the reports of the workers."""
     (model, *_) = models["data"]
     config = info["vllm_config"]["model_config"]
-    transfer = info["vllm_config"].get("weight_transfer_config") or {}
     return ServerFacts(
         vllm=str(version["version"]),
         model=str(model["root"]),
-        sizes=dict(sizes["results"][0]),
+        sizes=dict(sizes[0]),
         max_model_len=int(model["max_model_len"]),
         dtype=str(config["dtype"]).removeprefix("torch."),
         logprobs_mode=str(config["logprobs_mode"]),
-        transfer=transfer.get("backend"),
     )
 
 
-def complaint(
-    facts: ServerFacts, sizes: Mapping[str, Any], max_model_len: int, transfer: Transfer = "folder"
-) -> str | None:
+def complaint(facts: ServerFacts, sizes: Mapping[str, Any], max_model_len: int) -> str | None:
     """Return why a server cannot be used, and the remedy; None if it can.
 
     The weights that a server was started with do not matter, since it gets those of the policy.
@@ -299,7 +278,6 @@ def complaint(
         facts: facts of the server.
         sizes: sizes of the policy; those that both report are compared.
         max_model_len: most tokens of a prompt with its reply.
-        transfer: how weights are to be transferred to it.
     """
     if not is_supported(facts.vllm):
         return f"runs vLLM {facts.vllm}, but version {SUPPORTED} is needed there; get it with {GET}"
@@ -307,11 +285,6 @@ def complaint(
         return (
             f"gives log-probs in the mode '{facts.logprobs_mode}', which are not those of the sampled distribution; "
             f"start it with `agentrl serve`, or with --logprobs-mode {MODE}"
-        )
-    if (found := facts.transfer or "folder") != transfer:
-        return (
-            f"was started to take weights by '{found}', but the run sends them by '{transfer}'; start it with "
-            f"`agentrl serve MODEL --transfer {transfer}`, or set {KEY}.transfer to {found}"
         )
     if other := [name for name in sizes if facts.sizes.get(name, sizes[name]) != sizes[name]]:
         differs = ", ".join(f"{name} {facts.sizes[name]} and not {sizes[name]}" for name in other)
@@ -350,7 +323,7 @@ def read_reply(
         Unusable: ids or log-probs are missing, too many or no such numbers.
         ValueError: the reply is from weights of another run.
     """
-    with reading("answered"):
+    with _reading("answered"):
         (choice,) = answer.get("choices") or [{}]
         reason, ids = choice.get("finish_reason"), tuple(choice.get("token_ids") or ())
         content = [

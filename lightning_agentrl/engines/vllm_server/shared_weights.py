@@ -1,4 +1,4 @@
-"""Weights of a policy as files for servers: each version in a folder of its own, which appears once complete."""
+"""Weights of a policy as files for servers: each version in a separate folder, which appears once complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightning_agentrl.engines.vllm.start import KEY
-from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from lightning_agentrl.engines.weights import named_as_in_files, named_weights, whole
 from lightning_agentrl.errors import ConfigError, one_line
 
@@ -34,17 +33,7 @@ class SharedWeights:
             self.folder = Path(tempfile.mkdtemp(prefix="weights-", dir=parent)).resolve()
             self.folder.chmod(0o755)  # servers may run under another user
         except OSError as error:
-            raise _no_place(parent, error) from error
-
-    def deliver(self, lm: PreTrainedModel, version: str) -> Delivery:
-        """Write all weights for servers to load. Raises ConfigError as :meth:`write` does."""
-        folder = self.write(lm, version)
-
-        async def bring(server: VLLMServer, before: str) -> None:
-            await server.call_workers("reload_weights", weights_path=str(folder))
-
-        size = sum(file.stat().st_size for file in folder.glob("*"))
-        return Delivery(f"see the folder {folder} ({KEY}.weights_folder)", size, bring)
+            raise _cannot_write(parent, error) from error
 
     def write(self, lm: PreTrainedModel, version: str) -> Path:
         """Write all weights, with adapters merged, and return the folder to load.
@@ -57,12 +46,12 @@ class SharedWeights:
         draft = self.folder / f".{version}"
         try:
             draft.mkdir()
-            save_file(_apart(whole(lm)), draft / "model.safetensors", metadata={"format": "pt", "version": version})
+            save_file(_separate(whole(lm)), draft / "model.safetensors", metadata={"format": "pt", "version": version})
             done = draft.rename(self.folder / version)
         except (OSError, SafetensorError) as error:
-            raise _no_place(self.folder, error) from error
+            raise _cannot_write(self.folder, error) from error
         for older in self.folder.iterdir():
-            if older != done:  # one that cannot go, as on NFS while a server reads it, goes after the next update
+            if older != done:  # NFS keeps a folder that a server reads; it is removed after the next update
                 shutil.rmtree(older, ignore_errors=True)
         return done
 
@@ -70,15 +59,15 @@ class SharedWeights:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _no_place(folder: object, error: Exception) -> ConfigError:
+def _cannot_write(folder: object, error: Exception) -> ConfigError:
     why = one_line(str(error))
     return ConfigError(
         f"the weights for the servers cannot be written into {folder} ({why}); change {KEY}.weights_folder"
     )
 
 
-def _apart(lm: PreTrainedModel) -> dict[str, Tensor]:
-    """Return weights by name in main memory, one with several names copied for each: a file cannot share them."""
+def _separate(lm: PreTrainedModel) -> dict[str, Tensor]:
+    """Return weights by name in main memory; a weight with several names is copied, since a file cannot share it."""
     weights, seen = dict[str, Tensor](), set[int]()
     for name, weight in named_as_in_files(lm, named_weights(lm)):
         own = weight.cpu().contiguous()
