@@ -55,7 +55,7 @@ class Contract:
 
     @property
     def places(self) -> dict[str, str]:
-        """The texts that a system text of the config may use, besides the actions."""
+        """The texts that a system text of the config may use besides the actions."""
         return {name: getattr(self, name) for name in TEXTS}
 
 
@@ -76,13 +76,12 @@ class ContractReader:
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
         for name in _FORMS:
-            for layer in layers:
-                if hasattr(type(layer), name) or hasattr(layer, name):  # a property that raises is not absent
-                    value = getattr(layer, name)
-                    if name not in TEXTS or isinstance(value, str):  # otherwise the environment's own use of a name
-                        # a copy, since the environment may change it in place
-                        offered[name] = dict(value) if isinstance(value, Mapping) else value
-                    break
+            # a property that raises is not absent
+            owner = next((one for one in layers if hasattr(type(one), name) or hasattr(one, name)), None)
+            if owner is not None:
+                value = getattr(owner, name)
+                if name not in TEXTS or isinstance(value, str):  # else the environment's own use of the name
+                    offered[name] = dict(value) if isinstance(value, Mapping) else value  # it may change in place
         if offered != self._offered or [*offered.get("actions", ())] != [*self.contract.actions]:  # also the order
             self.contract, self._offered = _checked(offered), deepcopy(offered)
         return self.contract
@@ -97,16 +96,13 @@ def _checked(offered: Mapping[str, Any]) -> Contract:
         try:
             checked[name] = read(value)
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise contract_error(
-                f"the environment's attribute `{name}` is {in_short(value)}, a value of type {type(value).__name__}; "
-                f"it must be {needed}"
-            ) from None
+            found = f"{in_short(value)}, a value of type {type(value).__name__}"
+            raise contract_error(f"the environment's attribute `{name}` is {found}; it must be {needed}") from None
     contract = Contract(**checked)
-    if contract.actions and contract.default_action and contract.default_action not in contract.actions:
-        raise contract_error(
-            f"the environment's attribute `default_action` is {contract.default_action!r}, which is not one of its "
-            f"actions: {', '.join(contract.actions)}"
-        )
+    default, actions = contract.default_action, contract.actions
+    if actions and default and default not in actions:
+        given = f"the environment's attribute `default_action` is {default!r}, which is not one of its actions"
+        raise contract_error(f"{given}: {', '.join(actions)}")
     return contract
 
 
@@ -123,18 +119,10 @@ def _texts(value: Any) -> dict[str, str]:
     return {_text(name): _text(text) for name, text in value.items()}
 
 
-def _pairs(value: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((_text(observation), _text(reply)) for observation, reply in value)
-
-
 def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     for tool in value:
         _text(tool.get("function", tool)["name"])
     return tuple(json.loads(well_formed(json.dumps([*value], ensure_ascii=False))))
-
-
-def _flag(value: Any) -> bool:
-    return bool(_one_of(type(value).__name__, "bool", "bool_") and value)  # Python's and numpy's
 
 
 def _one_of(value: Any, *allowed: str | None) -> Any:
@@ -143,6 +131,7 @@ def _one_of(value: Any, *allowed: str | None) -> Any:
     return value
 
 
+_FLAG = ("true or false", lambda value: bool(_one_of(type(value).__name__, "bool", "bool_") and value))
 _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "actions": ("a dictionary of names and descriptions, such as {'left': 'one step left'}", _texts),
     "aliases": ("a dictionary of other names and actions, such as {'go left': 'left'}", _texts),
@@ -150,12 +139,15 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "system_prompt": ("a text", _text),
     "mission": ("a text", _text),
     "tips": ("a text", _text),
-    "examples": ("a list of pairs of texts, such as [('a wall on the left', 'right')]", _pairs),
-    "free_text": ("true or false", _flag),
+    "examples": (
+        "a list of pairs of texts, such as [('a wall on the left', 'right')]",
+        lambda pairs: tuple((_text(observation), _text(reply)) for observation, reply in pairs),
+    ),
+    "free_text": _FLAG,
     "tool_schemas": ("a list of JSON schemas of functions, each with a name, of plain values only", _tools),
     "observation_role": ("'user' or 'tool'", lambda value: _one_of(_text(value), "user", "tool")),
-    "one_turn": ("true or false", _flag),
+    "one_turn": _FLAG,
     "render_mode": ("a text or None", lambda value: value if value is None else _text(value)),
     "worker": ("'process', 'inline' or None", lambda value: _one_of(value, "process", "inline", None)),
-    "deterministic": ("true or false", _flag),
+    "deterministic": _FLAG,
 }

@@ -169,26 +169,25 @@ def pickled(recipe: Recipe) -> bytes:
     try:
         order = pickle.dumps(replace(recipe, registered=spec))
     except Exception as error:  # whatever the arguments raise
-        raise ConfigError(_not_portable(recipe.id, recipe.key, error)) from error
+        raise _not_portable(recipe.id, recipe.key, error) from error
     return pickle.dumps((recipe.id, recipe.key, order))
 
 
-def _not_portable(env_id: str, key: str, error: Exception) -> str:
-    return (
+def _not_portable(env_id: str, key: str, error: Exception) -> ConfigError:
+    return ConfigError(
         f"the arguments of the environment '{env_id}' cannot be sent to its process: {_named(error)} (key "
         f"{key}.kwargs); give plain values, or objects of importable classes, or set {key}.worker to thread"
     )
 
 
 def serve(pipe: int) -> None:
-    """Answer the calls of the trainer, at the process's end of the pipe. Takes the number of an open file."""
+    """Answer the trainer's calls, at the process's end of the pipe. Takes the number of an open file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    served = _Served(Connection(pipe))
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer is gone
-        served.run()
+        _Server(Connection(pipe)).run()
 
 
-class _Served:
+class _Server:
     """The environment in its process."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -208,7 +207,7 @@ class _Served:
         try:
             self.recipe = pickle.loads(order)
         except Exception as error:  # whatever modules of the arguments raise
-            raise ConfigError(_not_portable(env_id, key, error)) from error
+            raise _not_portable(env_id, key, error) from error
         with AsEnvErrors():
             self.recipe.load()
 

@@ -1,4 +1,4 @@
-"""One environment of a run: where it lives, its running episode, and its recovery from errors.
+"""One environment of a run: where it runs, its episode, and the retries and replays after an error.
 
 Blocking calls run in a thread, in the event loop if the environment declares that its steps take microseconds, or in a
 separate process (:mod:`lightning_agentrl.episodes.env_process`). Any error in the environment is raised as an
@@ -17,11 +17,11 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar
 
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.env_process import ProcessEnvironment, pickled
-from lightning_agentrl.episodes.environment import Answer, Environment, Hosted
+from lightning_agentrl.episodes.environment import Answer, Environment
 from lightning_agentrl.episodes.observation import CONTRACT
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.episodes.wording import Wording, check_wording, reworded
@@ -29,15 +29,16 @@ from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
 CLOSING_SECONDS = 30.0  # that a run waits for environments to close
+Hosted = Environment | ProcessEnvironment
 T = TypeVar("T")
 
 
 class ReplayDiffersError(EnvError):
-    """An environment that does not reach the same observation from the same seed and actions.
+    """A replay from the same seed and actions reached another observation.
 
     Args:
         message: one sentence.
-        declared: the environment declares that it cannot.
+        declared: the environment declares that it is not deterministic.
         call: that an agent program makes instead of the recorded one; None: it is no agent program.
         turn: number of that call in its episode.
     """
@@ -62,7 +63,7 @@ class Start:
 
 
 class EnvWorker:
-    """One environment, its running episode as seed and actions, and its recovery from errors.
+    """One environment and its running episode as seed and actions.
 
     After an error the environment is made anew, the episode is replayed, and the call is repeated.
 
@@ -84,23 +85,20 @@ class EnvWorker:
         wording_key: str = "",
         name: str = "an environment",
     ) -> None:
-        self.executor = executor
-        self.retries = retries
-        self.wording = wording
-        self.wording_key = wording_key
-        self.name = name
+        self.executor, self.retries, self.name = executor, retries, name
+        self.wording, self.wording_key = wording, wording_key
         self.contract = Contract()  # what the environment offers now
         self.call = ""  # the running call: reset, step, render, fork, close, or none
         self.moved_at = 0.0  # when that changed, on the monotonic clock
         self.start = Start(0, 0, 0)  # of the running episode
-        self.actions: list[str] = []  # of the running episode
+        self.actions: list[str] = []  # of the running episode; a session's episode holds the same list
         self.answer: Answer | None = None  # the last one; None before the first episode
         self.errors: list[str] = []  # kinds of those that were recovered from and are in no turn yet
         self.lost_seeds: set[int] = set()  # of episodes that ended in faults since the last turn that was recorded
         self._make = make
         self._environment: Hosted | None = None
         self._astray = True  # the environment is missing, or in another state than the recorded one
-        self._forked: tuple[int, int] | None = None  # after so many actions of the episode, and the seed from there on
+        self._forked: tuple[int, int] | None = None  # number of actions before the fork, and the seed after it
         self._action: str | None = None  # the running action; None: the beginning of an episode
         self._one_call = threading.Lock()  # a call that was cancelled may take a while to end
         self._given_up = threading.Event()  # the running call was cancelled
@@ -109,9 +107,14 @@ class EnvWorker:
 
     # What an interaction waits for
 
-    async def reset(self, start: Start) -> Answer:
-        """Begin an episode and return its first answer."""
-        self._begin(start)
+    async def reset(self, start: Start, actions: list[str] | None = None) -> Answer:
+        """Begin an episode and return its first answer.
+
+        Args:
+            start: of the episode.
+            actions: the empty list to which each step adds its action; None: a new one.
+        """
+        self._begin(start, [] if actions is None else actions)
         return self._see(await self._run("reset", partial(self._replayed, None)))
 
     async def step(self, action: str) -> Answer:
@@ -126,12 +129,12 @@ class EnvWorker:
         self._action = "render"
         return await self._run("render", lambda: self._recovered().draw())
 
-    async def fork(self, start: Start, actions: Sequence[str], fingerprint: str, seed: int) -> Answer:
+    async def fork(self, start: Start, actions: list[str], fingerprint: str, seed: int) -> Answer:
         """Replay an episode up to some state, from which the environment draws different random numbers.
 
         Args:
             start: of the episode.
-            actions: those taken until then.
+            actions: those taken until then; each step adds its own.
             fingerprint: of the observation that they led to.
             seed: of the random numbers from then on.
 
@@ -156,28 +159,23 @@ class EnvWorker:
         """Wait until the environment is made, without retries."""
         self._made().wait()
 
-    def reset_now(self, start: Start) -> Answer:
-        """Begin an episode and return its first answer, to check an environment before a run.
+    def reset_now(self, start: Start, actions: list[str] | None = None) -> Answer:
+        """Begin an episode as :meth:`reset` does, to check an environment before a run.
 
         Raises:
             ConfigError: the wording of the config does not fit the environment.
         """
-        self._begin(start)
+        self._begin(start, [] if actions is None else actions)
         answer = self._attempts(partial(self._replayed, None), checks=True)
         if self.wording is not None:
             check_wording(answer.contract, self.wording, self.wording_key)
         return self._see(answer)
 
-    def replay_now(self, start: Start, actions: Sequence[str], fingerprint: str) -> Answer:
-        """Begin an episode, replay its actions and return the last answer.
-
-        Args:
-            start: of the episode.
-            actions: those taken in it.
-            fingerprint: of the observation that they led to.
+    def replay_now(self, start: Start, actions: list[str], fingerprint: str) -> Answer:
+        """Replay an episode and return the last answer; the arguments are those of :meth:`fork`.
 
         Raises:
-            ReplayDiffersError: they lead to another observation.
+            ReplayDiffersError: the actions lead to another observation.
         """
         self._begin(start, actions)
         return self._see(self._attempts(partial(self._replayed, fingerprint)))
@@ -191,8 +189,8 @@ class EnvWorker:
         errors, self.errors = tuple(self.errors), []
         return errors
 
-    def _begin(self, start: Start, actions: Sequence[str] = (), forked: tuple[int, int] | None = None) -> None:
-        self.start, self.actions, self._forked, self._action = start, list(actions), forked, None
+    def _begin(self, start: Start, actions: list[str], forked: tuple[int, int] | None = None) -> None:
+        self.start, self.actions, self._forked, self._action = start, actions, forked, None
 
     def _see(self, answer: Answer) -> Answer:
         if self.wording is not None:
@@ -235,34 +233,37 @@ class EnvWorker:
         """
         with self._one_call:
             self._given_up = given_up or threading.Event()
-            return self._attempts_of_one(attempt, checks)
+            last: Exception | None = None
+            overcome = len(self.errors)
+            for failed in itertools.count():
+                try:
+                    return attempt()
+                except (EnvError, ConfigError) as error:
+                    self._astray = True
+                    if failed >= self.retries or not self._can_repeat(error, checks):
+                        del self.errors[overcome:]
+                        error.add_note(self._place)
+                        raise error from last or error.__cause__
+                    last = error
+                    self.errors.append(error.kind)
+                    warn_each(f"{error} ({self._place}); trying again")
+            raise AssertionError
 
-    def _attempts_of_one(self, attempt: Callable[[], T], checks: bool) -> T:
-        last: Exception | None = None
-        overcome = len(self.errors)
-        for failed in itertools.count():
-            try:
-                return attempt()
-            except (EnvError, ConfigError) as error:
-                self._astray = True
-                begins = self._action is None
-                where = f"{self.start}, in its reset"
-                if not begins:
-                    where = f"{self.start}, in turn {len(self.actions)}, action {self._action!r}"
-                if (
-                    isinstance(error, ConfigError | ReplayDiffersError)
-                    or (checks and error.kind == CONTRACT)
-                    or not (begins or self.contract.deterministic)
-                    or failed >= self.retries
-                    or self._given_up.is_set()
-                ):
-                    del self.errors[overcome:]
-                    error.add_note(where)
-                    raise error from last or error.__cause__
-                last = error
-                self.errors.append(error.kind)
-                warn_each(f"{error} ({where}); trying again")
-        raise AssertionError
+    def _can_repeat(self, error: EnvError | ConfigError, checks: bool) -> TypeGuard[EnvError]:
+        return (
+            isinstance(error, EnvError)
+            and not isinstance(error, ReplayDiffersError)
+            and not (checks and error.kind == CONTRACT)
+            and (self._action is None or self.contract.deterministic)
+            and not self._given_up.is_set()
+        )
+
+    @property
+    def _place(self) -> str:
+        """The running call, for errors."""
+        if self._action is None:
+            return f"{self.start}, in its reset"
+        return f"{self.start}, in turn {len(self.actions)}, action {self._action!r}"
 
     def _made(self) -> Hosted:
         """Return the environment, made anew if it is astray."""

@@ -11,7 +11,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -64,30 +64,6 @@ class Answer:
         """A text that is equal for equal observations."""
         shown = self.text if self.call is None else json.dumps([self.call.get(name) for name in CALL])
         return fingerprint_of(shown, self.images)
-
-
-class Hosted(Protocol):
-    """An environment somewhere. Every call blocks, and raises an EnvError if the environment fails."""
-
-    def wait(self) -> None:
-        """Wait until the environment is made."""
-
-    def reset(self, seed: int) -> Answer: ...
-
-    def step(self, action: str) -> Answer: ...
-
-    def draw(self) -> bytes: ...
-
-    def renew(self, seed: int) -> None:
-        """Draw different random numbers from now on."""
-
-    def drew(self) -> bool:
-        """Return whether random numbers were drawn since :meth:`renew`."""
-
-    def close(self) -> None: ...
-
-    def end(self) -> None:
-        """End a running call, if that is possible."""
 
 
 class Environment:

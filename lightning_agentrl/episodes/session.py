@@ -91,12 +91,12 @@ class Session:
 
     async def reset(self) -> None:
         """Begin the next episode."""
-        self._see(await self.worker.reset(self._next_episode()))
+        self._see(await self.worker.reset(self._next_episode(), self.episode.actions))
         self.episode.running = True
 
     def begin(self) -> None:
         """Begin the first episode outside of any event loop."""
-        self._see(self.worker.reset_now(self._next_episode()))
+        self._see(self.worker.reset_now(self._next_episode(), self.episode.actions))
         self.episode.running = True
 
     def leave(self) -> None:
@@ -117,7 +117,6 @@ class Session:
         self.turn_prompt = self._prompt or self.turn_prompt
         answer = await self.worker.step(action)
         self._see(answer)
-        self.episode.actions.append(action)
         self.episode.turns_taken += 1
         self.episode.env_return += answer.reward
         self.episode.unread = 0

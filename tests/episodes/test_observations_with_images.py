@@ -120,9 +120,9 @@ def test_a_replay_that_shows_something_else_is_found() -> None:
     start = Start(0, 0, 1)
     answer = worker.reset_now(start)
     with pytest.raises(ReplayDiffersError, match="does not repeat its episode"):
-        worker.replay_now(start, (), answer.fingerprint)
+        worker.replay_now(start, [], answer.fingerprint)
     worker = EnvWorker(lambda: Environment(Corner))
-    assert worker.replay_now(start, (), worker.reset_now(start).fingerprint).images
+    assert worker.replay_now(start, [], worker.reset_now(start).fingerprint).images
 
 
 def test_an_image_that_the_model_cannot_read_is_an_error_of_the_environment(tmp_path: Path) -> None:
