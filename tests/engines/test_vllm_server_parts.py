@@ -21,7 +21,7 @@ from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import engine as server_engine
 from lightning_agentrl.engines.vllm_server.engine import check_precision
-from lightning_agentrl.engines.vllm_server.pool import ServerPool, back_off
+from lightning_agentrl.engines.vllm_server.pool import ServerPool
 from lightning_agentrl.engines.vllm_server.server import Lost, Unusable, complaint, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
@@ -84,20 +84,6 @@ def test_ranks_begin_with_different_servers(ranks: int, servers: int, monkeypatc
         monkeypatch.setattr(server_engine, "rank", lambda rank=rank: rank)
         firsts[VLLMServerEngine(urls)._servers(cast(Any, None))[0].url] += 1
     assert max(firsts.values()) - min(firsts[url] for url in urls) <= 1
-
-
-def test_each_rank_has_the_servers_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    urls, orders = [f"http://127.0.0.1:{port}" for port in range(1, 5)], []
-    monkeypatch.setattr(server_engine, "world_size", lambda: 4)
-    for rank in range(4):
-        monkeypatch.setattr(server_engine, "rank", lambda rank=rank: rank)
-        orders.append([server.url for server in VLLMServerEngine(urls)._servers(cast(Any, None))])
-    assert [order[0] for order in orders] == urls
-    assert all(set(order) == set(urls) for order in orders)
-
-
-def test_a_fault_is_followed_by_a_longer_pause_up_to_two_seconds() -> None:
-    assert [back_off(faults) for faults in range(1, 7)] == pytest.approx([0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
 
 
 # Which answers

@@ -165,25 +165,6 @@ def test_metrics_and_images_of_an_environment_are_kept_with_its_turns(tiny_folde
     assert [int(image.max()) for image in shown] == [0, 1, 2]  # what was there when the turn was played
 
 
-def test_metrics_that_are_no_numbers_are_refused(tiny_folder):
-    class Chatty(Scripted):
-        def step(self, action):
-            return *super().step(action)[:4], {"metrics": {"mood": "good"}}
-
-    with workplace(tiny_folder, [Chatty(3)]) as place, pytest.raises(EnvError, match=r"info\['metrics'\] = .*mood"):
-        place.collect(1)
-
-
-@pytest.mark.parametrize("name", ["retries", "errors/mine", "lost/mine"])
-def test_names_of_our_own_numbers_are_refused(tiny_folder, name):
-    class Greedy(Scripted):
-        def step(self, action):
-            return *super().step(action)[:4], {"metrics": {name: 1.0}}
-
-    with workplace(tiny_folder, [Greedy(3)]) as place, pytest.raises(EnvError, match=name):
-        place.collect(1)
-
-
 def test_babyai_draws_itself():
     env = gymnasium.make("agentrl_envs:BabyAIText-GoToObjS4-v0", render_mode="rgb_array")
     env.reset(seed=1)
