@@ -146,7 +146,7 @@ def start_vllm(options: VLLMOptions, handle: PolicyHandle, owns_processes: bool)
             return LLMEngine.from_vllm_config(config, disable_log_stats=True)
         except Exception as error:
             _leave_groups(owns_processes)
-            if isinstance(error, (ValueError, torch.OutOfMemoryError)) or _of_a_neighbour(error):
+            if isinstance(error, (ValueError, torch.OutOfMemoryError)):
                 raise ConfigError(_sentence(error, options, model, on_cpu=device.type == "cpu")) from error
             raise
 
@@ -243,17 +243,7 @@ def _room_for(rank: int) -> int:
     return room
 
 
-def _of_a_neighbour(error: Exception) -> bool:
-    """Whether vLLM found more free memory after its trial than before it (``Worker.determine_available_memory``)."""
-    return isinstance(error, AssertionError) and "memory profiling" in str(error)
-
-
 def _sentence(error: Exception, options: VLLMOptions, model: str, on_cpu: bool) -> str:
-    if _of_a_neighbour(error):
-        return (
-            "vLLM cannot tell how much memory it may take, since another program on this GPU gave some back meanwhile; "
-            "start again once no other program starts or ends there"
-        )
     name = "kv_cache_gb" if on_cpu else "gpu_memory_utilization"
     share = f"{KEY}.{name} (now {getattr(options, name):g})"
     why = one_line(str(error)) or type(error).__name__

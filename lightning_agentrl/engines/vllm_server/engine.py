@@ -198,7 +198,7 @@ class VLLMServerEngine(Engine):
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir())
+    return sum(file.stat().st_size for file in folder.glob("*"))
 
 
 @contextmanager
