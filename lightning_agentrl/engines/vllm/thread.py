@@ -18,27 +18,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A message: sample a reply."""
+class Message:
+    """Work for the thread."""
 
-    name: str
-    request: SamplingRequest
-    tell: Callable[[Reply | Exception], None]  # takes what becomes of it
-
-
-@dataclass(frozen=True)
-class Abort:
-    """A message: abort a request."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """A message: call a function with the engine."""
-
-    do: Callable[[Any], Any]
-    result: Future[Any]
+    do: Callable[[Any], None]  # with the engine; what it raises ends the thread
+    fail: Callable[[Exception], None]  # instead, if the thread has ended
 
 
 @dataclass(frozen=True)
@@ -60,11 +44,11 @@ class VLLMThread:
 
     def __init__(self, handling: Handling) -> None:
         self._handling = handling
-        self._mail: queue.SimpleQueue[Ask | Abort | Call | None] = queue.SimpleQueue()
+        self._mail: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: the end
         self._lock = threading.Lock()  # guards `_ended`: once it is set, nobody reads the mailbox
         self._ended: Exception | None = None
         self._built: Future[None] = Future()
-        self._in_flight: dict[str, Ask] = {}
+        self._in_flight: dict[str, Waiting] = {}
         self._numbers = itertools.count(1)  # of requests; the next one is taken in one step of the interpreter
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -76,30 +60,51 @@ class VLLMThread:
     def call(self, do: Callable[[Any], T]) -> T:
         """Run ``do`` with the engine in the thread while nothing is sampled, and return its result."""
         result: Future[T] = Future()
-        self._post(Call(do, result))
+
+        def run(engine: Any) -> None:
+            try:
+                if self._in_flight:
+                    raise RuntimeError(f"{len(self._in_flight)} replies are still being sampled")
+                result.set_result(do(engine))
+            except BaseException as error:  # noqa: BLE001 - raised where the call was made
+                result.set_exception(error)
+
+        self._post(Message(run, result.set_exception))
         return result.result()
 
     async def ask(self, request: SamplingRequest) -> Reply:
         """Sample one reply; if the caller is cancelled, its request is aborted."""
-        waiting = Waiting.for_reply(request)
-        name = str(next(self._numbers))
-        self._post(Ask(name, request, waiting.tell))
+        waiting, name = Waiting.for_reply(request), str(next(self._numbers))
+
+        def begin(engine: Any) -> None:
+            self._in_flight[name] = waiting  # notified with the others if this ends the thread
+            try:
+                self._handling.add(engine, name, request)
+            except Exception as error:  # noqa: BLE001 - only this request is refused
+                del self._in_flight[name]
+                waiting.tell(error)
+
+        def abort(engine: Any) -> None:
+            if self._in_flight.pop(name, None):
+                engine.abort_request([name])
+
+        self._post(Message(begin, waiting.tell))
         try:
             return await waiting.future
         finally:
             if waiting.future.cancelled():
-                self._mail.put(Abort(name))
+                self._mail.put(Message(abort, lambda ended: None))
 
     def close(self) -> None:
         """End the thread after its current step; requests in flight fail with an error."""
         self._mail.put(None)
         self._thread.join()
 
-    def _post(self, item: Ask | Call) -> None:
+    def _post(self, message: Message) -> None:
         with self._lock:
             if self._ended is not None:
                 raise RuntimeError(str(self._ended)) from self._ended.__cause__
-            self._mail.put(item)
+            self._mail.put(message)
 
     def _run(self) -> None:
         try:
@@ -123,50 +128,24 @@ class VLLMThread:
         self._handling.close(engine)
 
     def _read_mail(self, engine: Any) -> bool:
-        """Take all messages, and wait for one if there is nothing to sample; False: the thread must end."""
+        """Handle all messages, and wait for one if there is nothing to sample; False: the thread must end."""
         while True:
             try:
-                item = self._mail.get(block=not self._in_flight)
+                message = self._mail.get(block=not self._in_flight)
             except queue.Empty:
                 return True
-            if item is None:
+            if message is None:
                 return False
-            if isinstance(item, Ask):
-                self._begin(engine, item)
-            elif isinstance(item, Call):
-                self._call(engine, item)
-            elif self._in_flight.pop(item.name, None):
-                engine.abort_request([item.name])
-
-    def _call(self, engine: Any, item: Call) -> None:
-        try:
-            if self._in_flight:
-                raise RuntimeError(f"{len(self._in_flight)} replies are still being sampled")
-            item.result.set_result(item.do(engine))
-        except BaseException as error:  # noqa: BLE001 - raised where the call was made
-            item.result.set_exception(error)
-
-    def _begin(self, engine: Any, ask: Ask) -> None:
-        try:
-            self._handling.add(engine, ask.name, ask.request)
-        except BaseException as error:  # only this request is refused, unless it ends the thread
-            if not isinstance(error, Exception):
-                self._in_flight[ask.name] = ask  # told with the others
-                raise
-            ask.tell(error)
-        else:
-            self._in_flight[ask.name] = ask
+            message.do(engine)
 
     def _end(self, reason: Exception) -> None:
         """Fail all waiting callers, even those whose requests were not read yet."""
         with self._lock:
             self._ended = reason
-        for ask in self._in_flight.values():
-            ask.tell(reason)
+        for waiting in self._in_flight.values():
+            waiting.tell(reason)
         self._in_flight.clear()
         while not self._mail.empty():
-            item = self._mail.get()
-            if isinstance(item, Ask):
-                item.tell(reason)
-            elif isinstance(item, Call):
-                item.result.set_exception(reason)
+            message = self._mail.get()
+            if message is not None:
+                message.fail(reason)
