@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lightning_agentrl.engines.vllm.kept_process import QUIET, kept_process
+from lightning_agentrl.engines.vllm.start import QUIET, kept_process
 
 CPU = torch.device("cpu")
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
-from collections.abc import Collection
+import random
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from lightning_agentrl.engines.base import PolicyHandle, SamplingRequest
 from lightning_agentrl.engines.vllm.images import image_arguments
-from lightning_agentrl.engines.vllm.kept_process import kept_process
 from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.errors.vllm_version import GET
 from lightning_agentrl.models.lora import has_adapters
@@ -25,6 +28,8 @@ UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside these
 LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
+QUIET = {"VLLM_CONFIGURE_LOGGING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+"""While vLLM is imported. Its own configuration closes all handlers of the process, and may set levels of others."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,40 @@ def sampling_arguments(request: SamplingRequest, stop_token_ids: Collection[int]
         "logprobs": 0,  # of the sampled token only
         "detokenize": False,
     }
+
+
+@contextmanager
+def kept_process(device: torch.device) -> Iterator[None]:
+    """Undo what vLLM changes: random states, threads, precision of products, logging, variables.
+
+    Variables of vLLM's own stay, as it reads them at any time. It samples with the trainer's precision of products in
+    float32, as the trainer scores. Variables of the user about vLLM's logging are followed.
+    """
+    variables, precision = dict(os.environ), torch.get_float32_matmul_precision()
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    states = random.getstate(), np.random.get_state()
+    devices = [device] if device.type == "cuda" else []
+    quiet = not any(name.startswith(("VLLM_LOGGING_", "VLLM_CONFIGURE_LOGGING")) for name in variables)
+    if quiet:
+        os.environ.update(QUIET)
+        if logging.getLogger("vllm").level == logging.NOTSET:
+            logging.getLogger("vllm").setLevel(logging.ERROR)
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_num_threads = set_num_threads  # vLLM replaces this function on a CPU
+        if devices:
+            torch.set_num_threads(threads)  # beside a GPU it sets one thread for the whole process
+        torch.set_float32_matmul_precision(precision)
+        for name in set(os.environ) | set(variables):
+            if (name in QUIET or not name.startswith("VLLM_")) and os.environ.get(name) != variables.get(name):
+                if name in variables:
+                    os.environ[name] = variables[name]
+                else:
+                    del os.environ[name]
 
 
 def start_vllm(options: VLLMOptions, handle: PolicyHandle, owns_processes: bool) -> Any:
