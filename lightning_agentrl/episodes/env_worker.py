@@ -97,13 +97,13 @@ class EnvWorker:
         self.lost_seeds: set[int] = set()  # of episodes that ended in faults since the last turn that was recorded
         self._make = make
         self._environment: Hosted | None = None
-        self._astray = True  # the environment is missing, or in another state than the recorded one
+        self._stale = True  # the environment is missing, or in another state than the recorded one
         self._forked: tuple[int, int] | None = None  # number of actions before the fork, and the seed after it
         self._action: str | None = None  # the running action; None: the beginning of an episode
         self._one_call = threading.Lock()  # a call that was cancelled may take a while to end
         self._given_up = threading.Event()  # the running call was cancelled
         with suppress(EnvError):  # the first call makes it again, and raises it
-            self._environment, self._astray = make(), False
+            self._environment, self._stale = make(), False
 
     # What an interaction waits for
 
@@ -210,7 +210,7 @@ class EnvWorker:
             return await asyncio.get_running_loop().run_in_executor(self.executor, run)
         except asyncio.CancelledError:
             given_up.set()
-            self._astray = True
+            self._stale = True
             if self._environment is not None:
                 self._environment.end()
             raise
@@ -239,7 +239,7 @@ class EnvWorker:
                 try:
                     return attempt()
                 except (EnvError, ConfigError) as error:
-                    self._astray = True
+                    self._stale = True
                     if failed >= self.retries or not self._can_repeat(error, checks):
                         del self.errors[overcome:]
                         error.add_note(self._place)
@@ -266,9 +266,9 @@ class EnvWorker:
         return f"{self.start}, in turn {len(self.actions)}, action {self._action!r}"
 
     def _made(self) -> Hosted:
-        """Return the environment, made anew if it is astray."""
+        """Return the environment, made anew if it is missing or stale."""
         environment = self._environment
-        if environment is not None and not self._astray:
+        if environment is not None and not self._stale:
             return environment
         if environment is not None:
             with suppress(EnvError):  # it is broken already
@@ -282,12 +282,12 @@ class EnvWorker:
             if self.answer is not None:  # it could be made before
                 raise EnvError("make", str(error)) from error
             raise
-        self._astray = False
+        self._stale = False
         return environment
 
     def _recovered(self) -> Hosted:
         """Return the environment in the recorded state: after an error, made anew and replayed."""
-        if self._astray:
+        if self._stale:
             assert self.answer is not None
             self._replayed(self.answer.fingerprint)
         return self._made()
