@@ -16,9 +16,9 @@ import yaml
 
 from lightning_agentrl.agents.checkpoint import recorded
 from lightning_agentrl.callbacks.chain import FOLDER, Link, read_link, read_links
-from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.run_files import FACTS, json_object, one_run, owner_of, version_of
+from lightning_agentrl.run_files import FACTS, json_object, one_run, owner_of
 
+CHAIN_BEGINS = "the chain of a resumed run begins in the version that it continued"
 STAGES = ("rollout", "scores", "update", "weights", "validation")  # in the order of an iteration
 _WORDS = {  # digests of texts or names, so their distances mean nothing
     *("rollout/turn/observation", "rollout/turn/prompt", "rollout/turn/action", "rollout/turn/ended"),
@@ -62,10 +62,7 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
     common = sorted(set(both[0]) & set(both[1]))
     if not common:
         spans = [f"'{run}' ({min(chain)} to {max(chain)})" for run, chain in zip(runs, both, strict=True)]
-        raise ValueError(
-            f"the chains of {' and '.join(spans)} have no iteration in common; that of a run that went on begins in "
-            "the version that it went on from"
-        )
+        raise ValueError(f"the chains of {' and '.join(spans)} have no iteration in common; {CHAIN_BEGINS}")
     at_all, beyond, struck = None, None, []
     for iteration in common:
         ranks = [sorted(chain[iteration]) for chain in both]
@@ -221,15 +218,16 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
         Whether all is the same to the bit, and sentences that say so.
 
     Raises:
-        ValueError: the run has no config, no chain or not this iteration, or its processes failed.
+        ValueError: the run has no config, no chain or not this iteration, or the replay failed.
     """
     run = _with_chain(run)
     chain = read_links(run / FOLDER)
     iteration = max(chain) if iteration is None else iteration
     if iteration not in chain:
-        found = f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}"
-        raise ValueError(found + _elsewhere(run, iteration))
-    config = _config(one_run(run, CONFIG) / CONFIG)
+        raise ValueError(
+            f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}; {CHAIN_BEGINS}"
+        )
+    config = yaml.safe_load((one_run(run, CONFIG) / CONFIG).read_text(encoding="utf-8"))
     checkpoint, done = checkpoint_before(run, iteration)
     (folder / "replay.yaml").write_text(yaml.safe_dump(_quiet(config, folder, iteration)))
     command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(folder / "replay.yaml"), "--quiet"]
@@ -251,31 +249,6 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
             if difference := first_difference(old, new, number):
                 return False, [*said, f"first difference (run, replay): {difference}"]
     return True, [*said, f"iteration {iteration} is the same to the bit"]
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """Read the config of a run.
-
-    Raises:
-        ConfigError: it is not whole, as on a disk that was full.
-    """
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError):
-        found = None
-    if not isinstance(found, dict) or "trainer" not in found:
-        raise ConfigError(f"the config '{path}' has no trainer, so it is not the whole config of a run")
-    return found
-
-
-def _elsewhere(run: Path, iteration: int) -> str:
-    """Return which other versions of a run have an iteration, one that went on or was begun anew; empty if none."""
-    run = run if version_of(run) >= 0 else run.resolve()  # it may be "."
-    if version_of(run) < 0:
-        return ""  # beside it may be anything
-    beside = sorted((folder for folder in run.parent.iterdir() if version_of(folder) >= 0), key=version_of)
-    having = [folder for folder in beside if any((folder / FOLDER).glob(f"{iteration:06d}-rank*.npz"))]
-    return "; name the version that has it: " + ", ".join(f"'{folder}'" for folder in having) if having else ""
 
 
 def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collection[int]) -> None:

@@ -254,18 +254,6 @@ def test_a_second_run_from_python_begins_with_the_coefficient_that_is_given(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kl_reward", [0.0, 0.01], ids=["values alone", "log-probs too"])
-def test_the_turns_of_a_warm_up_are_logged_once_however_often_they_are_trained_on(tmp_path, tiny_folder, kl_reward):
-    agent = make_agent(tiny_folder, SeparateCritic(), kl_reward=kl_reward)
-    warmup = CriticWarmup(rollouts=1, rounds=3, fraction=1.0)
-    log = TurnLog(str(tmp_path / "turns"))
-    make_trainer(tmp_path, 4, [log, warmup]).fit(agent, make_data(mini_batch_turns=16))
-    lines = [json.loads(line) for line in next((tmp_path / "turns").glob("rank*.jsonl")).read_text().splitlines()]
-    played = [(line["env"], line["episode"], line["turn"]) for line in lines]
-    assert len(played) == len(set(played)) == 2 * 16  # the rollout of the warm-up, and the first one of the actor
-
-
-@pytest.mark.slow
 def test_the_summary_names_the_weights_that_played_last(tmp_path, tiny_folder):
     checkpoint = L.pytorch.callbacks.ModelCheckpoint(
         tmp_path / "saved", filename="newest", every_n_epochs=2, save_on_train_epoch_end=True

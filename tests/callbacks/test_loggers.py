@@ -89,17 +89,6 @@ def test_csv(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len((folder / "turns" / "rank0-000000.jsonl").read_text().splitlines()) == 16
 
 
-@pytest.mark.slow
-def test_without_a_logger_the_files_are_in_the_root(
-    config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fit(config, tmp_path, monkeypatch)
-    assert (tmp_path / "run.json").is_file()
-    assert (tmp_path / "config.yaml").is_file()
-
-
 FILES = {"summary.json", "run.json", "config.yaml"}
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 

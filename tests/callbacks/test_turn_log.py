@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog, turn_log
-from lightning_agentrl.callbacks.turn_log import TurnFiles, cut_from, turn_records
+from lightning_agentrl.callbacks.turn_log import TurnFiles, turn_records
 from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.rollout import FullMemory, ValidationConfig
 from lightning_agentrl.types import Rollout, Scores
@@ -180,16 +180,6 @@ def test_a_log_whose_folder_was_removed_goes_on(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "turns")
     log.write([{"iteration": 2}])
     assert [path.read_text() for path in (tmp_path / "turns").iterdir()] == ['{"iteration":2}\n']
-
-
-def test_what_is_cut_off_begins_with_the_iteration(tmp_path: Path) -> None:
-    log = tmp_path / "rank0-000000.jsonl"
-    log.write_bytes(b'{"iteration":1,"a":2}\n{"iteration":2,"a":1}\n{"iteration":2,"a"')
-    assert cut_from(log, 3) == 44
-    assert cut_from(log, 2) == 22
-    assert log.read_bytes() == b'{"iteration":1,"a":2}\n'
-    assert cut_from(log, 1) == 0
-    assert not log.exists()
 
 
 def test_a_run_cuts_off_its_own_turns_and_those_of_unknown_runs(tmp_path: Path) -> None:

@@ -253,29 +253,6 @@ def test_an_iteration_that_one_chain_lacks_is_not_said_to_be_compared(tmp_path: 
     assert said == "first difference: none, equal to the bit"
 
 
-def test_the_version_that_has_an_iteration_is_named(agentrl: Command, tmp_path: Path) -> None:
-    versions = [tmp_path / "run" / "lightning_logs" / f"version_{number}" for number in (0, 1, 2)]
-    for version, iterations in zip(versions, ((1, 2), (2, 3), (4, 5)), strict=True):
-        (version / "chain").mkdir(parents=True)
-        for iteration in iterations:
-            link_path(version / "chain", iteration, 0).touch()
-    message = sentence(agentrl(str(tmp_path / "run"), "--iteration", "2", command="replay"))
-    assert message.endswith(
-        f"version_2' has iterations 4 to 5, not 2; name the version that has it: '{versions[0]}', '{versions[1]}'"
-    )
-    message = sentence(agentrl(str(versions[0]), "--iteration", "4", command="replay"))
-    assert message.endswith(f"version_0' has iterations 1 to 2, not 4; name the version that has it: '{versions[2]}'")
-    assert sentence(agentrl(str(tmp_path / "run"), "--iteration", "9", command="replay")).endswith("4 to 5, not 9")
-
-
-@pytest.mark.parametrize("text", ["", "# lightning.pytorch\n", "seed_everything: 3\n", "[1, 2]", "trainer: {logger"])
-def test_a_config_of_a_run_that_is_not_whole_is_named(agentrl: Command, tmp_path: Path, text: str) -> None:
-    (tmp_path / "chain").mkdir()
-    link_path(tmp_path / "chain", 1, 0).touch()
-    (tmp_path / "config.yaml").write_text(text)
-    assert str(tmp_path / "config.yaml") in sentence(agentrl(str(tmp_path), command="replay"))
-
-
 @pytest.mark.slow
 def test_what_cannot_be_compared_is_told(agentrl: Command, tmp_path: Path, untouched: Path) -> None:
     def told(*arguments: str) -> str:
