@@ -181,9 +181,9 @@ class RunCheckpoints(ModelCheckpoint):
         name_last(trainer, path)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.after_save_checkpoint(self)
-        for other in known:
-            own = Path(other).parent == Path(str(self.dirpath)) and other != str(trainer.ckpt_path)
-            if other not in kept and own:
+        continued = Path(str(trainer.ckpt_path)).absolute()  # stays
+        for other in map(Path, set(known) - kept):
+            if other.parent == Path(str(self.dirpath)) and other.absolute() != continued:
                 trainer.strategy.remove_checkpoint(other)
         return path
 

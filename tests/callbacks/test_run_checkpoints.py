@@ -106,3 +106,16 @@ def test_last_from_python_is_in_the_version_before(tmp_path: Path, tiny_folder: 
     assert trainer.global_step == 4
     assert ids[0] == ids[1]
     assert len(list(tmp_path.glob("logs/version_*/checkpoints/last.ckpt"))) == 2
+
+
+@pytest.mark.slow
+def test_the_checkpoint_that_a_run_continues_stays(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for iterations, start in ((1, None), (3, "saved/iteration-00001.ckpt")):
+        saving = RunCheckpoints(keep=1, dirpath="saved")
+        trainer = make_trainer(tmp_path, iterations, [saving], enable_checkpointing=True)
+        trainer.fit(make_agent(tiny_folder), make_data(), ckpt_path=start)
+    names = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    assert names == ["iteration-00001.ckpt", "iteration-00003.ckpt", "last.ckpt"]
