@@ -260,9 +260,10 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         return {"earlier_rewards": dict(rewards), "metrics": metrics}
 
     def _said(self) -> str:
-        """Return the end of what the program wrote, as the end of a sentence."""
+        """Return why a call was refused and the end of what the program wrote, as the end of a sentence."""
         said = self._process.excerpt() if self._process is not None else ""
-        return f"; it wrote: {said}" if said else ""
+        refused = f"; a call was refused: {self._line.refused}" if self._line and self._line.refused else ""
+        return refused + (f"; it wrote: {said}" if said else "")
 
 
 def _key(pending: Pending, place: Place) -> str:

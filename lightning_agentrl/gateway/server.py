@@ -46,6 +46,7 @@ class Line:
         self.events: queue.Queue[Pending | Reward] = queue.Queue()
         self.parallel = parallel
         self.closed = False
+        self.refused = ""  # why a call was refused last
         self.calls: deque[Pending] = deque(maxlen=most)
         self._gateway = gateway
 
@@ -140,6 +141,8 @@ class Gateway:
                 raise Refusal("only programs on this machine are served", 403)
             return await handler(request)
         except Refusal as refusal:
+            if (line := self.lines.get(request.match_info.get("token", ""))) is not None:
+                line.refused = str(refusal)
             return _refused(refusal)
         except web.HTTPRequestEntityTooLarge:
             return _refused(Refusal(f"the body has more than {MOST_BYTES} bytes", 413))

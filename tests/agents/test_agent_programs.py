@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from PIL import Image
 
 from lightning_agentrl.advantages import GiGPO
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
-from lightning_agentrl.errors import CheckpointError, ConfigError
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.errors import CheckpointError, ConfigError, EnvError
 from lightning_agentrl.rollout import AgentProgram, RolloutDataModule, TurnInteraction, ValidationConfig
 from lightning_agentrl.types import Rollout, Sample, StopReason
 from tests.agents.harness import KeepRollouts, make_agent, make_trainer
+from tests.tiny import tiny_vision_folder
 from tests.types.samples import action, prompt, turn
 
 SCRIPT = Path(__file__).parents[1] / "gateway" / "agents" / "guess.py"
@@ -30,10 +37,10 @@ def program(tmp_path: Path, *arguments: str, **settings: Any) -> AgentProgram:
 
 
 def make_data(env: AgentProgram, **settings: Any) -> RolloutDataModule:
+    sizes = {} if "groups" in settings else {"turns_per_env": 6, "mini_batch_turns": 12}
     defaults: dict[str, Any] = {
         "num_envs": 4,
-        "turns_per_env": 6,
-        "mini_batch_turns": 12,
+        **sizes,
         "interaction": TurnInteraction(max_reply_tokens=5),
         "validation": ValidationConfig(episodes=2, num_envs=2),
         "seed": 5,
@@ -146,6 +153,31 @@ def test_wrong_settings_are_refused_before_weights_are_read(tmp_path: Path) -> N
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="is empty"):
         make_data(AgentProgram(good.command, str(tmp_path / "empty.jsonl")))
+
+
+@pytest.mark.long
+def test_every_reply_that_an_agent_got_is_one_turn_whatever_its_client_does(tmp_path: Path, tiny_folder: Path) -> None:
+    """1,000 episodes; a tenth of the calls time out, are sent again, or lose their connection."""
+    said = tmp_path / "said"
+    said.mkdir()
+    source = program(tmp_path)
+    source.command[1:] = [str(SCRIPT.with_name("careless.py")), str(said)]
+    rollouts = train(tmp_path, tiny_folder, source, iterations=4, num_envs=8, turns_per_env=94, mini_batch_turns=376)
+    recorded: dict[int, list[str]] = {}
+    ended, abandoned = set[int](), 0.0
+    for t in sorted((t for rollout in rollouts for t in rollout.turns), key=lambda t: (t.env, t.episode, t.index)):
+        seed = derive_seed(5, t.env, t.episode)
+        assert t.episode >= 0
+        assert not t.lost
+        recorded.setdefault(seed, []).append(t.reply)
+        if t.terminated:
+            ended.add(seed)
+            abandoned += t.metrics["agent/abandoned"]
+    print(f"{sum(map(len, recorded.values()))} turns of {len(ended)} whole episodes, {abandoned:g} abandoned")
+    assert len(ended) >= 990
+    assert abandoned == 0
+    for seed in ended:
+        assert recorded[seed] == json.loads((said / str(seed)).read_text())
 
 
 FUNCTION = """
@@ -278,3 +310,61 @@ def test_two_calls_with_equal_last_words_are_two_states_to_gigpo() -> None:
     assert advantages(calls) == advantages(texts)
     again = [[{"observation": "ok", "call": f"a#{index}"} for index in range(2)] for _ in range(2)]
     assert advantages(again) == advantages([[{"observation": "a"}] * 2] * 2) != advantages(calls)
+
+
+LOOKER = """
+import json, os
+from urllib import request
+
+task = json.loads(os.environ["AGENTRL_TASK"])
+def ask(messages):
+    body = json.dumps({"messages": messages}).encode()
+    with request.urlopen(request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)) as answer:
+        return json.load(answer)["choices"][0]["message"]
+parts = [{"type": "text", "text": "Where is it?"}, {"type": "image_url", "image_url": {"url": task["image"]}}]
+messages = [{"role": "user", "content": parts}]
+for text in ("sure?", "really?"):
+    messages += [ask(messages), {"role": "user", "content": text}]
+with open(os.environ["AGENTRL_RESULT"], "w") as file:
+    json.dump({"reward": 1.0}, file)
+"""
+
+
+def picture(value: int) -> str:
+    """An image of 32 x 48 pixels as the URL of a message."""
+    file = io.BytesIO()
+    Image.fromarray(np.full((48, 32, 3), value, np.uint8)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def looking(tmp_path: Path, url: str) -> AgentProgram:
+    (tmp_path / "looker.py").write_text(LOOKER)
+    (tmp_path / "pictures.jsonl").write_text(json.dumps({"image": url}) + "\n")
+    command = [sys.executable, str(tmp_path / "looker.py")]
+    return AgentProgram(command, str(tmp_path / "pictures.jsonl"), preload=["urllib.request"])
+
+
+@pytest.mark.slow
+def test_a_model_that_reads_images_sees_those_of_a_call(tmp_path: Path) -> None:
+    folder = tiny_vision_folder(tmp_path / "vision", "qwen3_vl")
+    engine = Noting()
+    source = looking(tmp_path, picture(200))
+    (rollout,) = train(tmp_path, folder, source, iterations=1, engine=engine, num_envs=2)
+    assert len(rollout.turns) == 12
+    assert any(turn.terminated and turn.reward == 1.0 for turn in rollout.turns)
+    for sample in rollout.samples:
+        (image,) = sample.input.images
+        assert image.pixels is not None
+        assert set(np.asarray(image.pixels).ravel()) == {200}
+        for one in sample.placed_turns():
+            assert sample.input.ids[: one.start] == engine.read[one.action.logps]
+    first = [turn.call for turn in rollout.turns if turn.index == 0]
+    assert len(set(first)) == 1
+
+
+@pytest.mark.slow
+def test_images_are_refused_by_a_model_without_eyes_and_from_the_net(tmp_path: Path, tiny_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="reads text only"):
+        train(tmp_path, tiny_folder, looking(tmp_path, picture(3)), iterations=1)
+    with pytest.raises(EnvError, match="a call was refused: an image must be given as data:"):
+        train(tmp_path, tiny_folder, looking(tmp_path, "http://127.0.0.1/x.png"), iterations=1)

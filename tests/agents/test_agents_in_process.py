@@ -20,7 +20,7 @@ from tests.agents.test_agent_programs import make_data, program
 GROUPS = {"groups": GroupRollout(size=2, per_rollout=16, mini_batches=2)}
 MODES: dict[str, dict[str, Any]] = {
     "fixed turns with cuts": {"turns_per_env": 22, "mini_batch_turns": 44},  # 3 * 4 * 22 turns
-    "groups": GROUPS | {"turns_per_env": 6, "mini_batch_turns": 12},
+    "groups": GROUPS,
     "ahead": {"turns_per_env": 22, "mini_batch_turns": 44, "max_staleness": 1},
 }
 TIMES = ("env_seconds", "engine_seconds")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,13 @@ from lightning_agentrl.advantages import GRPO, DualDiscountGAE
 from lightning_agentrl.callbacks import Chain, CriticWarmup, RunCheckpoints, TurnLog
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.prompts.memory import FullMemory
-from lightning_agentrl.rollout import GroupRollout
+from lightning_agentrl.rollout import (
+    AgentProgram,
+    GroupRollout,
+    RolloutDataModule,
+    TurnInteraction,
+    ValidationConfig,
+)
 from lightning_agentrl.tools.replay import bisect_runs
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import optimizer_states
@@ -39,6 +46,11 @@ MODES: dict[str, dict[str, Any]] = {
     "ahead": {"max_staleness": 1},
     "groups ahead": {**GROUPS, "max_staleness": 2},
 }
+AGENTS: dict[str, dict[str, Any]] = {  # agent programs: their advisers are asked one after the other, or at once
+    "agents in_turn": {"turns_per_env": 6, "mini_batch_turns": 12},
+    "agents at_once groups": {"groups": GroupRollout(size=2, per_rollout=4, mini_batches=2)},
+}
+CREW = Path(__file__).parents[1] / "gateway" / "agents" / "crew.py"
 
 
 def run(
@@ -64,11 +76,27 @@ def run(
     settings: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1.0}
     if devices > 1:
         settings |= {"devices": devices, "strategy": "ddp"}
-    data = make_data(**MODES[mode])
+    data = agents_data(path, mode) if mode in AGENTS else make_data(**MODES[mode])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make_trainer(path, ITERATIONS, every, **settings).fit(agent, data, ckpt_path=start)
     return path / "last.ckpt"
+
+
+def agents_data(path: Path, mode: str) -> RolloutDataModule:
+    """Agent programs of a mode; each of their processes leaves a file with its number in the folder `pids` of a run."""
+    (path / "pids").mkdir(exist_ok=True)
+    tasks = path.parent / "tasks.jsonl"  # the same for all runs of a test
+    tasks.write_text('{"hint": "It is odd."}\n{"hint": "It is even."}\n')
+    program = AgentProgram(
+        [sys.executable, str(CREW), str(path / "pids"), mode.split()[1]],
+        str(tasks),
+        preload=["urllib.request", "random"],
+    )
+    validation, limits = ValidationConfig(episodes=2, num_envs=2, every=1), TurnInteraction(max_reply_tokens=4)
+    return RolloutDataModule(
+        program, num_envs=4, validation=validation, interaction=limits, seed=3, stall_seconds=0, **AGENTS[mode]
+    )
 
 
 def in_processes(
