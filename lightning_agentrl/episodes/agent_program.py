@@ -86,6 +86,8 @@ class AgentProgram:
                 raise ValueError(f"{self.key}.run names the module '{self.run.partition(':')[0]}', which is not there")
         elif shutil.which(self.command[0]) is None:
             raise ValueError(f"{self.key}.command names the program '{self.command[0]}', which is not there")
+        if self.preload and self.command and not Path(self.command[0]).name.startswith("python"):
+            raise ValueError(f"{self.key}.preload needs a command that begins with python, got '{self.command[0]}'")
         for name in self.command[1:]:
             if name.endswith(".py") and not Path(name).is_file():
                 raise ValueError(f"{self.key}.command names the file '{name}', which does not exist")

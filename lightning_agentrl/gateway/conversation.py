@@ -117,9 +117,9 @@ class Beginning:
         """Return the beginning with one more message."""
         answered = self.open_calls.index(message.answers) if message.answers in self.open_calls else None
         images = [hashlib.blake2b(image, digest_size=16).hexdigest() for image in message.images]
-        calls = [[call.name, _as_json(call.arguments)] for call in message.tool_calls]
-        content = _canonical([message.role, message.text, images, calls, answered])
-        ids = tuple(call.id for call in message.tool_calls)
+        calls = [(call.name, _canonical(_as_json(call.arguments))) for call in message.tool_calls]
+        content = repr((message.role, message.text, images, calls, answered)).encode()
+        ids = tuple([call.id for call in message.tool_calls])
         return Beginning(_digest(self.digest, content), ids if message.role == "assistant" else self.open_calls)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -150,9 +151,40 @@ def test_wrong_settings_are_refused_before_weights_are_read(tmp_path: Path) -> N
         make_data(AgentProgram([sys.executable, "gone.py"], good.tasks))
     with pytest.raises(ValueError, match=r"no file of tasks 'gone.jsonl' \(key data.init_args.env.tasks\)"):
         make_data(AgentProgram(good.command, "gone.jsonl"))
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="is empty"):
-        make_data(AgentProgram(good.command, str(tmp_path / "empty.jsonl")))
+    for text, what in (("\n", "is empty"), ('{"a": 1}\n{"a"\n', "line 2 of .* not JSON"), ("[1]", "line 1 .* object")):
+        (tmp_path / "bad.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=what):
+            make_data(AgentProgram(good.command, str(tmp_path / "bad.jsonl")))
+    for wrong, what in (
+        ({"command": good.command, "run": "a:b"}, "give either .*env.command"),
+        ({}, "give either .*env.command"),
+        ({"run": "solve"}, "write module:function"),
+        ({"run": "no_such_module:solve"}, "names the module 'no_such_module', which is not there"),
+        ({"command": ["bash", "-c", "true"], "preload": ["openai"]}, "preload needs a command that begins with python"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            make_data(AgentProgram(tasks=good.tasks, **wrong))
+
+
+@pytest.mark.parametrize("style", ["tools", "long"])
+def test_a_first_call_that_no_model_can_read_is_refused_before_weights_are_read(
+    tmp_path: Path, tiny_folder: Path, style: str
+) -> None:
+    script = tmp_path / "agent.py"
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "a " * (3000 if style == "long" else 1)}]}
+    if style == "tools":
+        body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    script.write_text(
+        f"import os\nfrom urllib import request\nrequest.urlopen(request.Request(os.environ['OPENAI_BASE_URL']"
+        f" + '/chat/completions', {json.dumps(body).encode()!r}))"
+    )
+    source = program(tmp_path)
+    source.command[1:] = [str(script)]
+    unread = tmp_path / "model"
+    shutil.copytree(tiny_folder, unread, ignore=shutil.ignore_patterns("*.safetensors"))
+    what = {"tools": "leaves out tools", "long": "the first call of the agent has .* tokens, over the limit of"}[style]
+    with pytest.raises(ValueError, match=what):
+        train(tmp_path, unread, source, iterations=1)
 
 
 @pytest.mark.long

@@ -71,7 +71,10 @@ def _killed(tmp_path: Path, folder: Path, mode: str, number: int) -> Path:
     stage = STAGES[number % len(STAGES)]
     # iterations 0 and 1 are warm-up, and only the first of them collects and scores
     iteration = draw.choice([0, 2, 3]) if stage in ("collect", "score") else draw.randrange(ITERATIONS - 1)
-    done, seconds = draw.randint(1, 20 if stage == "collect" else 4), draw.uniform(0.0, 0.2)
+    done, seconds = (
+        draw.randint(1, (6 if "groups" in mode else 20) if stage == "collect" else 4),
+        draw.uniform(0.0, 0.2),
+    )
     print(f"\n{mode}: in {stage} of iteration {iteration}, {done} done, {seconds:.3f} s later")
     killed = tmp_path / "killed"
     killed.mkdir()
