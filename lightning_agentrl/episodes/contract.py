@@ -139,10 +139,7 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "system_prompt": ("a text", _text),
     "mission": ("a text", _text),
     "tips": ("a text", _text),
-    "examples": (
-        "a list of pairs of texts, such as [('a wall on the left', 'right')]",
-        lambda pairs: tuple((_text(observation), _text(reply)) for observation, reply in pairs),
-    ),
+    "examples": ("a list of pairs of texts", lambda pairs: tuple((_text(seen), _text(reply)) for seen, reply in pairs)),
     "free_text": _FLAG,
     "tool_schemas": ("a list of JSON schemas of functions, each with a name, of plain values only", _tools),
     "observation_role": ("'user' or 'tool'", lambda value: _one_of(_text(value), "user", "tool")),
