@@ -212,13 +212,14 @@ class GradientSpikes(Guard):
     """Guard against gradients far above those before them.
 
     The logarithm of a group's gradient norm is compared with the median of the last ``window`` ones, in units of their
-    median absolute deviation. A spike is among these too, so a lasting change becomes the new scale.
+    median absolute deviation. Spikes count among them, so a lasting change becomes the new scale. ``skip`` leaves out
+    one step.
 
     Args:
         deviations: how many of these units (each at least a factor of 1.1) make a spike.
-        window: number of steps that are compared with.
-        after: number of steps without a verdict at the beginning.
-        action, factor, patience: see :class:`Guard`; here ``skip`` leaves out the one step.
+        window: number of previous steps to compare with.
+        after: number of first steps that are never spikes.
+        action, factor, patience: see :class:`Guard`.
     """
 
     skips_iteration: ClassVar[bool] = False
