@@ -1,8 +1,9 @@
-"""Exchange between the processes of a run, a no-op when there is only one."""
+"""Exchange between the processes of a run: tensors, objects, and numbers by name. A no-op with one process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -55,6 +56,52 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 def max_over_ranks(number: N) -> N:
     """Return the largest of the numbers that the ranks hold. All ranks must call it."""
     return max(all_gather(number))
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A sum and its divisor, both of which are summed over ranks before the division."""
+
+    total: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A number that is summed over ranks."""
+
+    total: float
+
+
+@dataclass(frozen=True)
+class Max:
+    """A number whose maximum over ranks counts."""
+
+    value: float
+
+
+Number = Mean | Sum | Max
+
+
+def over_ranks(numbers: Mapping[str, Number]) -> dict[str, float]:
+    """Reduce numbers by name over all ranks; a rank may lack some names. Means without weight are left out."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    weights: defaultdict[str, float] = defaultdict(float)
+    reduced: dict[str, float] = {}
+    for part in all_gather(dict(numbers)):
+        for name, number in part.items():
+            if isinstance(number, Max):
+                reduced[name] = max(number.value, reduced.get(name, number.value))
+                continue
+            totals[name] += number.total
+            if isinstance(number, Mean):
+                weights[name] += number.weight
+    for name, total in totals.items():
+        if name not in weights:
+            reduced[name] = total
+        elif weights[name]:
+            reduced[name] = total / weights[name]
+    return dict(sorted(reduced.items()))
 
 
 class _ToldElsewhere(SystemExit):

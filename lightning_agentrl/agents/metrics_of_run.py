@@ -17,20 +17,18 @@ from torch import Tensor
 from lightning_agentrl.advantages import Reduce, token_energy, value_statistics, variance_proxies
 from lightning_agentrl.agents.optim import stop_run
 from lightning_agentrl.agents.selection import filters_groups, report_left_out, without_rows
-from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.distributed import all_gather, over_ranks
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import effective_share
-from lightning_agentrl.metrics.episodes import succeeded
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import (
     kept_groups,
     mismatch_numbers,
     rollout_numbers,
     source_numbers,
     staleness_numbers,
+    text_numbers,
     token_numbers,
 )
-from lightning_agentrl.metrics.text import TextMetrics
 from lightning_agentrl.types import Rollout
 
 WINDOW = "rollout/success_window"
@@ -59,7 +57,7 @@ def describe_prepared(
     described = rollout if corrects else replace(rollout, loss_mask=None)
     # Without values, nothing stands for the returns of what is lost or rejected.
     returned = None if agent.advantage.needs_values else without_rows(rollout, lost_B).trained_mask
-    numbers = describe(described, agent.device, agent.ranks.sum, faulty_B, returned)
+    numbers = describe(described, agent.ranks.sum, faulty_B, returned)
     if numbers.get("agent/no_reward") == 1.0 and agent.policy_version == 0:
         raise ConfigError(
             "no episode of the first rollout has a reward: the agent must write it to the file AGENTRL_RESULT or post "
@@ -71,13 +69,12 @@ def describe_prepared(
             "policy may have to be shown calls first, by examples or by behavior cloning"
         )
     if filters_groups(agent):
-        numbers |= over_ranks(kept_groups(rollout, chosen), agent.device)
+        numbers |= over_ranks(kept_groups(rollout, chosen))
     return numbers | report_left_out(rollout, faulty_B, faults, partial(stop_run, agent.trainer))
 
 
 def describe(
     rollout: Rollout,
-    device: torch.device,
     reduce: Reduce,
     left_out_B: Tensor | None = None,
     returned_BA: Tensor | None = None,
@@ -87,7 +84,6 @@ def describe(
     Args:
         rollout: scored, with advantages and returns; with a mask of tokens to train on, on every rank, if there is a
             correction that rejects any.
-        device: where ranks can exchange tensors.
         reduce: sums a tensor over ranks.
         left_out_B: rows (bool) whose scores were not finite, and stand for nothing; their turns count all the same.
         returned_BA: tokens (bool) that have returns; None: all.
@@ -95,11 +91,8 @@ def describe(
     kept_B = torch.ones(len(rollout), dtype=torch.bool) if left_out_B is None else ~left_out_B
     returned_BA = (rollout.action_mask if returned_BA is None else returned_BA) & kept_B[:, None]
     scored = rollout if kept_B.all() else rollout.select(kept_B)
-    of_ranks = {**rollout_numbers(rollout), **token_numbers(scored), **mismatch_numbers(scored)}
-    numbers = over_ranks(of_ranks, device)
-    text = TextMetrics().to(device)
-    text.update(rollout.turns)
-    numbers |= text.compute()
+    numbers = over_ranks({**rollout_numbers(rollout), **token_numbers(scored), **mismatch_numbers(scored)})
+    numbers |= text_numbers(rollout.turns)
     if rollout.scores.values is not None and rollout.returns is not None:
         values = value_statistics(rollout.scores.values, rollout.returns, returned_BA, reduce)
         if not math.isnan(values.value_mean):  # there are tokens
@@ -116,9 +109,9 @@ def describe_collected(agent: Any, rollout: Rollout) -> dict[str, float]:
     if data.max_staleness:
         held = agent.steps.held(agent.trainer)
         ages = staleness_numbers(rollout.turns, agent.policy_version, data.steps_per_iteration, held)
-        numbers |= over_ranks(ages, agent.device)
+        numbers |= over_ranks(ages)
     if len(data.pool.names) > 1:
-        numbers |= over_ranks(source_numbers(rollout.turns, data.pool.source_of), agent.device)
+        numbers |= over_ranks(source_numbers(rollout.turns, data.pool.source_of))
     return numbers
 
 
@@ -145,7 +138,7 @@ def describe_step(
 
 def describe_times(agent: Any) -> dict[str, float]:
     """Return the times of an iteration by name, over all ranks; every rank must call it."""
-    return over_ranks(agent.clock.read(agent.trainer.world_size), agent.device)
+    return over_ranks(agent.clock.read(agent.trainer.world_size))
 
 
 def describe_gradient(rollout: Rollout, norm: float, reduce: Reduce) -> dict[str, float]:
@@ -192,7 +185,7 @@ class RecentEpisodes:
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Add the turns of a rollout, and return the share solved by name; every rank must call it."""
-        own = [(t.env, t.episode, t.index, t.group is not None, t.done, succeeded(t)) for t in rollout.turns]
+        own = [(t.env, t.episode, t.index, t.group is not None, t.done, t.succeeded) for t in rollout.turns]
         turns = sorted(turn for part in all_gather(own) for turn in part)
         running = {}  # without what broke off with its environment
         for env, played in groupby(turns, itemgetter(0)):

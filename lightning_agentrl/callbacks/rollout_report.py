@@ -15,7 +15,6 @@ from PIL import Image
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.distributed import all_gather
-from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.types import Rollout, Turn
 
 LARGEST = 1e12  # in a histogram, where what is beyond counts as this much
@@ -110,8 +109,8 @@ def pick_episodes(turns: Sequence[Turn], count: int) -> list[list[Turn]]:
     for turn in turns:
         episodes.setdefault((turn.env, turn.episode), []).append(turn)
     every = list(episodes.values())
-    solved = [e for e in every if e[-1].done and succeeded(e[-1])]
-    failed = [e for e in every if e[-1].done and not succeeded(e[-1])]
+    solved = [e for e in every if e[-1].done and e[-1].succeeded]
+    failed = [e for e in every if e[-1].done and not e[-1].succeeded]
     shorter = min(len(solved), len(failed))
     alternating = [e for pair in zip(solved, failed, strict=False) for e in pair]
     running = [e for e in every if not e[-1].done]
@@ -121,7 +120,7 @@ def pick_episodes(turns: Sequence[Turn], count: int) -> list[list[Turn]]:
 def episode_text(turns: Sequence[Turn]) -> str:
     """Return an episode as readable text."""
     last = turns[-1]
-    end = f"{'solved' if succeeded(last) else 'failed'}, {last.stop}" if last.done else "goes on"
+    end = f"{'solved' if last.succeeded else 'failed'}, {last.stop}" if last.done else "goes on"
     lines = [
         f"environment {last.env}, episode {last.episode}, turns {turns[0].index} to {last.index}: {end}, "
         f"return {last.episode_return:g}"

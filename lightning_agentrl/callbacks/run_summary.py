@@ -18,8 +18,8 @@ from lightning_agentrl.agents.checkpoint import in_order
 from lightning_agentrl.agents.hooks import play_held_out
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import RolloutDataModule
 
 KEYS = ("success", "success_low", "success_high", "episodes", "mean_turns", "valid_action_ratio")
@@ -104,7 +104,7 @@ class RunSummary(L.Callback):
         metrics.update(results)
         numbers = metrics.compute()
         own = {name: _results(numbers, f"source/{name}/") for name in data.pool.names}
-        by_name = over_ranks(reported_means(results), pl_module.device)
+        by_name = over_ranks(reported_means(results))
         env = {name: round(value, 4) for name, value in by_name.items()}
         return _results(numbers) | ({"sources": own} if len(own) > 1 else {}) | ({"env": env} if env else {})
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import Reader, evaluation_mode, row_scores
-from lightning_agentrl.metrics.numbers import Mean, over_ranks
+from lightning_agentrl.distributed import Mean, over_ranks
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.types import ModelInput, Rollout, Row, input_of
 
@@ -40,7 +40,7 @@ class ThoughtInformation(RolloutCallback):
         information, found = mutual_information(logps) if weight else (0.0, 0.0)
         numbers = {"thoughts/information": information, "thoughts/told_apart": found}
         means = {name: Mean(weight * value, weight) for name, value in numbers.items()}
-        self._numbers = over_ranks(means, agent.device)
+        self._numbers = over_ranks(means)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

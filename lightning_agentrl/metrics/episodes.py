@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
-from lightning_agentrl.metrics.numbers import ExactMetric, Mean
-from lightning_agentrl.types import StopReason, Turn
-from lightning_agentrl.types.rounding import CANCELLED
+from lightning_agentrl.distributed import Mean
+from lightning_agentrl.types import Turn
 
 GAINED, DEVIATIONS = slice(5, 7), slice(7, 9)  # columns of return and progression: sums, squared deviations
 
@@ -30,27 +31,12 @@ class EpisodeResult:
     metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment reported in the last turn
 
 
-def succeeded(last: Turn) -> bool:
-    """Return whether an episode succeeded, by its last turn: as the environment reports, else by a positive return.
-
-    One that is lost to a fault of its environment did not.
-    """
-    if last.stop is StopReason.ENV_FAULT:
-        return False
-    return last.episode_return > CANCELLED if last.success is None else last.success
-
-
-def reported_numbers(last: Turn) -> dict[str, float]:
-    """Return the numbers that an environment reported in the last turn of an episode; NaN and infinities are none."""
-    return {name: number for name, number in last.metrics.items() if math.isfinite(number)}
-
-
 def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> EpisodeResult:
     """Return the result of one finished episode, given its turns; one that is lost may have none."""
     if not turns:
         return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost, source=source)
     last = turns[-1]
-    success, valid, numbers = succeeded(last), sum(turn.valid for turn in turns), reported_numbers(last)
+    success, valid, numbers = last.succeeded, sum(turn.valid for turn in turns), last.finite_metrics
     progression = numbers.get("progression", float(success))
     return EpisodeResult(success, last.episode_return, len(turns), valid, lost, progression, source, numbers)
 
@@ -126,19 +112,24 @@ def _mean_of_sources(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return numbers
 
 
-class EpisodeMetrics(ExactMetric):
+class EpisodeMetrics(Metric):
     """Sums over episodes, and sums of squared deviations; :meth:`compute` gives their rates over all ranks.
 
     Args:
         sources: names of what is played. Of several, each has its own rates, as ``source/<name>/<rate>``.
     """
 
+    full_state_update = False
     sums: Tensor  # [S, 9], a row per source
 
     def __init__(self, sources: Sequence[str] = ("",)) -> None:
         super().__init__()
         self.sources = tuple(sources)
         self.add_state("sums", default=torch.zeros(len(self.sources), 9, dtype=torch.float64), dist_reduce_fx=_joined)
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> Self:
+        """Keep float64 under every precision of the trainer."""
+        return self
 
     def update(self, results: Sequence[EpisodeResult]) -> None:
         rows = torch.zeros(len(results), *self.sums.shape, dtype=torch.float64)

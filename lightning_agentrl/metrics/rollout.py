@@ -1,20 +1,144 @@
-"""Metrics of one rollout's turns and episodes, as sums that can be added over ranks."""
+"""Metrics of one rollout: its turns, episodes, tokens and words, as numbers that can be added over ranks."""
 
 from __future__ import annotations
 
 import math
 import re
 import statistics
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from lightning_agentrl.metrics.episodes import reported_numbers, succeeded
-from lightning_agentrl.metrics.numbers import Max, Mean, Number, Sum, masked_mean
+from lightning_agentrl.distributed import Max, Mean, Number, Sum, all_gather
 from lightning_agentrl.types import Rollout, StopReason, Turn
 from lightning_agentrl.types.rounding import all_equal
+
+TOOLS = "tools/"  # names of numbers that count over all turns
+LIMIT = 20.0  # of log-ratios and of their sums over a sample
+AT_ONCE = 4096  # members of sets that are compared
+_WORD = re.compile(r"\w+")
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Mean:
+    """Return the mean over the mask, of the same shape, summed in float64; other numbers are not read."""
+    return Mean(float(torch.where(mask, x, 0).double().sum()), int(mask.sum()))
+
+
+def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
+    """Return the metrics of turns, of ended episodes, of the environments, and of groups if there are any.
+
+    Episodes are those that ended in this rollout, counted with all their turns, also those of earlier rollouts.
+    """
+    turns, replies = rollout.turns, int(rollout.action_mask.sum())
+    retries = Counter(chain.from_iterable(map(attrgetter("env_errors"), turns)))
+    lost = Counter(chain.from_iterable(map(attrgetter("lost"), turns)))
+    tools = Counter[str]()
+    numbers = {
+        **_turn_numbers(turns),
+        **_model_numbers(rollout),
+        "rollout/reply_tokens": Mean(replies, len(turns)),
+        "rollout/prompt_tokens": Mean(rollout.tokens - replies, len(turns)),
+        "rollout/history_cuts": Sum(sum(map(attrgetter("history_cuts"), turns))),
+        "env/retries": Sum(retries.total()),
+        "time/env_to_generation": Mean(
+            sum(map(attrgetter("env_seconds"), turns)), sum(map(attrgetter("engine_seconds"), turns))
+        ),
+        **group_numbers(rollout),
+    }
+    for turn in turns:
+        for name, number in turn.metrics.items():
+            if name.startswith(TOOLS):  # what all replies call together
+                tools[name] += int(number)
+    for name, count in tools.items():
+        numbers[name] = Sum(count)
+    for kind, count in retries.items():
+        numbers[f"env/errors/{kind}"] = Sum(count)
+    for kind, count in lost.items():
+        numbers[f"env/lost/{kind}"] = Sum(count)
+    if images := sum(len(sample.input.images) for sample in rollout.samples):
+        numbers["rollout/prompt_images"] = Mean(images, len(turns))
+    return numbers if rollout.state_values is None else numbers | _fork_numbers(rollout)
+
+
+def _turn_numbers(turns: Sequence[Turn]) -> dict[str, Number]:
+    """Return the metrics of turns, and of the episodes that ended in one of them."""
+    lasts = [turn for turn in turns if turn.done]
+    stops = Counter(map(attrgetter("stop"), lasts))
+    numbers: dict[str, Number] = {
+        "rollout/reward_per_turn": _mean("reward", turns),
+        "rollout/valid_action_ratio": _mean("valid", turns),
+        "rollout/invented_action_ratio": _mean("invented", turns),
+        "rollout/token_cap_ratio": _mean("hit_token_cap", turns),
+        "rollout/episodes": Sum(len(lasts)),
+        "rollout/success": _mean("succeeded", lasts),
+        "rollout/return": _mean("episode_return", lasts),
+        "rollout/episode_turns": Mean(sum(map(attrgetter("index"), lasts)) + len(lasts), len(lasts)),
+        "rollout/truncated_ratio": _mean("truncated", lasts),
+    }
+    for reason in StopReason:
+        numbers[f"stop/{reason.value}"] = Mean(stops[reason], len(lasts))
+    reported: dict[str, list[float]] = {}
+    for last in lasts:
+        for name, number in last.finite_metrics.items():
+            if not name.startswith(TOOLS):
+                key = name if name.startswith("agent/") else f"env/{name}"  # numbers of agents are our own
+                reported.setdefault(key, []).append(number)
+    for name, values in reported.items():
+        numbers[name] = Mean(sum(values), len(values))
+    return numbers
+
+
+def _mean(attribute: str, turns: Sequence[Turn]) -> Mean:
+    return Mean(sum(map(attrgetter(attribute), turns)), len(turns))
+
+
+def _model_numbers(rollout: Rollout) -> dict[str, Number]:
+    """Return reward, tokens and entropy of replies by the name of the model that an agent's calls ask for."""
+    means: dict[str, list[float]] = {}  # sum and weight by name
+    entropy_BA = rollout.scores.entropy
+    for row, sample in enumerate(rollout.samples):
+        for one in sample.placed_turns():
+            if not one.turn.model:
+                continue
+            tokens, name = len(one.action), re.sub(r"[^\w-]+", "_", one.turn.model)
+            values = {"reward": (one.turn.reward, 1), "reply_tokens": (tokens, 1)}
+            if entropy_BA is not None:
+                values["entropy"] = (float(entropy_BA[row, one.columns].sum()), tokens)
+            for what, (value, weight) in values.items():
+                mean = means.setdefault(f"agent/model/{name}/{what}", [0.0, 0])
+                mean[0] += value
+                mean[1] += weight
+    return {name: Mean(value, weight) for name, (value, weight) in means.items()}
+
+
+def _fork_numbers(rollout: Rollout) -> dict[str, Number]:
+    """Return how many states were valued by playing on from them, and the turns that it took."""
+    assert rollout.state_values is not None
+    assert rollout.forked_end_values is not None
+    states = int((~rollout.state_values.isnan() & rollout.action_mask).sum())
+    lasts = [sample.turns[-1] for sample in rollout.samples]  # the state after one is valued where the rollout ends
+    ends = zip(lasts, rollout.forked_end_values.tolist(), strict=True)
+    states += sum(not (turn.done or turn.bootstrap is None or math.isnan(value)) for turn, value in ends)
+    played = sum(turn.forked_turns for turn in rollout.turns)
+    return {"rollout/forked_states": Sum(states), "rollout/forked_turns": Sum(played)}
+
+
+def source_numbers(turns: Sequence[Turn], source: Callable[[Turn], str]) -> dict[str, Number]:
+    """Return the main metrics of turns and ended episodes for each source by itself, by the name of a turn's source."""
+    own: dict[str, list[Turn]] = {}
+    for turn in turns:
+        own.setdefault(source(turn), []).append(turn)
+    return {
+        key.replace("rollout/", f"rollout/source/{name}/"): number
+        for name, part in own.items()
+        for key, number in _turn_numbers(part).items()
+        if key.startswith("rollout/")
+    }
 
 
 def group_numbers(rollout: Rollout) -> dict[str, Number]:
@@ -101,10 +225,6 @@ def thought_mask(rollout: Rollout) -> Tensor:
     return thought
 
 
-TOOLS = "tools/"  # names of numbers that count over all turns
-LIMIT = 20.0  # of log-ratios and of their sums over a sample
-
-
 def mismatch_numbers(rollout: Rollout) -> dict[str, Number]:
     """Compare the trainer's log-probs from before the update with the engine's; empty if they were not computed.
 
@@ -113,7 +233,8 @@ def mismatch_numbers(rollout: Rollout) -> dict[str, Number]:
     mask = rollout.action_mask
     numbers: dict[str, Number] = {}
     if rollout.scores.old_logps is not None:
-        train, engine = (_off(x, mask) for x in (rollout.scores.old_logps, rollout.rollout_logps))
+        train = torch.where(mask, rollout.scores.old_logps.double(), 0)
+        engine = torch.where(mask, rollout.rollout_logps.double(), 0)
         gap = (train - engine).clamp(-LIMIT, LIMIT)
         filled = mask.any(1)
         count = mask.sum(1).clamp_min(1)
@@ -137,132 +258,73 @@ def mismatch_numbers(rollout: Rollout) -> dict[str, Number]:
     return numbers
 
 
-def _off(x_BA: Tensor, mask_BA: Tensor) -> Tensor:
-    """Return ``x`` in float64, 0 off the mask."""
-    return torch.where(mask_BA, x_BA.double(), 0)
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a text without case and punctuation."""
+    return tuple(_WORD.findall(text.casefold()))
 
 
-def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
-    """Return the metrics of turns, of ended episodes, of the environments, and of groups if there are any.
+def bigrams(text: str) -> list[str]:
+    """Return pairs of neighboring words, without case and punctuation."""
+    return list(map(" ".join, pairwise(words(text))))
 
-    Episodes are those that ended in this rollout, counted with all their turns, also those of earlier rollouts.
+
+def text_numbers(turns: Sequence[Turn]) -> dict[str, float]:
+    """Return statistics of the replies of a rollout over all ranks, those that are defined; every rank must call it.
+
+    These are the first signs that an agent has stopped thinking:
+
+    * ``distinct_in_turn``: distinct word pairs of a reply among all of its word pairs; low: it repeats itself
+    * ``distinct_across_turns``: the same over all replies together; low: every reply says the same
+    * ``thought_copies``: share of thoughts that equal the thought of the previous turn of their episode
+    * ``thought_diversity``: mean distance (1 - shared / all word pairs) between the last thoughts of two environments
     """
-    turns = rollout.turns
-    prompts = sum(len(segment) for s in rollout.samples for segment in s.segments if not segment.is_action)
-    return {
-        **_per_turn(turns),
-        "rollout/reply_tokens": Mean(float(rollout.action_mask.sum()), len(turns)),
-        "rollout/prompt_tokens": Mean(prompts, len(turns)),
-        **_images(rollout),
-        **_forks(rollout),
-        "rollout/history_cuts": Sum(sum(turn.history_cuts for turn in turns)),
-        **_per_episode([turn for turn in turns if turn.done]),
-        **_tools(turns),
-        **_models(rollout),
-        **_environments(turns),
-        **group_numbers(rollout),
-    }
-
-
-def _images(rollout: Rollout) -> dict[str, Number]:
-    """Return how many images a prompt shows, if there are any."""
-    images = sum(len(sample.input.images) for sample in rollout.samples)
-    return {"rollout/prompt_images": Mean(images, len(rollout.turns))} if images else {}
-
-
-def _forks(rollout: Rollout) -> dict[str, Number]:
-    """Return how many states were valued by playing on from them, and the turns that it took, if any were."""
-    if rollout.state_values is None:
-        return {}
-    assert rollout.forked_end_values is not None
-    states = int((~rollout.state_values.isnan() & rollout.action_mask).sum())
-    lasts = [sample.turns[-1] for sample in rollout.samples]  # the state after one is valued where the rollout ends
-    ends = zip(lasts, rollout.forked_end_values.tolist(), strict=True)
-    states += sum(not (turn.done or turn.bootstrap is None or math.isnan(value)) for turn, value in ends)
-    played = sum(turn.forked_turns for turn in rollout.turns)
-    return {"rollout/forked_states": Sum(states), "rollout/forked_turns": Sum(played)}
-
-
-def source_numbers(turns: Sequence[Turn], source: Callable[[Turn], str]) -> dict[str, Number]:
-    """Return the main metrics of turns and ended episodes for each source by itself, by the name of a turn's source."""
-    own: dict[str, list[Turn]] = {}
+    counts = Counter(pairs=0, distinct=0, followed=0, copied=0)
+    said: set[int] = set()  # hashes of all word pairs
+    thoughts: dict[tuple[int, int, int], str] = {}
     for turn in turns:
-        own.setdefault(source(turn), []).append(turn)
-    return {
-        key.replace("rollout/", f"rollout/source/{name}/"): number
-        for name, part in own.items()
-        for key, number in (_per_turn(part) | _per_episode([turn for turn in part if turn.done])).items()
-        if key.startswith("rollout/")
-    }
+        pairs = bigrams(turn.reply)
+        counts.update(pairs=len(pairs), distinct=len({*pairs}))
+        said.update(map(_hash, pairs))
+        thoughts[turn.env, turn.episode, turn.index] = turn.thought
+    last: dict[int, str] = {}  # thought of each environment
+    for (env, episode, index), thought in sorted(thoughts.items()):
+        before = thoughts.get((env, episode, index - 1))
+        if thought:
+            last[env] = thought
+            counts.update(followed=before is not None, copied=before == thought)
+    members = [(env, _hash(pair)) for env, thought in last.items() for pair in {*bigrams(thought)}]
+
+    every, shared, of_thoughts = zip(*all_gather((counts, said, members)), strict=True)
+    counts = sum(every, Counter())
+    numbers = {}
+    if counts["pairs"]:
+        numbers["text/distinct_in_turn"] = counts["distinct"] / counts["pairs"]
+        numbers["text/distinct_across_turns"] = len(set().union(*shared)) / counts["pairs"]
+    if counts["followed"]:
+        numbers["text/thought_copies"] = counts["copied"] / counts["followed"]
+    diversity = mean_distance(torch.tensor([*chain.from_iterable(of_thoughts)], dtype=torch.int64).reshape(-1, 2))
+    if diversity is not None:
+        numbers["text/thought_diversity"] = diversity
+    return numbers
 
 
-def _per_turn(turns: Sequence[Turn]) -> dict[str, Number]:
-    count = len(turns)
-    return {
-        "rollout/reward_per_turn": Mean(sum(turn.reward for turn in turns), count),
-        "rollout/valid_action_ratio": Mean(sum(turn.valid for turn in turns), count),
-        "rollout/invented_action_ratio": Mean(sum(turn.invented for turn in turns), count),
-        "rollout/token_cap_ratio": Mean(sum(turn.hit_token_cap for turn in turns), count),
-    }
+def mean_distance(members_Q2: Tensor) -> float | None:
+    """Return the mean Jaccard distance over all pairs of sets, given as rows (set, member); None for fewer than 2."""
+    sets, row = members_Q2[:, 0].unique(return_inverse=True)
+    if len(sets) < 2:
+        return None
+    members, column = members_Q2[:, 1].unique(return_inverse=True)
+    sizes, shared_EE = row.bincount().double(), torch.zeros(len(sets), len(sets), dtype=torch.float64)
+    for first in range(0, len(members), AT_ONCE):  # a product of sparse tensors would be one line, and warn of itself
+        here = (column >= first) & (column < first + AT_ONCE)
+        member_EW = torch.zeros(len(sets), min(AT_ONCE, len(members) - first), dtype=torch.float64)
+        member_EW[row[here], column[here] - first] = 1
+        shared_EE += member_EW @ member_EW.T
+    distance_EE = 1 - shared_EE / (sizes[:, None] + sizes[None, :] - shared_EE)
+    return float(distance_EE.sum() / (len(sets) * (len(sets) - 1)))  # the diagonal is 0
 
 
-def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
-    """Return metrics of the episodes with these last turns."""
-    count = len(lasts)
-    reasons = Counter(turn.stop for turn in lasts)
-    each = [reported_numbers(turn) for turn in lasts]
-    names = sorted({name for numbers in each for name in numbers if not name.startswith(TOOLS)})
-    values_of = {name: [numbers[name] for numbers in each if name in numbers] for name in names}
-    return {
-        "rollout/episodes": Sum(count),
-        "rollout/success": Mean(sum(succeeded(turn) for turn in lasts), count),
-        "rollout/return": Mean(sum(turn.episode_return for turn in lasts), count),
-        "rollout/episode_turns": Mean(sum(turn.index + 1 for turn in lasts), count),
-        "rollout/truncated_ratio": Mean(sum(turn.truncated for turn in lasts), count),
-        **{f"stop/{reason.value}": Mean(reasons[reason], count) for reason in StopReason},
-        **{_named(name): Mean(sum(values), len(values)) for name, values in values_of.items()},
-    }
-
-
-def _named(name: str) -> str:
-    """Return the name under which a number of an environment is logged; those of agents are our own."""
-    return name if name.startswith("agent/") else f"env/{name}"
-
-
-def _tools(turns: Sequence[Turn]) -> dict[str, Number]:
-    """Return what all replies call together, if there are tools."""
-    counts = Counter[str]()
-    for turn in turns:
-        counts.update({name: int(count) for name, count in turn.metrics.items() if name.startswith(TOOLS)})
-    return {name: Sum(count) for name, count in counts.items()}
-
-
-def _models(rollout: Rollout) -> dict[str, Number]:
-    """Return reward, tokens and entropy of replies by the name of the model that an agent's calls ask for."""
-    means: dict[str, list[float]] = {}  # sum and weight by name
-    entropy_BA = rollout.scores.entropy
-    for row, sample in enumerate(rollout.samples):
-        for one in sample.placed_turns():
-            if not one.turn.model:
-                continue
-            tokens, name = len(one.action), re.sub(r"[^\w-]+", "_", one.turn.model)
-            values = {"reward": (one.turn.reward, 1), "reply_tokens": (tokens, 1)}
-            if entropy_BA is not None:
-                values["entropy"] = (float(entropy_BA[row, one.columns].sum()), tokens)
-            for what, (value, weight) in values.items():
-                mean = means.setdefault(f"agent/model/{name}/{what}", [0.0, 0])
-                mean[0] += value
-                mean[1] += weight
-    return {name: Mean(value, weight) for name, (value, weight) in means.items()}
-
-
-def _environments(turns: Sequence[Turn]) -> dict[str, Number]:
-    kinds = Counter(kind for turn in turns for kind in turn.env_errors)
-    lost = Counter(kind for turn in turns for kind in turn.lost)
-    env_seconds = sum(turn.env_seconds for turn in turns)
-    return {
-        "env/retries": Sum(kinds.total()),
-        **{f"env/errors/{kind}": Sum(count) for kind, count in kinds.items()},
-        **{f"env/lost/{kind}": Sum(count) for kind, count in lost.items()},
-        "time/env_to_generation": Mean(env_seconds, sum(turn.engine_seconds for turn in turns)),
-    }
+def _hash(text: str) -> int:
+    """Return a hash that is equal on every rank and in every process, unlike Python's own."""
+    data = text.encode()
+    return zlib.crc32(data) << 31 ^ zlib.adler32(data)

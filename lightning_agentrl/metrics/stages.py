@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lightning_agentrl.metrics.numbers import Mean, Number
+from lightning_agentrl.distributed import Mean, Number
 
 STAGES = ("collect", "score", "update", "validate", "log")
 PARTS = ("sync", "forks")  # of stages
@@ -41,7 +41,7 @@ class StageClock:
     def stage(self, name: str, total: int = 0, done: int = 0) -> Iterator[None]:
         """Time the block as part of stage ``name``, which is complete once ``total`` items are done; 0: unknown."""
         self.running, self.failed_in, self._done, self._total = name, "", done, total
-        self._tell()
+        self.advance(0)
         started = time.perf_counter()
         try:
             yield
@@ -63,9 +63,6 @@ class StageClock:
     def advance(self, count: int = 1) -> None:
         """Report ``count`` more items of the running stage as done."""
         self._done += count
-        self._tell()
-
-    def _tell(self) -> None:
         for listener in self.listeners:
             listener(self.running, self._done, self._total)
 

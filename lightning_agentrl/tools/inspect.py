@@ -12,9 +12,9 @@ from enum import StrEnum
 from itertools import islice, pairwise
 from statistics import fmean
 
-from lightning_agentrl.metrics.episodes import reported_numbers, succeeded, wilson_interval
+from lightning_agentrl.metrics.episodes import wilson_interval
 from lightning_agentrl.metrics.invalid_replies import InvalidReplies, invalid_replies
-from lightning_agentrl.metrics.text import words
+from lightning_agentrl.metrics.rollout import words
 from lightning_agentrl.tools.view import Entry, Report, Table
 from lightning_agentrl.types import StopReason, Turn
 from lightning_agentrl.types.rounding import all_equal
@@ -150,7 +150,7 @@ def look_at(episodes: Sequence[SeenEpisode]) -> Look:
     failures = Counter(how for one, each in zip(episodes, played, strict=True) if (how := failure(each, one.lost)))
     successes = len(episodes) - failures.total()
     followed = [pair for each in played for pair in pairwise(each) if not pair[0].asked_again]
-    all_numbers = [reported_numbers(last) for last in lasts]
+    all_numbers = [last.finite_metrics for last in lasts]
     names = sorted({name for numbers in all_numbers for name in numbers})
     reported = {name: Average.of([numbers[name] for numbers in all_numbers if name in numbers]) for name in names}
     return Look(
@@ -188,7 +188,7 @@ def failure(turns: Sequence[Turn], lost: bool) -> Failure | None:
     if lost or not turns:
         return Failure.FAULT
     last = turns[-1]
-    if succeeded(last):
+    if last.succeeded:
         return None
     if last.stop in _BY_STOP:
         return _BY_STOP[last.stop]

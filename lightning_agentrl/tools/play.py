@@ -14,7 +14,6 @@ from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingReque
 from lightning_agentrl.episodes.environment import png
 from lightning_agentrl.episodes.prompt_check import prompt_parts
 from lightning_agentrl.episodes.recorder import Recorder
-from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.prompts.renderer import ChatRenderer, shown
 from lightning_agentrl.rollout import RolloutDataModule, Session
 from lightning_agentrl.rollout.player import Player
@@ -128,7 +127,7 @@ class Play:
         print(f"\n=== episode {len(self.solved)}, seed {seed} ===")
         lost = await self.player.play(session, recorder)
         last = recorder.samples()[-1].turns[-1] if recorder.recorded else None
-        self.solved.append(last is not None and succeeded(last))
+        self.solved.append(last is not None and last.succeeded)
         self.lost += bool(lost)
         result = "solved" if self.solved[-1] else f"lost to a fault ({lost})" if lost else "not solved"
         turns, value = recorder.recorded, last.episode_return if last else 0.0

@@ -101,6 +101,11 @@ class Rollout:
     def turns(self) -> tuple[Turn, ...]:
         return tuple([turn for sample in self.samples for turn in sample.turns])
 
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of all samples, prompts and replies."""
+        return sum(len(sample.ids) for sample in self.samples)
+
     @property
     def scored(self) -> bool:
         """Whether a model has said something about it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from lightning_agentrl.types.model_input import ModelInput
+from lightning_agentrl.types.rounding import CANCELLED
 from lightning_agentrl.types.segment import Row, Segment, input_of
 
 
@@ -101,6 +103,21 @@ class Turn:
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the episode that ends here succeeded: as the environment reports, else by a positive return.
+
+        An episode that is lost to a fault of its environment did not succeed.
+        """
+        if self.stop is StopReason.ENV_FAULT:
+            return False
+        return self.episode_return > CANCELLED if self.success is None else self.success
+
+    @property
+    def finite_metrics(self) -> dict[str, float]:
+        """The metrics of the environment without NaN and infinities."""
+        return {name: number for name, number in self.metrics.items() if math.isfinite(number)}
 
     @property
     def state(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from lightning_agentrl.advantages import Forked
 from lightning_agentrl.agents import KL, Needs, Optim, PPOAgent
 from lightning_agentrl.agents.scoring import evaluation_mode
 from lightning_agentrl.agents.selection import corrected, kept_rows, token_noise
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.losses import (
     AggregationMode,
     DropEqualScores,
@@ -26,7 +27,6 @@ from lightning_agentrl.losses import (
     RatioRejection,
     TruncatedWeights,
 )
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import kept_groups
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.rollout import GroupRollout, MiniBatch, Prepared, TurnInteraction
@@ -90,7 +90,7 @@ class Everything(PPOAgent):
         for name, group_filter in FILTERS.items():
             kept = rollout.select(kept_rows(rollout, group_filter, self.ranks.gather))
             self.tell(f"filter {name}", kept, kept.rewards)
-            self.report.numbers[f"filter {name}"] = over_ranks(kept_groups(rollout, kept), self.device)
+            self.report.numbers[f"filter {name}"] = over_ranks(kept_groups(rollout, kept))
         for name, cls in ESTIMATORS.items():
             self.advantage = cls()
             for self.correction in (None, REJECTING):

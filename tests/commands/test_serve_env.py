@@ -22,14 +22,13 @@ from typing import Any, ClassVar
 
 import gymnasium
 import pytest
-import torch
 from aiohttp import ClientSession, ClientWebSocketResponse, WSCloseCode, WSServerHandshakeError, web
 
 from lightning_agentrl.commands.serve_env import _Played, environment_app
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.episodes.env_worker import make_worker
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.types import StopReason
 from tests.cli import Command, Config, changed, fit, run_command, sentence, three_iterations
@@ -145,7 +144,7 @@ def test_a_server_that_is_killed_costs_one_episode(server: Server, tiny_folder: 
     assert [(turn.episode, turn.index) for turn in turns] == [(0, 0), (1, 0), (1, 1), (1, 2)]
     assert (turns[0].truncated, turns[0].terminated, turns[0].stop) == (True, False, StopReason.ENV_FAULT)
     assert [turn.lost for turn in turns] == [("LostSocketError",), (), (), ()]
-    numbers = over_ranks(rollout_numbers(rollout), torch.device("cpu"))
+    numbers = over_ranks(rollout_numbers(rollout))
     assert numbers["env/lost/LostSocketError"] == 1.0
     assert sockets[0] is not sockets[1]
     assert all(socket is sockets[1] for socket in sockets[1:])

@@ -11,9 +11,9 @@ import torch
 
 from lightning_agentrl.advantages import GRPO, RLOO, ReMax
 from lightning_agentrl.agents.selection import lost_rows
+from lightning_agentrl.distributed import Mean
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import DropEqualScores
-from lightning_agentrl.metrics.numbers import Mean
 from lightning_agentrl.metrics.rollout import group_numbers
 from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, SidesInteraction
 from lightning_agentrl.types import Rollout, StopReason

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_agentrl.agents.metrics_of_run import RecentEpisodes
+from lightning_agentrl.distributed import Mean
 from lightning_agentrl.metrics.episodes import (
     EpisodeMetrics,
     EpisodeResult,
@@ -20,7 +21,6 @@ from lightning_agentrl.metrics.episodes import (
     summarise,
     wilson_interval,
 )
-from lightning_agentrl.metrics.numbers import Mean
 from lightning_agentrl.types import Rollout, Sample, StopReason
 from tests.metrics.rollouts import by_hand, of_envs
 from tests.types.samples import action, prompt, turn

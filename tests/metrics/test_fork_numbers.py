@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from lightning_agentrl.metrics.numbers import Sum, over_ranks
+from lightning_agentrl.distributed import Sum, over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.metrics.stages import StageClock
 from tests.metrics.clock import FakeClock
@@ -30,7 +30,7 @@ def test_every_number_by_hand(monkeypatch):
     clock = StageClock()
     with clock.stage("collect"), clock.part("forks"):
         now.wait(2.0)
-    numbers = over_ranks({**rollout_numbers(forked), **clock.read()}, values.device)
+    numbers = over_ranks({**rollout_numbers(forked), **clock.read()})
     assert {name: numbers[name] for name in OF_FORKS} == OF_FORKS
     assert rollout_numbers(forked.union(forked_end_values=known))["rollout/forked_states"] == Sum(4)
     assert not OF_FORKS.keys() & rollout_numbers(rollout).keys()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from lightning_agentrl.advantages import Groups
 from lightning_agentrl.agents.selection import kept_rows
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.losses import DropEqualScores
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import group_numbers, kept_groups
 from lightning_agentrl.types import Rollout, Sample
 from lightning_agentrl.types.rounding import all_equal
@@ -44,26 +43,26 @@ def filtered(rollout: Rollout) -> Rollout:
 
 
 def test_numbers_by_hand() -> None:
-    assert over_ranks(group_numbers(rollout()), torch.device("cpu")) == pytest.approx(EXPECTED)
+    assert over_ranks(group_numbers(rollout())) == pytest.approx(EXPECTED)
     backwards = rollout().select([5, 4, 3, 2, 1, 0])
-    assert over_ranks(group_numbers(backwards), torch.device("cpu")) == pytest.approx(EXPECTED)
+    assert over_ranks(group_numbers(backwards)) == pytest.approx(EXPECTED)
 
 
 def test_without_groups_there_is_nothing_to_say() -> None:
     assert group_numbers(Rollout.from_samples([Sample((prompt(1), action(2)), (turn(),))])) == {}
-    assert over_ranks(group_numbers(rollout().select([])), torch.device("cpu")) == {}
+    assert over_ranks(group_numbers(rollout().select([]))) == {}
 
 
 def test_what_a_filter_keeps() -> None:
     kept = filtered(rollout())
     assert kept.samples == rollout().samples[:3]
-    assert over_ranks(kept_groups(rollout(), kept), torch.device("cpu")) == OF_FILTER
+    assert over_ranks(kept_groups(rollout(), kept)) == OF_FILTER
 
 
 def test_a_group_that_is_lost_is_not_kept() -> None:
     left = rollout().select([0, 1, 2])
     for filtered_too in (left, filtered(left)):
-        assert over_ranks(kept_groups(rollout(), filtered_too), torch.device("cpu")) == OF_FILTER
+        assert over_ranks(kept_groups(rollout(), filtered_too)) == OF_FILTER
 
 
 def test_rewards_that_cancel_may_leave_their_rounding_in_a_score() -> None:
@@ -79,8 +78,8 @@ def test_rewards_that_cancel_may_leave_their_rounding_in_a_score() -> None:
     kept = filtered(played)
     assert kept.groups is not None
     assert set(kept.groups.tolist()) == {6}
-    assert over_ranks(kept_groups(played, kept), torch.device("cpu")) == {"rollout/kept_groups": 1 / 2}
-    assert over_ranks(group_numbers(played), torch.device("cpu"))["rollout/equal_groups"] == 1 / 2
+    assert over_ranks(kept_groups(played, kept)) == {"rollout/kept_groups": 1 / 2}
+    assert over_ranks(group_numbers(played))["rollout/equal_groups"] == 1 / 2
 
 
 def test_scores_are_equal_where_estimators_see_them_so() -> None:
@@ -94,7 +93,7 @@ def test_scores_are_equal_where_estimators_see_them_so() -> None:
     assert played.groups is not None
     assert played.outcome_rounding.max() < played.outcomes.max() < 2 * played.outcome_rounding.min()
     assert Groups(played.groups, played.outcome_rounding).equal(played.outcomes).all()
-    assert over_ranks(group_numbers(played), torch.device("cpu"))["rollout/equal_groups"] == 1
+    assert over_ranks(group_numbers(played))["rollout/equal_groups"] == 1
 
 
 def test_rewards_of_episodes_in_full_precision_may_cancel_too() -> None:

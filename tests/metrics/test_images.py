@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_agentrl.metrics.numbers import Mean
+from lightning_agentrl.distributed import Mean
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.types import ModelInput, Rollout, Sample, Segment, SegmentKind
 from tests.inputs import image, text

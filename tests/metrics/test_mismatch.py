@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_agentrl.agents.metrics_of_run import describe
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.metrics.mismatch import (
     EXACT,
     MOST_LARGEST,
@@ -18,7 +19,6 @@ from lightning_agentrl.metrics.mismatch import (
     Comparison,
     bounds_for,
 )
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import mismatch_numbers, staleness, staleness_numbers
 from lightning_agentrl.types import Rollout, Scores
 from tests.metrics.rollouts import by_hand
@@ -52,7 +52,7 @@ OF_STALENESS = {
 
 
 def computed(rollout: Rollout) -> dict[str, float]:
-    return over_ranks(mismatch_numbers(rollout), rollout.action_mask.device)
+    return over_ranks(mismatch_numbers(rollout))
 
 
 def corrected() -> Rollout:
@@ -79,15 +79,13 @@ def test_ratios_are_bounded_as_those_of_tokens_and_of_samples():
 
 
 def test_numbers_of_a_correction_by_hand():
-    numbers = describe(corrected(), torch.device("cpu"), lambda x: x)
+    numbers = describe(corrected(), lambda x: x)
     assert {name: numbers[name] for name in OF_CORRECTION} == pytest.approx(OF_CORRECTION, rel=1e-12)
     assert {name: numbers[name] for name in EXPECTED} == pytest.approx(EXPECTED, rel=1e-12)
 
 
 def test_everything_rejected():
-    numbers = describe(
-        corrected().union(loss_mask=torch.zeros_like(by_hand().action_mask)), torch.device("cpu"), lambda x: x
-    )
+    numbers = describe(corrected().union(loss_mask=torch.zeros_like(by_hand().action_mask)), lambda x: x)
     assert numbers["mismatch/rejected"] == 1.0
     assert numbers["mismatch/ess"] == 0.0
     assert "mismatch/weight" not in numbers
@@ -99,13 +97,13 @@ def test_what_was_not_scored_is_left_out():
 
 def test_staleness_by_hand():
     turns = [turn(policy_version=version) for version in (9, 8, 8, 6, 4)]
-    numbers = over_ranks(staleness_numbers(turns, policy_version=10, steps_per_iteration=4), torch.device("cpu"))
+    numbers = over_ranks(staleness_numbers(turns, policy_version=10, steps_per_iteration=4))
     assert numbers == pytest.approx(OF_STALENESS, rel=1e-12)
     assert staleness([turn(policy_version=0)], policy_version=4, steps_per_iteration=4) == [1.0]
 
 
 def test_a_rank_without_turns_has_none_that_are_old():
-    assert over_ranks(staleness_numbers([], 10, 4), torch.device("cpu")) == {"mismatch/staleness_max": 0.0}
+    assert over_ranks(staleness_numbers([], 10, 4)) == {"mismatch/staleness_max": 0.0}
 
 
 @pytest.mark.parametrize(("version", "ages"), [(6, [0, 0, 0]), (10, [0, 0, 0]), (14, [1.0, 1.0, 0.5])])

@@ -6,10 +6,9 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 
-from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means, succeeded, summarise
-from lightning_agentrl.metrics.numbers import GlobalNumbers, Mean, Number, Sum, over_ranks
+from lightning_agentrl.distributed import Mean, Number, Sum, over_ranks
+from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means, summarise
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.types import Rollout, Sample, StopReason
 from tests.metrics.rollouts import by_hand, of_envs
@@ -47,7 +46,7 @@ EXPECTED = {
 
 
 def computed(rollout: Rollout) -> dict[str, float]:
-    return over_ranks(rollout_numbers(rollout), rollout.action_mask.device)
+    return over_ranks(rollout_numbers(rollout))
 
 
 def test_every_number_by_hand():
@@ -67,7 +66,7 @@ def test_an_episode_that_tells_nan_or_an_infinity_does_not_count_for_that_number
     assert numbers["env/seconds"] == 3.0
     assert "env/progression" not in numbers
     results = [summarise([one]) for one in turns]
-    assert over_ranks(reported_means(results), torch.device("cpu")) == {"seconds": 3.0}
+    assert over_ranks(reported_means(results)) == {"seconds": 3.0}
     metrics = EpisodeMetrics()
     metrics.update(results)
     assert metrics.compute()["progression"] == 1.0  # as of episodes that do not tell it: their success
@@ -106,21 +105,11 @@ def test_without_seconds_of_the_engine_there_is_no_ratio_to_them():
     [(True, -1.0, True), (False, 1.0, False), (None, 1.0, True), (None, 0.0, False), (None, -1.0, False)],
 )
 def test_success_is_what_the_environment_says_else_a_positive_return(success, total, expected):
-    assert succeeded(turn(success=success, episode_return=total)) is expected
+    assert turn(success=success, episode_return=total).succeeded is expected
     fault = {"truncated": True, "stop": StopReason.ENV_FAULT}
-    assert not succeeded(turn(success=success, episode_return=total, **fault))
+    assert not turn(success=success, episode_return=total, **fault).succeeded
 
 
 def test_a_mean_of_nothing_is_left_out_and_a_sum_of_nothing_is_zero():
     numbers: dict[str, Number] = {"mean": Mean(0.0, 0.0), "sum": Sum(0.0), "other": Mean(3.0, 4.0)}
-    assert over_ranks(numbers, by_hand().action_mask.device) == {"sum": 0.0, "other": 0.75}
-
-
-def test_numbers_of_several_updates_add_up_whichever_they_bring():
-    numbers = GlobalNumbers(["mean", "sum", "never"])
-    for update in ({"mean": Mean(1.0, 2.0)}, {"sum": Sum(3.0)}, {"mean": Mean(5.0, 1.0), "sum": Sum(4.0)}):
-        numbers.update(update)
-    assert numbers.compute() == {"mean": 2.0, "sum": 7.0}
-    many = GlobalNumbers(["mean"])
-    many.update({"mean": Mean(2.0**25 + 2, 2.0**24 + 1)})  # more tokens than float32 can count
-    assert many.compute() == {"mean": 2.0}
+    assert over_ranks(numbers) == {"sum": 0.0, "other": 0.75}

@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from lightning_agentrl.commands.held_out_table import MEAN, held_out_table
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import source_numbers
 from lightning_agentrl.types import StopReason
 from tests.cli import Config, fit, run_command
@@ -95,7 +94,7 @@ def test_an_error_needs_two_episodes_of_every_source() -> None:
 
 def test_turns_of_training_are_counted_for_their_source() -> None:
     numbers = source_numbers(TURNS, lambda one: A if one.env == 0 else B)
-    assert over_ranks(numbers, torch.device("cpu")) == pytest.approx(OF_SOURCES)
+    assert over_ranks(numbers) == pytest.approx(OF_SOURCES)
 
 
 def test_the_table_has_a_line_for_each_source_and_their_mean() -> None:

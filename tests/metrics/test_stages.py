@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from tests.metrics.clock import FakeClock
 
@@ -44,7 +43,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 def read(clock: StageClock) -> dict[str, float]:
-    return over_ranks(clock.read(), torch.device("cpu"))
+    return over_ranks(clock.read())
 
 
 def work(clock: StageClock, now: FakeClock, name: str, seconds: float, sync: float = 0.0) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from lightning_agentrl.metrics.text import TextMetrics, bigrams, mean_distance
+from lightning_agentrl.metrics.rollout import bigrams, mean_distance, text_numbers
 from lightning_agentrl.types import Turn
 from tests.metrics.rollouts import by_hand
 from tests.types.samples import turn
@@ -36,19 +35,13 @@ EXPECTED = {
 }
 
 
-def computed(turns: Sequence[Turn]) -> dict[str, float]:
-    metrics = TextMetrics()
-    metrics.update(turns)
-    return metrics.compute()
-
-
 def thinking(*thoughts: str, **fields: Any) -> list[Turn]:
     """Turns of one episode."""
     return [turn(index=index, thought=thought, **fields) for index, thought in enumerate(thoughts)]
 
 
 def test_every_number_by_hand():
-    assert computed(by_hand().turns) == pytest.approx(EXPECTED, rel=0, abs=1e-12)
+    assert text_numbers(by_hand().turns) == pytest.approx(EXPECTED, rel=0, abs=1e-12)
 
 
 def test_word_pairs_are_without_case_and_punctuation():
@@ -58,37 +51,39 @@ def test_word_pairs_are_without_case_and_punctuation():
 
 def test_the_order_of_turns_does_not_matter():
     turns = by_hand().turns
-    assert computed(turns[::-1]) == pytest.approx(EXPECTED, rel=0, abs=1e-12)
-    assert computed(turns[3:] + turns[:3]) == pytest.approx(EXPECTED, rel=0, abs=1e-12)
+    assert text_numbers(turns[::-1]) == pytest.approx(EXPECTED, rel=0, abs=1e-12)
+    assert text_numbers(turns[3:] + turns[:3]) == pytest.approx(EXPECTED, rel=0, abs=1e-12)
 
 
 def test_replies_of_one_word_each_have_no_pairs():
-    assert computed([turn(reply="go"), turn(index=1, reply="")]) == {}
+    assert text_numbers([turn(reply="go"), turn(index=1, reply="")]) == {}
 
 
 def test_a_copy_equals_the_thought_of_the_turn_before_in_its_episode():
-    assert computed(thinking("left", "left", "left"))["text/thought_copies"] == 2 / 2
-    assert computed(thinking("left", "right", "left"))["text/thought_copies"] == 0 / 2
+    assert text_numbers(thinking("left", "left", "left"))["text/thought_copies"] == 2 / 2
+    assert text_numbers(thinking("left", "right", "left"))["text/thought_copies"] == 0 / 2
     # the turn before is neither of another episode nor of another environment
     for other in ({"episode": 1}, {"env": 1}):
-        assert "text/thought_copies" not in computed(thinking("left") + thinking("left", **other))
-        assert computed(thinking("left", "right") + thinking("right", **other))["text/thought_copies"] == 0 / 1
+        assert "text/thought_copies" not in text_numbers(thinking("left") + thinking("left", **other))
+        assert text_numbers(thinking("left", "right") + thinking("right", **other))["text/thought_copies"] == 0 / 1
 
 
 def test_missing_thoughts_are_no_copies_of_each_other():
-    assert "text/thought_copies" not in computed(thinking("left", "", ""))
-    assert computed(thinking("left", "", "left", "left"))["text/thought_copies"] == 1 / 2  # a thought after none is new
+    assert "text/thought_copies" not in text_numbers(thinking("left", "", ""))
+    assert (
+        text_numbers(thinking("left", "", "left", "left"))["text/thought_copies"] == 1 / 2
+    )  # a thought after none is new
 
 
 def test_a_thought_whose_turn_before_was_played_in_an_earlier_rollout_is_left_out():
     first, second, third = thinking("left", "left", "left")
-    assert "text/thought_copies" not in computed([first, third])
-    assert computed([second, third])["text/thought_copies"] == 1 / 1
+    assert "text/thought_copies" not in text_numbers([first, third])
+    assert text_numbers([second, third])["text/thought_copies"] == 1 / 1
 
 
 def test_the_last_thought_of_an_environment_counts_whatever_was_thought_before():
     def diversity(*turns: Turn) -> float:
-        return computed(turns)["text/thought_diversity"]
+        return text_numbers(turns)["text/thought_diversity"]
 
     same, other = turn(env=1, thought="go left now"), turn(env=1, thought="take the key")
     assert diversity(*thinking("take it", "go left now"), same) == 0  # later turn
@@ -98,11 +93,11 @@ def test_the_last_thought_of_an_environment_counts_whatever_was_thought_before()
 
 
 def test_one_environment_has_no_diversity():
-    assert "text/thought_diversity" not in computed(thinking("go left", "go right"))
+    assert "text/thought_diversity" not in text_numbers(thinking("go left", "go right"))
 
 
 def test_environments_whose_last_thought_is_one_word_are_left_out_of_the_diversity():
-    numbers = computed([turn(env=0, thought="go left"), turn(env=1, thought="go right"), turn(env=2, thought="go")])
+    numbers = text_numbers([turn(env=0, thought="go left"), turn(env=1, thought="go right"), turn(env=2, thought="go")])
     assert numbers["text/thought_diversity"] == 1
 
 

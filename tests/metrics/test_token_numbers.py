@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.metrics.rollout import thought_mask, token_numbers
 from lightning_agentrl.types import Rollout, Scores
 from tests.metrics.rollouts import by_hand
@@ -23,7 +23,7 @@ EXPECTED = {
 
 
 def computed(rollout: Rollout) -> dict[str, float]:
-    return over_ranks(token_numbers(rollout), rollout.action_mask.device)
+    return over_ranks(token_numbers(rollout))
 
 
 def without(rollout: Rollout, *names: str) -> Rollout:

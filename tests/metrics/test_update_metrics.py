@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.losses import AdaptiveKL, KLCov, PPOClip, RatioRejection, TruncatedWeights
-from lightning_agentrl.metrics.episodes import EpisodeResult, succeeded
+from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import FullMemory, WindowMemory
 from lightning_agentrl.types import Rollout, Sample
@@ -280,7 +280,7 @@ def test_a_rollout_is_logged_once_and_not_divided_by_the_steps(fit):
     solved: list[bool] = []
     for rollout, logged in zip(fit.spy.rollouts, fit.spy.logged, strict=True):
         ended = [turn for turn in rollout.turns if turn.done]
-        solved += [succeeded(turn) for turn in ended]
+        solved += [turn.succeeded for turn in ended]
         assert len(rollout.turns) == TURNS
         assert logged["rollout/episodes"] == len(ended)
         assert logged["rollout/success"] == pytest.approx(sum(solved[-len(ended) :]) / len(ended))

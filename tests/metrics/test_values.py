@@ -42,7 +42,7 @@ def statistics(values: list[float], returns: list[float]) -> dict[str, float]:
 
 def test_every_number_by_hand():
     rollout = by_hand()
-    numbers = describe(rollout, rollout.action_mask.device, lambda x: x)
+    numbers = describe(rollout, lambda x: x)
     assert {n: x for n, x in numbers.items() if n.startswith("critic/")} == pytest.approx(EXPECTED, rel=0, abs=1e-12)
     assert RETURNS - VALUES == ERRORS  # the table above is right
 
@@ -112,19 +112,19 @@ def test_returns_that_differ_less_than_the_rounding_of_values_or_returns_are_equ
 def test_without_values_or_returns_nothing_is_said_about_the_critic():
     rollout = by_hand()
     for without in (replace(rollout, returns=None), replace(rollout, scores=replace(rollout.scores, values=None))):
-        numbers = describe(without, rollout.action_mask.device, lambda x: x)
+        numbers = describe(without, lambda x: x)
         assert not [name for name in numbers if name.startswith("critic/")]
 
 
 def test_rows_whose_scores_were_not_finite_say_nothing_but_their_turns_count():
-    rollout, cpu = by_hand(), torch.device("cpu")
+    rollout = by_hand()
     spoilt_B = torch.tensor([0, 0, 0, 1, 0, 1], dtype=torch.bool)
     spoilt = rollout.union(
         scores=rollout.scores.map(lambda x: torch.where(spoilt_B[:, None], 50.0, x)),
         returns=torch.where(spoilt_B[:, None], -50.0, rollout.returns),
     )
-    numbers, whole = describe(spoilt, cpu, lambda x: x, spoilt_B), describe(rollout, cpu, lambda x: x)
-    rest = describe(rollout.select(~spoilt_B), cpu, lambda x: x)
+    numbers, whole = describe(spoilt, lambda x: x, spoilt_B), describe(rollout, lambda x: x)
+    rest = describe(rollout.select(~spoilt_B), lambda x: x)
     of_scores = {name for name in whole if re.match("critic/|mismatch/|kl/|rollout/entropy", name)}
     assert {name: numbers[name] for name in of_scores} == {name: rest[name] for name in of_scores}
     assert numbers.keys() == whole.keys()
@@ -132,5 +132,5 @@ def test_rows_whose_scores_were_not_finite_say_nothing_but_their_turns_count():
 
 
 def test_without_a_token_nothing_is_said_about_the_critic():
-    numbers = describe(by_hand(), torch.device("cpu"), lambda x: x, torch.ones(6, dtype=torch.bool))
+    numbers = describe(by_hand(), lambda x: x, torch.ones(6, dtype=torch.bool))
     assert not [name for name in numbers if name.startswith("critic/")]

@@ -13,13 +13,10 @@ import torch
 import torch.distributed as dist
 
 from lightning_agentrl.agents.metrics_of_run import RecentEpisodes, describe
-from lightning_agentrl.distributed import sum_over_ranks
+from lightning_agentrl.distributed import over_ranks, sum_over_ranks
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from tests.metrics.rollouts import by_hand, of_envs
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def describe_part(split: Split, envs: Sequence[int]) -> dict[str, Any]:
     rollout = of_envs(by_hand(split.without_thoughts_of), envs)
     recent = RecentEpisodes(WINDOW, enough=1)
     windows = [recent.update(rollout) for _ in range(2)]
-    return {"describe": describe(rollout, CPU, sum_over_ranks), "windows": windows, "state": recent.state_dict()}
+    return {"describe": describe(rollout, sum_over_ranks), "windows": windows, "state": recent.state_dict()}
 
 
 FAR = [EpisodeResult(bool(i % 2), 1e9 + 0.75 * i, 2, 2, progression=i / 8) for i in range(5)]  # their squares cancel
@@ -69,7 +66,7 @@ def times(rank: int) -> dict[str, float]:
                 now.return_value += duration
         clock.count("collect", turns=8, tokens=[80, 100][rank])
         clock.count("update", turns=[6, 10][rank], tokens=[70, 110][rank])
-        return over_ranks(clock.read(world_size=2), CPU)
+        return over_ranks(clock.read(world_size=2))
 
 
 def run(rank: int, folder: str) -> None:

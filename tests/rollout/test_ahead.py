@@ -11,10 +11,10 @@ import gymnasium
 import pytest
 import torch
 
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.errors import EngineGoneError
 from lightning_agentrl.errors.faults import EnvError
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import (
     EnvConfig,
     FaultLimits,
@@ -276,7 +276,7 @@ def test_the_seconds_of_every_update_of_the_engine_are_told(connected, tiny_fold
             super().sync(policy_version)
 
     def read() -> dict[str, float]:
-        return over_ranks(learner.clock.read(), torch.device("cpu"))
+        return over_ranks(learner.clock.read())
 
     learner = Learner(tiny_folder)
     data = connected(data_module(engine=Slow()), learner)

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from lightning_agentrl.agents.selection import lost_rows, without_rows
+from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.metrics.episodes import summarise
-from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.rollout import (
     ActionParser,
@@ -66,7 +66,7 @@ def played(folder: Any, *configs: EnvConfig, **settings: Any) -> Iterator[Workpl
 
 
 def lost(rollout: Rollout) -> dict[str, float]:
-    numbers = over_ranks(rollout_numbers(rollout), torch.device("cpu"))
+    numbers = over_ranks(rollout_numbers(rollout))
     return {name.removeprefix("env/lost/"): x for name, x in numbers.items() if name.startswith("env/lost/")}
 
 

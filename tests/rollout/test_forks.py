@@ -22,11 +22,11 @@ from benchmarks.laboratory.exact import tables
 from benchmarks.laboratory.policy import LastWord, PolicyReader
 from lightning_agentrl.advantages import GRPO, Forked, minus_state_values
 from lightning_agentrl.agents.checks import check_forks
+from lightning_agentrl.distributed import Sum
 from lightning_agentrl.episodes.episode import Moment
 from lightning_agentrl.episodes.generators import generators
 from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.errors import EnvError
-from lightning_agentrl.metrics.numbers import Sum
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.rollout import (
     EnvConfig,
