@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import fields
 from typing import ClassVar
 
 from torch import Tensor
@@ -75,20 +74,15 @@ def estimated(estimator: AdvantageEstimator, rollout: Rollout, reduce: Reduce | 
     Raises:
         TypeError: the estimator changed the rollout in place; names the class.
     """
-    before = _versions(rollout)
+    tensors = {name: x for name, x in rollout.tensors.items() if not x.is_inference()}
+    before = [x._version for x in tensors.values()]
     returned = estimator.estimate(rollout, reduce)
-    if changed := [name for name, version in _versions(rollout).items() if version != before[name]]:
+    if changed := [name for (name, x), version in zip(tensors.items(), before, strict=True) if x._version != version]:
         raise TypeError(
             f"estimate of {type(estimator).__name__} changes {' and '.join(changed)} of the rollout in place, which "
             "others read; let it compute new tensors (key model.init_args.advantage)"
         )
     return returned
-
-
-def _versions(rollout: Rollout) -> dict[str, int]:
-    """Return how often each tensor of a rollout was changed in place, by its name."""
-    every = [(f.name, getattr(of, f.name)) for of in (rollout, rollout.scores) for f in fields(of)]
-    return {name: x._version for name, x in every if isinstance(x, Tensor) and not x.is_inference()}
 
 
 def token_rewards(rollout: Rollout) -> Tensor:

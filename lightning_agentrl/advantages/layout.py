@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -153,7 +154,7 @@ def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
 
 def result_dtype(*given: Tensor) -> torch.dtype:
     """Return the dtype of what is made of these tensors: float32 or better."""
-    return reduce(torch.promote_types, (x.dtype for x in given), torch.float32)
+    return reduce(torch.promote_types, map(attrgetter("dtype"), given), torch.float32)
 
 
 def backward_sum(x_NK: Tensor, decay_NK: Tensor | float = 1.0) -> Tensor:

@@ -23,7 +23,6 @@ from lightning_agentrl.agents.metrics_of_run import (
     describe_collected,
     describe_prepared,
     describe_step,
-    describe_times,
 )
 from lightning_agentrl.agents.models import Compute, models_for, readers_for
 from lightning_agentrl.agents.optim import Optim, Steps, prepare_strategy
@@ -39,7 +38,7 @@ from lightning_agentrl.agents.scoring import (
 )
 from lightning_agentrl.agents.selection import corrected, lost_rows, select, without_not_finite, without_rows
 from lightning_agentrl.agents.update import CurrentScores, compute_gradient, take_step
-from lightning_agentrl.distributed import Ranks, raise_once
+from lightning_agentrl.distributed import Ranks, over_ranks, raise_once
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.stages import StageClock
@@ -191,10 +190,13 @@ class Agent(L.LightningModule, ABC):
         with scoring(self, rollout):
             rollout = self.score(rollout)
         rollout = corrected(rollout, self.correction, self.ranks.sum)
-        rollout = self._shape(rollout)
+        with naming_missing(rollout.scores):
+            rollout = rollout.union(shaped_rewards=self.shape_rewards(rollout))
         rollout, faulty_B, faults = without_not_finite(rollout)
+        # Rows in which an environment failed take no part.
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
-        rollout = self._estimate(rollout, lost_B)
+        advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
+        rollout = rollout.union(advantages=advantages, returns=returns)
         rollout, chosen = select(self, rollout, faulty_B, lost_B)
         with self.clock.stage("log"):
             metrics = describe_prepared(self, rollout, faulty_B, faults, lost_B, chosen)
@@ -207,15 +209,6 @@ class Agent(L.LightningModule, ABC):
     def score(self, rollout: Rollout) -> Rollout:
         """Add the scores that are needed and not there yet: of actor, reference and critic."""
         return score_rollout(self.models, rollout, needs_before_update(self), self.reader)
-
-    def _shape(self, rollout: Rollout) -> Rollout:
-        with naming_missing(rollout.scores):
-            return rollout.union(shaped_rewards=self.shape_rewards(rollout))
-
-    def _estimate(self, rollout: Rollout, lost_B: Tensor) -> Rollout:
-        """Add advantages and returns; rows (bool) in which an environment failed take no part."""
-        advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
-        return rollout.union(advantages=advantages, returns=returns)
 
     # Iteration, part 2: one optimizer step
 
@@ -230,7 +223,7 @@ class Agent(L.LightningModule, ABC):
             attempt = Attempt(self.policy_version, batch_idx, gradient.means, gradient.norms, self._rollout_metrics)
             taken = self.steps.allow(self.trainer, attempt, gradient.fault)
             norms = take_step(self, gradient, taken, first)
-        self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
+        self.clock.count("update", turns=len(rollout.turns), tokens=rollout.tokens)
         metrics = describe_step(self, rollout, gradient.means, norms, taken)
         self.log_dict(metrics | batch.metrics, on_step=False, on_epoch=True)
         return {"loss": gradient.loss}
@@ -256,7 +249,7 @@ class Agent(L.LightningModule, ABC):
         self.datamodule.stream.begin_iteration()  # in a hook, so that the methods it calls may log
 
     def on_train_epoch_end(self) -> None:
-        times = describe_times(self)
+        times = over_ranks(self.clock.read(self.trainer.world_size))
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
             self.steps.step_scheduler(self, "epoch", self.trainer.current_epoch + 1)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, cast
 
 import lightning as L
 
-from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.types import Rollout
@@ -101,19 +100,3 @@ class StepGuard(L.Callback, ABC):
     @abstractmethod
     def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:
         """Return whether to step, and if not, why; the severest verdict of any rank holds for all."""
-
-
-def decide(trainer: L.Trainer, guards: Iterable[StepGuard], attempt: Attempt) -> tuple[Verdict, str]:
-    """Ask all guards on all ranks; every rank must call it with the same guards.
-
-    Returns:
-        The severest verdict and its reason, of equal ones that of the lowest rank.
-    """
-    own = [guard.before_step(trainer, attempt) for guard in guards]
-    if not own:
-        return Verdict.STEP, ""
-    return max(all_gather(max(own, key=_severity)), key=_severity)
-
-
-def _severity(decision: tuple[Verdict, str]) -> Verdict:
-    return decision[0]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import Reduce, token_energy, value_statistics, variance_proxies
 from lightning_agentrl.agents.optim import stop_run
-from lightning_agentrl.agents.selection import filters_groups, report_left_out, without_rows
+from lightning_agentrl.agents.selection import report_left_out, without_rows
 from lightning_agentrl.distributed import all_gather, over_ranks
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import effective_share
@@ -68,7 +68,7 @@ def describe_prepared(
             "there are tools, and no reply of an iteration had a call that could be read (metrics tools/...); the "
             "policy may have to be shown calls first, by examples or by behavior cloning"
         )
-    if filters_groups(agent):
+    if agent.group_filter is not None and agent.phase == "train":
         numbers |= over_ranks(kept_groups(rollout, chosen))
     return numbers | report_left_out(rollout, faulty_B, faults, partial(stop_run, agent.trainer))
 
@@ -127,18 +127,13 @@ def describe_step(
         norms: of the gradients before clipping, by group.
         taken: whether the step was taken.
     """
-    not_finite = agent.steps.finite.in_a_row > 0
+    not_finite = agent.steps.not_finite > 0
     numbers = {**means, **{f"grad_norm/{name}": norm for name, norm in norms.items()}}
     if not_finite:  # such numbers are not logged
         numbers = {name: x for name, x in numbers.items() if math.isfinite(x)}
     elif agent.variance_proxy and "actor" in norms:
         numbers |= describe_gradient(rollout, norms["actor"], agent.ranks.sum)
     return numbers | {"guard/not_finite": float(not_finite), "guard/skipped": float(not taken)}
-
-
-def describe_times(agent: Any) -> dict[str, float]:
-    """Return the times of an iteration by name, over all ranks; every rank must call it."""
-    return over_ranks(agent.clock.read(agent.trainer.world_size))
 
 
 def describe_gradient(rollout: Rollout, norm: float, reduce: Reduce) -> dict[str, float]:

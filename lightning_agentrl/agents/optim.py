@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal, NoReturn, cast, get_args
 
 import lightning as L
@@ -18,12 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_agentrl.agents.checkpoint import guard_checkpoints, last_good_checkpoint
-from lightning_agentrl.agents.finite import FiniteSteps
-from lightning_agentrl.agents.hooks import Attempt, StepGuard, Verdict, decide
+from lightning_agentrl.agents.hooks import Attempt, StepGuard, Verdict
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.sharding import GradientWatch, GroupedAdamW, is_grouped, prepare_zero
-from lightning_agentrl.distributed import raise_once
+from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.errors import RunStoppedError
 from lightning_agentrl.rollout import RolloutSource
 from lightning_agentrl.types.plain_config import check_kind
@@ -304,15 +304,16 @@ def step_or_discard(optimizer: Any, strategy: Strategy, allowed: bool) -> dict[s
     Returns:
         Norms before clipping that ZeRO has computed in its step; empty for other strategies.
     """
-    zero = is_grouped(optimizer)
     if allowed:
         optimizer.step()
-    elif zero:
+    if not is_grouped(optimizer):
+        return {}
+    if not allowed:
         # ZeRO drops its gradients in a step only. This one moves nothing, and not being Lightning's it does not count.
         for group in optimizer.param_groups:
             group["held"] = True
         strategy.optimizer_step(optimizer.optimizer, lambda: None)
-    return {group["name"]: group["grad_norm"] for group in optimizer.param_groups if zero and not group["held"]}
+    return {group["name"]: group["grad_norm"] for group in optimizer.param_groups if not group["held"]}
 
 
 class ScheduleLR(LambdaLR):
@@ -334,7 +335,7 @@ class Steps:
         self.attempts = 0
         self.skipped = 0  # attempts of the whole run, also before it was resumed, that a guard skipped
         self.warmup = 0  # steps taken while the actor was held
-        self.finite = FiniteSteps(optim.max_not_finite)
+        self.not_finite = 0  # the last attempts in a row whose loss or gradient was not finite
         self.masters = MasterWeights((), {})  # float32 copies of 16-bit weights that are trained
         self.saved_weights: Mapping[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
         self.gradient_watch: GradientWatch | None = None  # under ZeRO
@@ -344,7 +345,7 @@ class Steps:
 
     def begin_anew(self) -> None:
         """Forget the steps of an earlier run. Attempts continue: they number the weights in the turns of episodes."""
-        self.skipped = self.warmup = self.finite.in_a_row = 0
+        self.skipped = self.warmup = self.not_finite = 0
 
     def configure(self, agent: Any) -> dict[str, Any]:
         """Return the optimizer of an agent and its scheduler; forget those of an earlier run.
@@ -433,15 +434,16 @@ class Steps:
         for group, configured in zip(groups, self._configured, strict=True):
             if configured["weight_decay"] is not None:
                 group["weight_decay"] = configured["weight_decay"]
-        self.write_rates(trainer, _lowered(trainer))
+        self.write_rates(trainer)
         self._end_at_max_steps(trainer)
         for old, group in zip(before, groups, strict=True):
             for key in ("lr", "weight_decay"):
                 if key in group and group[key] != old[key]:
                     rank_zero_info(f"{key} of the {group['name']}: {group[key]}, in the checkpoint it was {old[key]}")
 
-    def write_rates(self, trainer: L.Trainer, lowered: float) -> None:
-        """Write the learning rates of the next step into the optimizer, multiplied by ``lowered``."""
+    def write_rates(self, trainer: L.Trainer, guarded: bool = True) -> None:
+        """Write the learning rates of the next step into the optimizer, lowered by guards unless ``guarded`` is off."""
+        lowered = math.prod(guard.lowered for guard in _guards(trainer)) if guarded else 1.0
         for group, rate in zip(trainer.optimizers[0].param_groups, self._rates, strict=True):
             group["lr"] = rate * lowered
 
@@ -456,13 +458,17 @@ class Steps:
         trainer = agent.trainer
         for config in trainer.lr_scheduler_configs:
             if config.interval == interval and number % config.frequency == 0:
-                self.write_rates(trainer, 1.0)  # schedulers that multiply the present rate read it without guards
+                self.write_rates(
+                    trainer, guarded=False
+                )  # schedulers that multiply the present rate read it without guards
                 agent.lr_scheduler_step(config.scheduler, None)
                 self._rates = config.scheduler.get_last_lr()
-                self.write_rates(trainer, _lowered(trainer))
+                self.write_rates(trainer)
 
     def allow(self, trainer: L.Trainer, attempt: Attempt, fault: str) -> bool:
-        """Ask the guards; return whether to step. The one place that can skip a step, on all ranks together.
+        """Check that loss and gradient are finite, ask the guards, and return whether to step.
+
+        The one place that can skip a step, on all ranks together.
 
         Args:
             trainer: of the run.
@@ -470,18 +476,36 @@ class Steps:
             fault: what is not finite on this rank; empty: nothing.
 
         Raises:
-            RunStoppedError: on all ranks, if a guard stops the run.
+            RunStoppedError: on all ranks, if a guard stops the run, or after too many steps in a row that are not
+                finite.
         """
-        verdict, reason = self.finite.judge(fault, attempt.norms)
-        if verdict is Verdict.STEP:
-            verdict, reason = decide(trainer, _guards(trainer), attempt)
+        verdict, reason = self.judge(fault, attempt.norms)
+        if verdict is Verdict.STEP and (guards := _guards(trainer)):
+            # The severest verdict holds; of equal ones, that of the first guard of the lowest rank.
+            own = max((guard.before_step(trainer, attempt) for guard in guards), key=itemgetter(0))
+            verdict, reason = max(all_gather(own), key=itemgetter(0))
         if verdict is Verdict.STOP:
             stop_run(trainer, f"stopped before optimizer step {attempt.number + 1}: {reason}")
         if verdict is Verdict.SKIP:
             rank_zero_warn(f"optimizer step {attempt.number + 1} is skipped: {reason}")
-        if verdict is Verdict.STEP:
-            self.write_rates(trainer, _lowered(trainer))
-        return verdict is Verdict.STEP
+            return False
+        self.write_rates(trainer)
+        return True
+
+    def judge(self, fault: str, norms: Mapping[str, float]) -> tuple[Verdict, str]:
+        """Return whether loss and gradient allow a step, and if not, why; the same on all ranks, which all call it.
+
+        Args:
+            fault: the loss on this rank that is not finite, with its turns; empty: none.
+            norms: of the whole gradient by group, as far as they are known.
+        """
+        wrong = [f"the gradient of the {name} has the norm {x}" for name, x in norms.items() if not math.isfinite(x)]
+        parts = all_gather((fault, ", ".join(wrong)))
+        reason = "; ".join([own for own, _ in parts if own]) or next((norm for _, norm in parts if norm), "")
+        self.not_finite = self.not_finite + 1 if reason else 0
+        if self.not_finite >= self.optim.max_not_finite:
+            return Verdict.STOP, f"{reason}, in {self.not_finite} steps in a row (model.init_args.optim.max_not_finite)"
+        return (Verdict.SKIP, reason) if reason else (Verdict.STEP, "")
 
     def count(self, agent: L.LightningModule, held: Collection[str], taken: bool) -> None:
         """Count an attempt and, if the step was taken, step the scheduler.
@@ -515,26 +539,27 @@ class Steps:
             "attempts": self.attempts,
             "skipped_steps": self.skipped,
             "warmup_steps": self.warmup,
-            "not_finite_in_a_row": self.finite.in_a_row,
+            "not_finite_in_a_row": self.not_finite,
         }
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Continue from the entries of a checkpoint."""
         self.attempts, self.skipped = checkpoint["attempts"], checkpoint["skipped_steps"]
-        self.warmup, self.finite.in_a_row = checkpoint["warmup_steps"], checkpoint["not_finite_in_a_row"]
+        self.warmup, self.not_finite = checkpoint["warmup_steps"], checkpoint["not_finite_in_a_row"]
 
 
 def planned_steps(trainer: L.Trainer) -> dict[str, int | None]:
     """Return the steps that each group takes in the whole run if none is skipped; None: its length is unknown."""
     epochs, steps = trainer.max_epochs or -1, trainer.max_steps
-    every = min((n for n in (epochs * _per_iteration(trainer), steps) if n > 0), default=None)
+    per_iteration = cast(Any, trainer).datamodule.steps_per_iteration
+    every = min((n for n in (epochs * per_iteration, steps) if n > 0), default=None)
     return {"actor": None if every is None else max(every - held_steps(trainer), 0), "critic": every}
 
 
 def held_steps(trainer: L.Trainer) -> int:
     """Return the number of steps at the start of the run in which the actor does not move."""
     warmups = (c.warmup_iterations for c in cast(Any, trainer).callbacks if isinstance(c, RolloutSource))
-    return _per_iteration(trainer) * sum(warmups)
+    return cast(Any, trainer).datamodule.steps_per_iteration * sum(warmups)
 
 
 def stop_run(trainer: L.Trainer, reason: str) -> NoReturn:
@@ -550,12 +575,3 @@ def stop_run(trainer: L.Trainer, reason: str) -> NoReturn:
 
 def _guards(trainer: L.Trainer) -> list[StepGuard]:
     return [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, StepGuard)]
-
-
-def _lowered(trainer: L.Trainer) -> float:
-    """Return the product of the factors to which guards have lowered the learning rates."""
-    return math.prod(guard.lowered for guard in _guards(trainer))
-
-
-def _per_iteration(trainer: L.Trainer) -> int:
-    return cast(Any, trainer).datamodule.steps_per_iteration

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.agents.checkpoint import NOT_OURS, checksum, last_good_checkpoint
-from lightning_agentrl.agents.finite import SHOWN
+from lightning_agentrl.agents.selection import SHOWN
 from lightning_agentrl.agents.sharding import trainer_of
 from lightning_agentrl.distributed import all_gather, raise_once, rank
 from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedError

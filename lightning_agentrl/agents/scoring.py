@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -17,7 +17,6 @@ from lightning_agentrl.agents.sharding import in_lockstep
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import of_first_tokens
-from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.critic import Critic, values_of
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, pack, plan_micro_batches
@@ -209,7 +208,7 @@ def scoring(agent: Any, rollout: Rollout) -> Iterator[None]:
     total = rows_to_score(agent.models, rollout, needs_before_update(agent))
     with agent.datamodule.stopping.together(), agent.clock.stage("score", total), evaluation_mode(agent):
         yield
-    agent.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
+    agent.clock.count("score", turns=len(rollout.turns), tokens=rollout.tokens)
 
 
 def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader) -> Rollout:
@@ -285,14 +284,13 @@ def score_policy(
         values = None if shared is None else values_of(shared, packed, hidden)
         return [x for x in (scores.logps, scores.entropy, scores.sum_pi_squared, values) if x is not None]
 
-    names = ["old_logps", "entropy", *["sum_pi_squared"] * sum_pi_squared, *["values"] * (shared is not None)]
-    ends = {} if shared is None else bootstrap_rows(rollout)
-    flats = _read_rows([*action_rows(rollout), *ends.values()], reader, read)
-    columns = dict(zip(names, _columns(flats, rollout, len(names)), strict=True))
+    names = ["old_logps", "entropy", *["sum_pi_squared"] * sum_pi_squared]
     if shared is None:
+        columns, _ = _score_rows(rollout, {}, reader, read, names)
         return Scores(**columns), None
+    columns, bootstrap_values = _score_rows(rollout, bootstrap_rows(rollout), reader, read, [*names, "values"])
     columns["values"] = of_turns(shared, columns["values"], rollout)
-    return Scores(**columns), _bootstrap_values(flats, rollout, list(ends))
+    return Scores(**columns), bootstrap_values
 
 
 @torch.no_grad()
@@ -336,10 +334,8 @@ def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader
     def read(packed: Packed) -> list[Tensor]:
         return [values_of(critic, packed, policy.hidden(packed) if critic.shares_trunk else None)]
 
-    ends = bootstrap_rows(rollout)
-    flats = _read_rows([*action_rows(rollout), *ends.values()], reader, read)
-    (values,) = _columns(flats, rollout, 1)
-    return of_turns(critic, values, rollout), _bootstrap_values(flats, rollout, list(ends))
+    columns, bootstrap_values = _score_rows(rollout, bootstrap_rows(rollout), reader, read, ["values"])
+    return of_turns(critic, columns["values"], rollout), bootstrap_values
 
 
 def of_turns(critic: Critic, values_BA: Tensor, rollout: Rollout) -> Tensor:
@@ -347,42 +343,48 @@ def of_turns(critic: Critic, values_BA: Tensor, rollout: Rollout) -> Tensor:
     return of_first_tokens(values_BA, rollout.action_mask, rollout.turn_ids) if critic.fitted else values_BA
 
 
+def _score_rows(
+    rollout: Rollout,
+    ends: Mapping[int, Row],
+    reader: Reader,
+    read: Callable[[Packed], list[Tensor]],
+    names: Sequence[str],
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Read a rollout and the states after some of its samples.
+
+    Args:
+        rollout: as it was collected.
+        ends: rows of these states, by sample.
+        reader: settings of the passes.
+        read: gives a tensor [R] for each kind of number.
+        names: of the kinds.
+
+    Returns:
+        A tensor [B, A] for each kind by name, and the numbers of the last kind [B] in the states after samples.
+    """
+    mask = rollout.action_mask
+    columns = dict.fromkeys(names, torch.zeros(mask.shape))
+    after_B = torch.zeros(len(rollout))
+    # Without a row, as on a rank whose groups are lost, there is no kind.
+    for name, flat_R in zip(names, _read_rows([*action_rows(rollout), *ends.values()], reader, read), strict=False):
+        columns[name] = to_columns(flat_R, mask)  # numbers of action tokens come first
+        after_B = flat_R.new_zeros(len(rollout))
+        after_B[torch.tensor([*ends], dtype=torch.int64)] = flat_R[len(flat_R) - len(ends) :]
+    return columns, after_B
+
+
 def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], list[Tensor]]) -> list[Tensor]:
     """Return for each kind of number those at the R logit positions of all rows, in their order: [R, …], on the CPU.
 
-    Without a row, as on a rank whose groups are lost, there is no kind.
+    Without a row there is no kind.
     """
-    order: list[int] = []
-    read_so_far: list[list[Tensor]] = []
+    kinds_of_row: list[list[Tensor]] = [[] for _ in rows]
     for index in reader.micro_batches(rows):
-        flats = [to_host(flat) for flat in read(reader.pack([rows[i] for i in index]))]
-        if index:
-            order += index
-            read_so_far.append(flats)
+        flats = read(reader.pack([rows[i] for i in index]))
+        sizes = [len(rows[i].logit_positions) for i in index]
+        for flat in flats if index else ():
+            for i, part in zip(index, to_host(flat).split(sizes), strict=True):
+                kinds_of_row[i].append(part)
         reader.advance(len(index))
     wait_for(reader.device)
-    place_R = _places(order, [len(row.logit_positions) for row in rows])
-    return [torch.cat(flats)[place_R] for flats in zip(*read_so_far, strict=True)]
-
-
-def _places(order: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """Return [R] where the numbers of rows, each so many, lie among those of the rows in another order."""
-    order_B, sizes_B = integers(order), integers(sizes)
-    read_B = sizes_B[order_B]
-    starts_B = torch.empty_like(read_B).scatter_(0, order_B, read_B.cumsum(0) - read_B)  # of each row, as it was read
-    within_R = torch.arange(int(sizes_B.sum())) - (sizes_B.cumsum(0) - sizes_B).repeat_interleave(sizes_B)
-    return starts_B.repeat_interleave(sizes_B) + within_R
-
-
-def _columns(flats: Sequence[Tensor], rollout: Rollout, kinds: int) -> list[Tensor]:
-    """Return a tensor [B, A] for each kind of number, of which those of action tokens come first."""
-    mask = rollout.action_mask
-    return [to_columns(flat, mask) for flat in flats] or [torch.zeros(mask.shape)] * kinds
-
-
-def _bootstrap_values(flats: Sequence[Tensor], rollout: Rollout, ends: Sequence[int]) -> Tensor:
-    """Return [B] the values, the last kind of number, of the states after samples, which are the last rows."""
-    values_R = flats[-1] if flats else torch.zeros(0)
-    values_B = values_R.new_zeros(len(rollout))
-    values_B[integers(ends)] = values_R[len(values_R) - len(ends) :]
-    return values_B
+    return [torch.cat(parts) for parts in zip(*kinds_of_row, strict=True)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_agentrl.advantages import Groups, Reduce, whiten
-from lightning_agentrl.agents.finite import SHOWN, named, turns_at
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.losses import Gather, GroupFilter, OffPolicyCorrection
-from lightning_agentrl.types import Rollout, Scores, StopReason
+from lightning_agentrl.types import Rollout, StopReason, Turn
 
+SHOWN = 3  # turns or tensors that a sentence names
 MAY_LACK = ("greedy_scores", "state_values", "forked_end_values")  # NaN for lost episodes and states without branches
-
-
-def filters_groups(agent: Any) -> bool:
-    """Return whether some groups of a rollout may be left out; the critic's warm-up takes them all."""
-    return agent.group_filter is not None and agent.phase == "train"
 
 
 def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tuple[Rollout, Rollout]:
@@ -40,7 +36,7 @@ def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tu
     # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
     takes_lost = agent.phase == "critic_warmup" and agent.advantage.needs_values
     chosen_B = ~(faulty_B if takes_lost else faulty_B | lost_B)
-    if filters_groups(agent):
+    if agent.group_filter is not None and agent.phase == "train":
         kept_B = kept_rows(rollout.select(chosen_B), agent.group_filter, agent.ranks.gather)
         chosen_B[chosen_B.clone()] = kept_B
     if agent.advantage.whiten:
@@ -78,24 +74,49 @@ def without_not_finite(rollout: Rollout) -> tuple[Rollout, Tensor, list[str]]:
         The rollout with these rows masked and such numbers replaced by 0; these rows [B] (bool), which no model may
         read again, since NaN times 0 is NaN; and the names of such numbers, each with its turns.
     """
-    columns = {f.name: getattr(rollout, f.name) for f in fields(Rollout) if f.name not in MAY_LACK}
-    columns |= {f.name: getattr(rollout.scores, f.name) for f in fields(Scores)}
-    bad = {
-        name: (x, rollout.action_mask & (~x.isfinite() if x.dim() == 2 else ~x.isfinite()[:, None]))
-        for name, x in columns.items()
-        if isinstance(x, Tensor) and x.is_floating_point() and not bool(x.isfinite().all())
-    }
     rows_B = torch.zeros(len(rollout), dtype=torch.bool)
-    for _, bad_BA in bad.values():
-        rows_B |= bad_BA.any(1)
+    zeroed: dict[str, Tensor] = {}
+    names: list[str] = []
+    for name, x in rollout.tensors.items():
+        if name in MAY_LACK or not x.is_floating_point() or x.isfinite().all():
+            continue
+        bad_BA = rollout.action_mask & ~x.isfinite().view(len(rollout), -1)
+        zeroed[name] = torch.where(x.isfinite(), x, 0.0)
+        if bad_BA.any():
+            rows_B |= bad_BA.any(1)
+            names.append(f"{name} of {named(turns_at(rollout, bad_BA))}")
     faulty_B = torch.isin(rollout.episode, rollout.episode[rows_B])
     if not rows_B.any():
         return rollout, faulty_B, []
-    names = [f"{name} of {named(turns_at(rollout, bad_BA))}" for name, (_, bad_BA) in bad.items() if bad_BA.any()]
-    zeroed = {name: torch.where(x.isfinite(), x, 0.0) for name, (x, _) in bad.items()}
-    scores = Scores(**{f.name: zeroed.pop(f.name) for f in fields(Scores) if f.name in zeroed})
-    rollout = rollout.union(scores=scores, **zeroed)
+    rollout = rollout.with_tensors(zeroed)
     return replace(rollout, loss_mask=rollout.trained_mask & ~faulty_B[:, None]), faulty_B, names
+
+
+def first_fault(losses: Sequence[tuple[str, Tensor, Rollout]]) -> str:
+    """Return the first loss per token that is not finite, with its turns.
+
+    Args:
+        losses: name, loss [B, A] and micro-batch of each.
+    """
+    for name, loss, micro in losses:
+        if turns := turns_at(micro, micro.trained_mask & ~loss.isfinite()):
+            return f"{name} of {named(turns)} is not finite"
+    return ""
+
+
+def named(turns: Sequence[Turn]) -> str:
+    """Return the places of turns, the first few by name."""
+    places = "; ".join(f"environment {t.env}, episode {t.episode}, turn {t.index}" for t in turns[:SHOWN])
+    return places + (f" and {len(turns) - SHOWN} more turns" if len(turns) > SHOWN else "")
+
+
+def turns_at(rollout: Rollout, where_BA: Tensor) -> list[Turn]:
+    """Return the turns of the tokens that are set, each once."""
+    found = []
+    for row in where_BA.any(1).nonzero().flatten().tolist():
+        wanted = set(rollout.turn_ids[row][where_BA[row]].tolist())
+        found += [turn for turn in rollout.samples[row].turns if turn.index in wanted]
+    return found
 
 
 def report_left_out(
@@ -109,10 +130,9 @@ def report_left_out(
         names: of the numbers that are not finite, each with its turns.
         stop: ends the run for a reason; called if no turn is left.
     """
-    own = sum(len(rollout.samples[i].turns) for i in faulty_B.nonzero().flatten().tolist())
-    parts = all_gather((own, len(rollout.turns), names[:SHOWN]))
-    out, every = sum(part[0] for part in parts), sum(part[1] for part in parts)
-    listed = ", ".join(name for part in parts for name in part[2])
+    own = len(rollout.select(faulty_B).turns)
+    outs, turns, faults = zip(*all_gather((own, len(rollout.turns), names[:SHOWN])), strict=True)
+    out, every, listed = sum(outs), sum(turns), ", ".join(chain.from_iterable(faults))
     if out:
         rank_zero_warn(f"{out} of {every} turns are not trained on; not finite: {listed}")
     if out and out == every:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_agentrl.agents.finite import first_fault
 from lightning_agentrl.agents.models import random_from
 from lightning_agentrl.agents.optim import GROUPS, clip_by_group, step_or_discard, sync_gradients, without_sync
 from lightning_agentrl.agents.scoring import action_rows, evaluation_mode, of_turns, score_policy, to_columns
+from lightning_agentrl.agents.selection import first_fault
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import aggregate, first_tokens, masked_sum, row_weights
@@ -59,7 +59,7 @@ class Gradient:
     @property
     def loss(self) -> Tensor:
         """The sum of the mean losses, without gradient."""
-        return torch.tensor(sum(self.means.get(name, 0.0) for name in LOSSES))
+        return torch.tensor(self.means.get("policy/loss", 0.0) + self.means.get("critic/loss", 0.0))
 
 
 def compute_gradient(agent: Any, rollout: Rollout, first: bool) -> Gradient:
@@ -96,7 +96,7 @@ def take_step(agent: Any, gradient: Gradient, allowed: bool, first: bool) -> dic
     optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
     agent.steps.count(agent, gradient.held, allowed)
     if agent.critic is not None and agent.critic.fitted:
-        not_finite = agent.steps.finite.in_a_row > 0
+        not_finite = agent.steps.not_finite > 0
         agent.critic.fit(None if not_finite else agent.ranks.sum, new_policy=first and agent.phase == "train")
     if agent.trainer.is_last_batch and agent.device.type == "cpu":
         FREED_MEMORY.iteration_done()
@@ -133,7 +133,7 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
         for index in reader.micro_batches(rows):
             micro = rollout.select(index).to(ranks.device)
             packed = reader.pack([rows[i] for i in index])
-            held = sum(len(rows[i].input_ids) for i in index)
+            held = sum(rows[i].length for i in index)
             padding = 0 if index and packed.padding is None else packed.tokens - held
             agent.clock.count_packed(held, packed.tokens, padding)
             for policy_loss, value_loss, metrics in micro_batch_losses(agent, micro, packed):

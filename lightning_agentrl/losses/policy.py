@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -23,8 +22,10 @@ def same_shape_float32(**tensors: Tensor) -> tuple[Tensor, ...]:
         ValueError: shapes differ. Broadcasting [B] against [B, A] would silently give a wrong number.
     """
     check_shapes(**tensors)
-    dtype = reduce(torch.promote_types, (x.dtype for x in tensors.values()), torch.float32)
-    return tuple(x.to(dtype) for x in tensors.values())
+    dtype = torch.float32
+    for x in tensors.values():
+        dtype = torch.promote_types(dtype, x.dtype)
+    return tuple([x.to(dtype) for x in tensors.values()])
 
 
 def check_shapes(**tensors: Tensor) -> None:
@@ -162,5 +163,5 @@ def counted(
     check_shapes(logps=logps, old_logps=old_logps, advantages=advantages, mask=mask)
     logps, old_logps, advantages = same_shape_float32(logps=logps, old_logps=old_logps, advantages=advantages)
     mask = mask.bool()
-    logps, old_logps, advantages = (torch.where(mask, x, 0) for x in (logps, old_logps, advantages))
-    return logps, old_logps.detach(), advantages.detach(), mask
+    constants = torch.where(mask, old_logps.detach(), 0), torch.where(mask, advantages.detach(), 0)
+    return torch.where(mask, logps, 0), *constants, mask

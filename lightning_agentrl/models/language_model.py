@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -108,7 +109,7 @@ class LanguageModel(nn.Module):
     def context_length(self) -> int:
         return context_length_of(self.lm.config.get_text_config(), str(self.lm.name_or_path))
 
-    @property
+    @cached_property
     def shares_prefixes(self) -> bool:
         """Whether rows may be read as a prefix tree."""
         return not why_unshared(self.lm.config)
@@ -140,7 +141,7 @@ class LanguageModel(nn.Module):
             else:
                 chunk = _head_scores(self.lm, hidden, targets, temperature, sum_pi_squared)
             chunks.append(cast(tuple[Tensor, ...], chunk))
-        return TokenScores(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+        return TokenScores(*map(torch.cat, zip(*chunks, strict=True)))
 
     def distributions(self, hidden_RH: Tensor, temperature: float) -> Tensor:
         """Return log-probs of the whole vocabulary [R, V]; for few positions, since nothing is cut into chunks."""

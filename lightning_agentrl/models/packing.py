@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out, shared_length
 from lightning_agentrl.models.vision import FamilyReader, PackedImages, find_tokens
-from lightning_agentrl.types.model_input import check_text_only
-from lightning_agentrl.types.segment import Row
+from lightning_agentrl.types.model_input import Row, check_text_only
+from lightning_agentrl.types.transfer import integers
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,17 @@ def pack(
         ValueError: a row holds an image that the model cannot read, or whose pixels are missing.
     """
     if reader is None:
-        check_text_only((row.input for row in rows), "the trainer's model")
+        check_text_only(map(attrgetter("input"), rows), "the trainer's model")
     inputs = [row.input_keys for row in rows]
+    flat: list[int] = []  # logit positions in the layout
     targets: list[int] = []
     for row in rows:
-        ids, end = row.ids, len(row.ids) - 1
-        targets += [ids[position + 1] if position < end else -1 for position in row.logit_positions]
+        following = (*row.input.ids, -1)
+        targets += [following[position + 1] for position in row.logit_positions]
     if share:
         layout = lay_out(inputs, device)
-        flat = list(chain.from_iterable(layout.find(k, row.logit_positions) for k, row in enumerate(rows)))
+        for k, row in enumerate(rows):
+            flat += layout.find(k, row.logit_positions)
         keys, positions, ends, shape = layout.keys, layout.tree.positions, layout.tree.ends, (1, -1)
         tree, padding = layout.tree, None
     else:
@@ -114,7 +116,7 @@ def plan_micro_batches(
     if share:
         # One sort puts rows with long common prefixes next to each other; those of neighbours determine all others.
         order = sorted(range(len(rows)), key=inputs.__getitem__)
-        common = [0] + [shared_length(inputs[a], inputs[b]) for a, b in pairwise(order)]
+        common = [0, *(shared_length(inputs[a], inputs[b]) for a, b in pairwise(order))]
     else:
         order = sorted(range(len(rows)), key=lambda i: len(inputs[i]))
         common = []

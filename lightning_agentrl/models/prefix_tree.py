@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from lightning_agentrl.models.attention.flash import Level, Span, Tiles, integers, lay_levels, lay_tiles
+from lightning_agentrl.models.attention.flash import Level, Span, Tiles, lay_levels, lay_tiles
 from lightning_agentrl.models.mixers.walk import Walk, lay_walk
+from lightning_agentrl.types.transfer import integers
 
 Keys = tuple[int, ...]  # of the tokens of a row: equal where rows have read the same, as :attr:`ModelInput.keys`
 
@@ -223,98 +224,80 @@ class TreeLayout:
 
     def find(self, row: int, positions: Sequence[int]) -> list[int]:
         """Return the indices in the layout of positions of a row."""
-        path = self._paths[row]
-        last, start = path[-1]  # where most of what is read lies
-        return [start + p - last if p >= last else _place(path, p) for p in positions]
+        path, found = self._paths[row], []
+        last = path[-1]  # where most of what is read lies
+        for position in positions:
+            first, start = last if position >= last[0] else path[bisect_right(path, position, key=itemgetter(0)) - 1]
+            found.append(start + position - first)
+        return found
 
     def places(self, row: int) -> list[int]:
         """Return the indices in the layout of all tokens of a row."""
-        firsts = [*(first for first, _ in self._paths[row]), self.lengths[row]]
-        starts = [start for _, start in self._paths[row]]
-        return [p for start, (a, b) in zip(starts, pairwise(firsts), strict=True) for p in range(start, start + b - a)]
-
-
-def _place(path: Path, position: int) -> int:
-    first, start = path[bisect_right(path, position, key=itemgetter(0)) - 1]
-    return start + position - first
+        places: list[int] = []
+        for (first, start), (stop, _) in pairwise((*self._paths[row], (self.lengths[row], 0))):
+            places += range(start, start + stop - first)
+        return places
 
 
 def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLayout:
-    """Lay rows out as a prefix tree. Rows need no order; equal rows are laid out once."""
+    """Lay rows out as a prefix tree. Rows need no order; equal rows are laid out once.
+
+    Sorted rows that begin alike are neighbors. The walk takes a range of them whose first ``depth`` tokens lie on a
+    path, lays out what they share beyond it as a branch, and goes on with the ranges that differ in the next token.
+    Leaves of equal length come last, side by side. There is no recursion, since histories can be hundreds of branches
+    deep.
+    """
     counts = Counter(rows)
-    builder = _Builder(sorted(counts), counts)
-    builder.build()
-    path_of = dict(zip(builder.rows, builder.paths, strict=True))
-    branches = sorted(builder.branches, key=lambda branch: branch.start)
+    unique = sorted(counts)
+    shared = [0, *map(shared_length, unique, unique[1:])]  # with the previous row
+    keys: list[int] = []
+    positions: list[int] = []
+    branches: list[Branch] = []
+    opened: list[tuple[int, int]] = []  # branches of the path: their start and stop
+    paths: dict[Keys, Path] = {}
+    # Last in, first out: rows, how many of their tokens are laid out, on which path, and whether they are leaves of
+    # equal length. The first entry has no rows and closes the last branches.
+    todo: list[tuple[Sequence[int], int, Path, bool]] = [((), 0, (), False), (range(len(unique)), 0, (), False)]
+    while todo:
+        part, depth, path, leaves = todo.pop()
+        while len(opened) > len(path):
+            branches.append(Branch(*opened.pop(), len(keys), root=not opened))
+        if not part:
+            continue
+        if leaves:
+            start, stop = len(keys), len(keys) + len(unique[part[0]]) - depth
+            for k in part:
+                paths[unique[k]] = (*path, (depth, len(keys)))
+                keys += unique[k][depth:]
+                positions += range(depth, len(unique[k]))
+            branches.append(Branch(start, stop, len(keys), root=not path, copies=len(part)))
+            continue
+        first, last = part[0], part[-1] + 1
+        common = min(shared[first + 1 : last], default=len(unique[first]))
+        if common > depth:
+            path = (*path, (depth, len(keys)))
+            opened.append((len(keys), len(keys) + common - depth))
+            keys += unique[first][depth:common]
+            positions += range(depth, common)
+        forks: list[tuple[Sequence[int], int, Path, bool]] = []
+        alone: dict[int, list[int]] = {}  # leaves by length
+        cuts = [k for k in range(first + 1, last) if shared[k] == common]
+        for start, stop in pairwise((first, *cuts, last)):
+            row = unique[start]
+            if len(row) == common:
+                paths[row] = path  # all of it is laid out
+            elif stop - start > 1 or counts[row] > 1:
+                forks.append((range(start, stop), common, path, False))
+            else:
+                alone.setdefault(len(row), []).append(start)
+        todo += reversed([*forks, *((same, common, path, True) for same in alone.values())])
+
+    branches.sort(key=attrgetter("start"))
     ends: list[int] = []
     for branch in branches:
-        ends += _ends(branch)
+        length = branch.stop - branch.start
+        for copy in range(branch.copies):
+            ends += [branch.end if branch.copies == 1 else branch.start + (copy + 1) * length] * length
     lengths = [len(row) for row in rows]
-    tree = PrefixTree(tuple(branches), integers(ends, device), integers(builder.positions, device), max(lengths))
-    return TreeLayout(builder.keys, tree, lengths, [path_of[row] for row in rows])
-
-
-def _ends(branch: Branch) -> list[int]:
-    length = branch.stop - branch.start
-    if branch.copies == 1:
-        return [branch.end] * length
-    return [branch.start + copy * length for copy in range(1, branch.copies + 1) for _ in range(length)]
-
-
-class _Builder:
-    """A depth-first walk over rows, without recursion: histories can be hundreds of branches deep.
-
-    Args:
-        rows: different ones, sorted.
-        counts: how often each of them is there.
-    """
-
-    def __init__(self, rows: Sequence[Keys], counts: Mapping[Keys, int]) -> None:
-        self.rows = rows
-        self.alone = [counts[row] == 1 for row in rows]
-        self.shared = [0, *(shared_length(*pair) for pair in pairwise(rows))]  # with the previous row
-        self.keys: list[int] = []
-        self.positions: list[int] = []
-        self.paths: list[Path] = [()] * len(rows)
-        self.branches: list[Branch] = []
-        self._todo: list[Callable[[], None]] = []  # last in, first out
-
-    def build(self) -> None:
-        self._run(0, len(self.rows), 0, ())
-        while self._todo:
-            self._todo.pop()()
-
-    def _run(self, first: int, last: int, depth: int, path: Path) -> None:
-        """Lay out rows ``first`` to ``last``, whose first ``depth`` tokens are laid out already, along the path."""
-        common = min(self.shared[first + 1 : last], default=len(self.rows[first]))
-        if common > depth:
-            start = self._lay_down(first, depth, common)
-            path = (*path, (depth, start))
-            self._todo.append(partial(self._close, start, len(self.keys), depth == 0))
-        cuts = [first, *(k for k in range(first + 1, last) if self.shared[k] == common), last]
-        forks, leaves = [], dict[int, list[int]]()  # leaves by length
-        for start, stop in pairwise(cuts):
-            if len(self.rows[stop - 1]) == common:
-                self.paths[start] = path  # all of it is laid out
-            elif stop - start > 1 or not self.alone[start]:
-                forks.append(partial(self._run, start, stop, common, path))
-            else:
-                leaves.setdefault(len(self.rows[start]), []).append(start)
-        todo = [*forks, *(partial(self._leaves, rows, common, path) for rows in leaves.values())]
-        self._todo += reversed(todo)
-
-    def _leaves(self, rows: Sequence[int], depth: int, path: Path) -> None:
-        """Lay out the rest of rows of equal length."""
-        first, length = len(self.keys), len(self.rows[rows[0]])
-        for k in rows:
-            self.paths[k] = (*path, (depth, self._lay_down(k, depth, length)))
-        self.branches.append(Branch(first, first + length - depth, len(self.keys), depth == 0, len(rows)))
-
-    def _lay_down(self, row: int, depth: int, upto: int) -> int:
-        start = len(self.keys)
-        self.keys += self.rows[row][depth:upto]
-        self.positions += range(depth, upto)
-        return start
-
-    def _close(self, start: int, stop: int, root: bool) -> None:
-        self.branches.append(Branch(start, stop, len(self.keys), root))
+    tree = PrefixTree(tuple(branches), integers(ends, device), integers(positions, device), max(lengths))
+    return TreeLayout(keys, tree, lengths, [paths[row] for row in rows])

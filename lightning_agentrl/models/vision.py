@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from lightning_agentrl.errors.problem import ConfigError
-from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.types.model_input import ImageChunk, ImageReader, ModelInput, TextChunk
-from lightning_agentrl.types.transfer import to_device
+from lightning_agentrl.types.transfer import integers, to_device
 
 MAX_RATIO = 200  # of the longer side to the shorter one
 IDEFICS3_MARK, IDEFICS3_WHOLE = "<fake_token_around_image>", "<global-img>"

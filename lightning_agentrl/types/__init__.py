@@ -1,10 +1,9 @@
 """The words of the project as types: segment, turn, sample, rollout, scores."""
 
-from lightning_agentrl.types.model_input import ImageChunk, ModelInput, TextChunk
+from lightning_agentrl.types.model_input import ImageChunk, ModelInput, Row, TextChunk
 from lightning_agentrl.types.plain import rollout_from_plain, rollout_to_plain, samples_from_plain, samples_to_plain
 from lightning_agentrl.types.rollout import Rollout, Scores
-from lightning_agentrl.types.segment import Row, Segment, SegmentKind, input_of
-from lightning_agentrl.types.turn import LATE, ForkPlan, Sample, StopReason, Turn
+from lightning_agentrl.types.turn import LATE, ForkPlan, Sample, Segment, SegmentKind, StopReason, Turn, input_of
 
 __all__ = [
     "LATE",

@@ -1,4 +1,4 @@
-"""What a model reads: a sequence of chunks, each some text tokens or an image.
+"""What a model reads: a sequence of chunks, each some text tokens or an image, as one row.
 
 An image stands in the token stream as one placeholder id, repeated, which says nothing about what it shows. So ids
 cannot tell whether two inputs begin alike. Prefix trees, the key/value cache and the routing to servers compare
@@ -191,18 +191,62 @@ class ModelInput:
         return ModelInput.join((self, other))
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The input of a model as one row, and the positions at which logits or values are computed.
+
+    The hidden state at ``logit_positions[k]`` predicts the next token and carries the value of the state before it.
+    """
+
+    input: ModelInput
+    logit_positions: tuple[int, ...]
+    length: int = field(init=False, repr=False, compare=False)  # of what the model must read, up to the last of them
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", max(self.logit_positions or (0,)) + 1)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The trainer's stream."""
+        return self.input.ids
+
+    @property
+    def input_ids(self) -> tuple[int, ...]:
+        """The ids that the model must read; those after the last logit position are only predicted."""
+        return self.input.ids[: self.length]
+
+    @property
+    def input_keys(self) -> tuple[int, ...]:
+        """The keys of these ids, by which rows share prefixes; see :attr:`ModelInput.keys`."""
+        return self.input.keys[: self.length]
+
+    @property
+    def images(self) -> list[ImageChunk]:
+        """Those that the model must read."""
+        if self.input.is_text:
+            return []
+        found, start = [], 0
+        for chunk in self.input.chunks:
+            if start >= self.length:
+                break
+            start += len(chunk)
+            if isinstance(chunk, ImageChunk):
+                found.append(chunk)
+        return found
+
+
 def check_text_only(inputs: Iterable[ModelInput], reader: str) -> None:
     """Refuse images where a reader would take their placeholders for text.
 
     Raises:
         ValueError: one sentence with the first image.
     """
-    image = next((image for one in inputs for image in one.images), None)
-    if image is not None:
-        raise ValueError(
-            f"{reader} reads text only, and got an image of {image.tokens} tokens (digest {image.digest}); "
-            "give observations as text"
-        )
+    for one in inputs:
+        for image in one.images:
+            raise ValueError(
+                f"{reader} reads text only, and got an image of {image.tokens} tokens (digest {image.digest}); "
+                "give observations as text"
+            )
 
 
 def _merged(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

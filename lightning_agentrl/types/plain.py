@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lightning_agentrl.types.model_input import Chunk, ImageChunk, ModelInput, TextChunk
 from lightning_agentrl.types.rollout import Rollout, Scores
-from lightning_agentrl.types.segment import Segment, SegmentKind
-from lightning_agentrl.types.turn import Sample, StopReason, Turn
+from lightning_agentrl.types.turn import Sample, Segment, SegmentKind, StopReason, Turn
 
 PlainImage = tuple[str, int, int]  # digest, placeholder, tokens
 PlainItem = int | PlainImage  # text is its ids

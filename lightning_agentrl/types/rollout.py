@@ -6,7 +6,7 @@ Suffixes: B samples, A action tokens (padded to the longest sample). Everything 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, cast
@@ -40,8 +40,13 @@ class Scores:
     entropy: Tensor | None = None  # of the actor's distribution at the token
     sum_pi_squared: Tensor | None = None  # sum over the vocabulary of its squared probabilities
 
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Scores:
-        return Scores(**{f.name: None if (x := getattr(self, f.name)) is None else fn(x) for f in fields(self)})
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that were computed, by name."""
+        return {f.name: x for f in fields(self) if (x := getattr(self, f.name)) is not None}
+
+
+SCORES = frozenset(f.name for f in fields(Scores))
 
 
 @dataclass(frozen=True)
@@ -73,22 +78,30 @@ class Rollout:
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample]) -> Rollout:
-        columns = [_columns(sample) for sample in samples]
-        lengths_B = torch.tensor([len(logps) for *_, logps in columns], dtype=torch.int64)
-        mask = torch.arange(int(lengths_B.max()) if columns else 0) < lengths_B[:, None]
+        turn_ids: list[int] = []
+        rewards: list[float] = []
+        logps: list[float] = []
+        lengths: list[int] = []
+        for sample in samples:
+            before = len(logps)
+            for action, turn in zip(sample.actions, sample.turns, strict=True):
+                logps += action.logps
+                turn_ids += [turn.index] * len(action.logps)
+                rewards += [*[0.0] * (len(action.logps) - 1), turn.reward]
+            lengths.append(len(logps) - before)
+        mask = torch.arange(max(lengths, default=0)) < torch.tensor(lengths, dtype=torch.int64)[:, None]
 
-        def spread(column: int, fill: float, dtype: torch.dtype) -> Tensor:
-            flat = torch.tensor([x for of_sample in columns for x in of_sample[column]], dtype=dtype)
-            return torch.full(mask.shape, fill, dtype=dtype).masked_scatter_(mask, flat)
+        def spread(flat: Sequence[float], fill: float, dtype: torch.dtype) -> Tensor:
+            return torch.full(mask.shape, fill, dtype=dtype).masked_scatter_(mask, torch.tensor(flat, dtype=dtype))
 
         lasts = [sample.turns[-1] for sample in samples]
         groups = [t.group for t in lasts if t.group is not None]
         return cls(
             samples=tuple(samples),
             action_mask=mask,
-            turn_ids=spread(0, -1, torch.int64),
-            rewards=spread(1, 0.0, torch.float32),
-            rollout_logps=spread(2, 0.0, torch.float32),
+            turn_ids=spread(turn_ids, -1, torch.int64),
+            rewards=spread(rewards, 0.0, torch.float32),
+            rollout_logps=spread(logps, 0.0, torch.float32),
             episode=torch.tensor([t.env * EPISODES_PER_ENV + t.episode for t in lasts], dtype=torch.int64),
             terminated=torch.tensor([t.terminated for t in lasts], dtype=torch.bool),
             groups=torch.tensor(groups, dtype=torch.int64) if len(groups) == len(lasts) else None,
@@ -109,7 +122,13 @@ class Rollout:
     @property
     def scored(self) -> bool:
         """Whether a model has said something about it."""
-        return any(getattr(self.scores, f.name) is not None for f in fields(Scores))
+        return bool(self.scores.tensors)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors that are there, those of the scores too, by name."""
+        own = {f.name: x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
+        return own | self.scores.tensors
 
     @property
     def trained_mask(self) -> Tensor:
@@ -155,7 +174,8 @@ class Rollout:
         rows = rows.to(torch.int64)
         samples = tuple(self.samples[i] for i in rows.tolist())
         width = int(self.action_mask[rows].sum(1).max()) if len(rows) else 0
-        return self._map(lambda x: x[rows] if x.dim() == 1 else x[rows, :width], samples)
+        chosen = {name: x[rows] if x.dim() == 1 else x[rows, :width] for name, x in self.tensors.items()}
+        return replace(self.with_tensors(chosen), samples=samples)
 
     @staticmethod
     def concat(rollouts: Sequence[Rollout]) -> Rollout:
@@ -183,38 +203,23 @@ class Rollout:
             ValueError: a tensor is neither [B] nor [B, A], as its field is.
         """
         scores = new.pop("scores", None)
-        given = cast(dict[str, Tensor], dict(new))
+        given = cast(dict[str, Tensor], new)
         if isinstance(scores, Scores):
-            given |= {f.name: x for f in fields(Scores) if (x := getattr(scores, f.name)) is not None}
+            given |= scores.tensors
         for name, x in given.items():
             shape = self.action_mask.shape[:1] if name in PER_ROW else self.action_mask.shape
             if x.shape != shape:
                 raise ValueError(f"{name} has the shape {list(x.shape)}; this rollout needs {list(shape)}")
-        out = replace(self, **cast(dict[str, Any], new))
-        if isinstance(scores, Scores):
-            old = {f.name: getattr(self.scores, f.name) for f in fields(Scores)}
-            update = {f.name: x for f in fields(Scores) if (x := getattr(scores, f.name)) is not None}
-            out = replace(out, scores=Scores(**(old | update)))
-        return out
+        return self.with_tensors(given)
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Rollout:
+        """Return this rollout with tensors by name, those of the scores too, in place of its own."""
+        of_scores = {name: x for name, x in tensors.items() if name in SCORES}
+        others: dict[str, Any] = {name: x for name, x in tensors.items() if name not in SCORES}
+        return replace(self, scores=replace(self.scores, **of_scores), **others)
 
     def to(self, device: torch.device | str) -> Rollout:
-        return self._map(lambda x: to_device(x, device), self.samples)
-
-    def _map(self, fn: Callable[[Tensor], Tensor], samples: tuple[Sample, ...]) -> Rollout:
-        tensors = {f.name: x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
-        return replace(self, samples=samples, scores=self.scores.map(fn), **{k: fn(x) for k, x in tensors.items()})
-
-
-def _columns(sample: Sample) -> tuple[list[int], list[float], list[float]]:
-    """Return for each action token of a sample the number of its turn, its reward and its log-prob."""
-    turn_ids: list[int] = []
-    rewards: list[float] = []
-    logps: list[float] = []
-    for segment, turn in zip(sample.actions, sample.turns, strict=True):
-        turn_ids += [turn.index] * len(segment)
-        rewards += [*[0.0] * (len(segment) - 1), turn.reward]
-        logps += segment.logps
-    return turn_ids, rewards, logps
+        return self.with_tensors({name: to_device(x, device) for name, x in self.tensors.items()})
 
 
 Reduce = Callable[[Tensor], Tensor]

@@ -1,17 +1,69 @@
-"""Turns and samples: what the policy was shown, what it replied, and what followed."""
+"""Segments, turns and samples: what the policy was shown, what it replied, and what followed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from lightning_agentrl.types.model_input import ModelInput
+from lightning_agentrl.types.model_input import ModelInput, Row
 from lightning_agentrl.types.rounding import CANCELLED
-from lightning_agentrl.types.segment import Row, Segment, input_of
+
+
+class SegmentKind(StrEnum):
+    """What produced a run of tokens."""
+
+    PROMPT = "prompt"  # everything before the first sampled token of a sample
+    ACTION = "action"  # sampled by the policy
+    OBSERVATION = "observation"  # from the environment, between two actions of one sample
+    GLUE = "glue"  # template tokens that nobody sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens of one kind.
+
+    Args:
+        kind: what produced the tokens.
+        input: the tokens, at least one; those of actions are all text.
+        logps: log-probabilities under which the engine sampled the tokens; one for each token of an action, empty
+            otherwise.
+
+    Raises:
+        ValueError: there are no tokens, or an action has another number of log-probs.
+    """
+
+    kind: SegmentKind
+    input: ModelInput
+    logps: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.input:
+            raise ValueError(f"a segment of kind '{self.kind}' needs at least one token id")
+        if self.kind is SegmentKind.ACTION and len(self.logps) != len(self.input):
+            raise ValueError(
+                f"an action segment of {len(self.input)} ids needs as many log-probs, got {len(self.logps)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.input)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The trainer's stream."""
+        return self.input.ids
+
+    @property
+    def is_action(self) -> bool:
+        return self.kind is SegmentKind.ACTION
+
+
+def input_of(segments: Iterable[Segment]) -> ModelInput:
+    """Return what a model reads of the segments, in order."""
+    return ModelInput.join([segment.input for segment in segments])
 
 
 @dataclass(frozen=True)
@@ -152,10 +204,12 @@ class Sample:
     turns: tuple[Turn, ...]
 
     def __post_init__(self) -> None:
-        actions = sum(segment.is_action for segment in self.segments)
-        if not self.turns or actions != len(self.turns):
-            raise ValueError(f"a sample needs one action segment per turn, got {actions} for {len(self.turns)} turns")
-        if not self.segments[-1].is_action:
+        actions = self.actions
+        if not self.turns or len(actions) != len(self.turns):
+            raise ValueError(
+                f"a sample needs one action segment per turn, got {len(actions)} for {len(self.turns)} turns"
+            )
+        if self.segments[-1] is not actions[-1]:
             raise ValueError("a sample must end with an action segment, or its last reward would fall on no action")
         if len(self.turns) > 1 and any(turn.done for turn in self.turns[:-1]):
             raise ValueError("only the last turn of a sample can end its episode")
@@ -197,7 +251,7 @@ class Sample:
                 read.append(segment)
             start += len(segment)
 
-    @property
+    @cached_property
     def actions(self) -> list[Segment]:
         """The action segments, one per turn."""
-        return [segment for segment in self.segments if segment.is_action]
+        return [segment for segment in self.segments if segment.kind is SegmentKind.ACTION]

@@ -174,7 +174,8 @@ def test_bf16_is_upcast_and_no_gradient_passes(cls: type[AdvantageEstimator], ar
     for x in (rollout.rewards, rollout.scores.values, rollout.scores.old_logps, rollout.scores.sum_pi_squared):
         assert x is not None
         x.requires_grad_(True)
-    wide = rollout._map(lambda x: x.detach().float() if x.is_floating_point() else x, rollout.samples)
+    tensors = rollout.tensors.items()
+    wide = rollout.with_tensors({name: x.detach().float() for name, x in tensors if x.is_floating_point()})
     for got, want in zip(run(cls(**arguments), rollout), run(cls(**arguments), wide), strict=True):
         assert got.dtype == want.dtype == torch.float32
         assert not got.requires_grad

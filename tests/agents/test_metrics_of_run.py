@@ -46,14 +46,14 @@ def test_of_a_step_that_is_not_finite_only_finite_numbers_are_logged(tiny_folder
     means, norms = {"policy/loss": math.nan, "critic/loss": 0.5}, {"actor": math.inf, "critic": 2.0}
     known = {"critic/loss": 0.5, "grad_norm/critic": 2.0}
     agent = PPOAgent(str(tiny_folder))
-    agent.steps.finite.in_a_row = 1
+    agent.steps.not_finite = 1
     assert describe_step(agent, scored(), means, norms, False) == known | {
         "guard/not_finite": 1.0,
         "guard/skipped": 1.0,
     }
     finite = {"policy/loss": 1.0}, {"actor": 3.0}
     told = {"policy/loss": 1.0, "grad_norm/actor": 3.0, "guard/not_finite": 0.0, "guard/skipped": 1.0}
-    agent.steps.finite.in_a_row = 0
+    agent.steps.not_finite = 0
     assert describe_step(agent, scored(), *finite, False) == told
 
 

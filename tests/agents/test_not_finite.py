@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from dataclasses import replace
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_agentrl.agents import Verdict
-from lightning_agentrl.agents.finite import FiniteSteps
+from lightning_agentrl.agents import Optim, Verdict
+from lightning_agentrl.agents.optim import Steps
 from lightning_agentrl.agents.selection import corrected, without_not_finite
 from lightning_agentrl.agents.sharding import GradientWatch
 from lightning_agentrl.callbacks import CriticWarmup
@@ -206,15 +205,15 @@ def test_a_log_prob_that_is_not_finite_does_not_spoil_the_weights_of_other_turns
 
 def test_a_rollout_with_finite_numbers_stays_as_it_is():
     rollout = scored()
-    rollout = replace(rollout, scores=rollout.scores.map(lambda x: x.nan_to_num(-9.0, -9.0, -9.0)))
+    rollout = rollout.with_tensors({name: x.nan_to_num(-9.0, -9.0, -9.0) for name, x in rollout.scores.tensors.items()})
     assert without_not_finite(rollout)[0] is rollout
 
 
 def test_the_count_begins_anew_with_a_finite_step():
-    steps, finite, nan = FiniteSteps(limit=2), {"actor": 1.0}, {"actor": 1.0, "critic": math.nan}
+    steps, finite, nan = Steps(Optim(max_not_finite=2)), {"actor": 1.0}, {"actor": 1.0, "critic": math.nan}
     assert steps.judge("", finite) == (Verdict.STEP, "")
     assert steps.judge("", nan)[0] is Verdict.SKIP
-    assert "critic" in FiniteSteps(9).judge("", nan)[1]
+    assert "critic" in Steps(Optim(max_not_finite=9)).judge("", nan)[1]
     assert steps.judge("", finite)[0] is Verdict.STEP
     assert steps.judge("the loss of turn 3", finite) == (Verdict.SKIP, "the loss of turn 3")
     assert steps.judge("", {"actor": math.inf})[0] is Verdict.STOP

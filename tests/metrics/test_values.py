@@ -11,6 +11,7 @@ import torch
 
 from lightning_agentrl.advantages import dual_discount_gae, value_statistics
 from lightning_agentrl.agents.metrics_of_run import describe
+from lightning_agentrl.types import Scores
 from tests.metrics.rollouts import by_hand
 
 # Sums over the 20 tokens, turn by turn A to H
@@ -120,7 +121,7 @@ def test_rows_whose_scores_were_not_finite_say_nothing_but_their_turns_count():
     rollout = by_hand()
     spoilt_B = torch.tensor([0, 0, 0, 1, 0, 1], dtype=torch.bool)
     spoilt = rollout.union(
-        scores=rollout.scores.map(lambda x: torch.where(spoilt_B[:, None], 50.0, x)),
+        scores=Scores(**{name: torch.where(spoilt_B[:, None], 50.0, x) for name, x in rollout.scores.tensors.items()}),
         returns=torch.where(spoilt_B[:, None], -50.0, rollout.returns),
     )
     numbers, whole = describe(spoilt, lambda x: x, spoilt_B), describe(rollout, lambda x: x)

@@ -13,13 +13,13 @@ from lightning_agentrl.engines.base import SamplingRequest
 from lightning_agentrl.engines.transformers.admission import Asked
 from lightning_agentrl.engines.transformers.conversations import Conversations, read_on
 from lightning_agentrl.engines.transformers.rows import Rows, read
-from lightning_agentrl.models.attention.flash import integers
 from lightning_agentrl.models.attention.tree import no_mask
 from lightning_agentrl.models.language_model import LanguageModel, vocabulary_logits
 from lightning_agentrl.models.loading import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
 from lightning_agentrl.models.vision import find_tokens
 from lightning_agentrl.types.model_input import ModelInput, check_text_only
+from lightning_agentrl.types.transfer import integers
 
 LEAST_PREFIX = 8  # tokens; reading fewer again costs less than keeping them apart
 
