@@ -151,8 +151,3 @@ class Ranks:
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return what every rank holds, in rank order; sizes may differ."""
         return all_gather(x.cpu())
-
-    def sum_by_name(self, numbers: dict[str, float]) -> dict[str, float]:
-        """Return sums over all ranks by name; a rank may lack some names."""
-        parts = all_gather(numbers)
-        return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}

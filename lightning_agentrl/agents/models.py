@@ -76,11 +76,6 @@ class Models:
     rounded: bool = False  # frozen weights are as autocast to bfloat16 rounds them
 
     @property
-    def shared_critic(self) -> Critic | None:
-        """The critic, where it reads the hidden states of the actor."""
-        return self.critic if self.critic is not None and self.critic.shares_trunk else None
-
-    @property
     def share_prefixes(self) -> bool:
         """Whether actor and critic read several rows as one prefix tree."""
         return self.actor.shares_prefixes and (self.critic is None or self.critic.shares_prefixes)

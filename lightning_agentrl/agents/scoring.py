@@ -139,7 +139,8 @@ def evaluation_mode(agent: Any) -> Iterator[None]:
             yield
     finally:
         agent.train()
-        agent.models.release()
+        if agent.device_mesh is not None:
+            agent.models.release()
 
 
 def policy_handle(agent: Any) -> PolicyHandle:
@@ -184,7 +185,7 @@ class _Passes:
     @classmethod
     def of(cls, models: Models, rollout: Rollout, needs: Needs) -> _Passes:
         """Return those for what is needed and not there yet."""
-        shared = needs.values and models.shared_critic is not None
+        shared = needs.values and models.critic is not None and models.critic.shares_trunk
         policy = (needs.policy_pass or shared) and rollout.scores.old_logps is None
         return cls(
             policy=policy,
@@ -219,7 +220,7 @@ def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader
     """
     passes, bootstrap_values = _Passes.of(models, rollout, needs), None
     if passes.policy:
-        shared = models.shared_critic if passes.values_with_policy else None
+        shared = models.critic if passes.values_with_policy else None
         scores, bootstrap_values = score_policy(models.actor, rollout, reader, shared, needs.sum_pi_squared)
         rollout = rollout.union(scores=scores)
     if passes.reference:

@@ -166,11 +166,12 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
         bootstraps: whether the estimator does so where an episode is cut.
         group_size: episodes of a group; None: a fixed number of turns was collected.
     """
-    lost_B = torch.zeros(len(rollout), dtype=torch.bool)
+    if group_size is None and bootstraps:
+        return torch.zeros(len(rollout), dtype=torch.bool)
     failed_B = torch.tensor([sample.turns[-1].stop is StopReason.ENV_FAULT for sample in rollout.samples]).bool()
     unvalued_B = torch.isin(rollout.episode, rollout.episode[_unvalued(rollout)])
     if group_size is None:
-        return lost_B if bootstraps else torch.isin(rollout.episode, rollout.episode[failed_B]) | unvalued_B
+        return torch.isin(rollout.episode, rollout.episode[failed_B]) | unvalued_B
     if rollout.greedy_scores is not None:
         failed_B |= rollout.greedy_scores.isnan()
     groups = [sample.turns[0].group for sample in rollout.samples]  # with all sides: not every one has to have a turn

@@ -123,7 +123,7 @@ def _clip_shares(shares: list[Tensor], max_norm: float) -> float:
 
 def is_grouped(optimizer: Any) -> bool:
     """Return whether the optimizer, or the one it wraps, is a :class:`GroupedAdamW`."""
-    return any("max_norm" in group for group in optimizer.param_groups)
+    return "max_norm" in optimizer.param_groups[0]
 
 
 class GradientWatch:

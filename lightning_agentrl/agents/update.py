@@ -14,7 +14,7 @@ from lightning_agentrl.agents.models import random_from
 from lightning_agentrl.agents.optim import GROUPS, clip_by_group, step_or_discard, sync_gradients, without_sync
 from lightning_agentrl.agents.scoring import action_rows, evaluation_mode, of_turns, score_policy, to_columns
 from lightning_agentrl.agents.selection import first_fault
-from lightning_agentrl.distributed import max_over_ranks
+from lightning_agentrl.distributed import Max, Mean, Number, over_ranks
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import aggregate, first_tokens, masked_sum, row_weights
 from lightning_agentrl.models.allocator import FreedMemory
@@ -120,7 +120,8 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
     policy_weights_B = row_weights(
         trained, agent.aggregation, norm_tokens=agent.norm_tokens, groups_B=rollout.groups, gather=ranks.gather
     )
-    tokens = int(ranks.sum(trained.sum()))
+    own_tokens = int(trained.sum())
+    tokens = int(ranks.sum(torch.tensor(own_tokens)))
     value_weights_B = torch.full_like(policy_weights_B, 1 / max(tokens, 1))
     rows = action_rows(rollout)
     sums: dict[str, Tensor] = {}  # of metrics over trained tokens, float64
@@ -152,15 +153,15 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
                 losses += [(name, metrics[name].detach(), micro) for name in LOSSES if name in metrics]
             agent.clock.advance(len(index))
     numbers = torch.stack([*sums.values(), *gaps]).tolist() if sums else []
-    totals = dict(zip(sums, numbers, strict=False))
+    totals, gap = dict(zip(sums, numbers, strict=False)), max([0.0, *numbers[len(sums) :]])
     watch = agent.steps.gradient_watch
     fault = "the gradient is not finite" if watch is not None and not watch.finite() else ""
     if not all(math.isfinite(totals[name]) for name in LOSSES if name in totals):
         fault = first_fault(losses)
-    averages = {name: total / tokens for name, total in ranks.sum_by_name(totals).items()} if tokens else {}
-    if GAP in averages:
-        averages["mismatch/logp_gap_max"] = max_over_ranks(max([0.0, *numbers[len(sums) :]]))
-    return averages, fault, tokens
+    own: dict[str, Number] = {name: Mean(total, own_tokens) for name, total in totals.items()}
+    if GAP in totals:
+        own["mismatch/logp_gap_max"] = Max(gap)
+    return over_ranks(own) if tokens else {}, fault, tokens
 
 
 def _ready_for_loss(agent: Any, rollout: Rollout, first: bool) -> Rollout:
@@ -186,8 +187,8 @@ def micro_batch_losses(
     Those of the actor with a shared critic come first, then those of a separate critic. The graph of the first is
     freed before the second is built.
     """
-    models, mask = agent.models, micro.action_mask
-    critic, shared = models.critic, models.shared_critic
+    models, mask, critic = agent.models, micro.action_mask, agent.models.critic
+    shared = critic is not None and critic.shares_trunk
     if agent.phase == "train":
         metrics: dict[str, Tensor] = {}
         hidden = models.actor.hidden(packed)
@@ -199,15 +200,15 @@ def micro_batch_losses(
         loss = agent.policy_loss(micro, scores)
         metrics |= {"policy/loss": loss, **agent.update_metrics(micro, scores)}
         value_loss = None
-        if shared is not None:
+        if shared:
             value_loss = metrics["critic/loss"] = _value_loss(agent, micro, packed, hidden)
         yield loss, value_loss, metrics
-    elif shared is not None:
+    elif shared:
         with torch.no_grad():
             hidden = models.actor.hidden(packed)
         value_loss = _value_loss(agent, micro, packed, hidden)
         yield None, value_loss, {"critic/loss": value_loss}
-    if critic is not None and shared is None:
+    if critic is not None and not shared:
         value_loss = _value_loss(agent, micro, packed, None)
         yield None, value_loss, {"critic/loss": value_loss}
 

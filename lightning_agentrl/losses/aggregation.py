@@ -74,7 +74,7 @@ def row_weights(
         assert groups_B is not None
         return 1 / _group_totals(groups_B, count_B, gather)
     counts = gather(torch.stack([count_B.sum(), (count_B > 0).sum()]))
-    tokens, rows = torch.stack([part.cpu() for part in counts]).sum(0).clamp_min(1).tolist()
+    tokens, rows = torch.stack([*counts]).sum(0).clamp_min(1).tolist()
     if mode == "seq-mean-token-mean":
         return 1 / (rows * count_B.clamp_min(1).double())
     divisor = {

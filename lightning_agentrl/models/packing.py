@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 
@@ -122,21 +123,18 @@ def plan_micro_batches(
         common = []
     lengths = [len(inputs[i]) for i in order]
     patches = [_patches(rows[i], patches_per_token) for i in order] if patches_per_token else [Patches()] * len(order)
-
-    def cut(budget: int) -> list[range]:
-        return list(_fill_tree(lengths, common, patches, budget) if share else _fill_padded(lengths, patches, budget))
-
-    count = len(cut(max_tokens))
+    fill = partial(_fill_tree, lengths, common, patches) if share else partial(_fill_padded, lengths, patches)
+    count = len([*fill(max_tokens)])
     if count == 1:
         return [order]
     low, high = 0, max_tokens  # smallest budget that needs no more micro-batches: the balanced one
     while low + 1 < high:
         middle = (low + high) // 2
-        if len(cut(middle)) > count:
+        if len([*fill(middle)]) > count:
             low = middle
         else:
             high = middle
-    return [[order[place] for place in places] for places in cut(high)]
+    return [[order[place] for place in places] for places in fill(high)]
 
 
 Patches = dict[str, int]  # of each different image, by its digest

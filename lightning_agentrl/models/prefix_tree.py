@@ -298,6 +298,6 @@ def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLay
         length = branch.stop - branch.start
         for copy in range(branch.copies):
             ends += [branch.end if branch.copies == 1 else branch.start + (copy + 1) * length] * length
-    lengths = [len(row) for row in rows]
+    lengths = list(map(len, rows))
     tree = PrefixTree(tuple(branches), integers(ends, device), integers(positions, device), max(lengths))
     return TreeLayout(keys, tree, lengths, [paths[row] for row in rows])

@@ -133,6 +133,7 @@ class Collector:
         after_sync: called before each rollout, when the engine has taken over the weights.
         greedy_baseline: play one more episode of each group without randomness.
         forks: which states of a rollout are valued by playing on from them; None: none.
+        held_steps: returns the numbers of the attempted steps that leave the policy as it is.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class Collector:
         after_sync: Callable[[], None] = lambda: None,
         greedy_baseline: bool = False,
         forks: ForkPlan | None = None,
+        held_steps: Callable[[], range] = lambda: range(0),
     ) -> None:
         self.player, self.engine, self.handle, self.sizes = player, player.engine, handle, sizes
         self.origin, self.stopping, self.clock = origin, stopping, clock
@@ -159,7 +161,7 @@ class Collector:
         self.forks = None
         if forks is not None:
             self.forks = Forks(forks, player, sizes.at_a_time(world), clock)
-        self.max_staleness = max_staleness
+        self.max_staleness, self.held_steps = max_staleness, held_steps
         self.load(state)
         with waiting_for(f"{type(self.engine).__name__} to start", "setup"):
             self.engine.start(handle)
@@ -203,12 +205,11 @@ class Collector:
         self._at_beginning = None
         self.iteration += 1
 
-    def collect(self, policy_version: int, held_steps: range = range(0)) -> Rollout:
+    def collect(self, policy_version: int) -> Rollout:
         """Return the next rollout: the one begun in the background, or one sampled with the current weights.
 
         Args:
             policy_version: of the current weights: optimizer steps attempted before.
-            held_steps: numbers of those attempts that leave the policy as it is.
 
         Raises:
             EnvError: environments fail more often than is allowed. All ranks stop.
@@ -219,14 +220,13 @@ class Collector:
             with self.stopping.together(alone=True):
                 self.settle()
                 self.ahead.raise_failure()
-            rollout = self.ahead.take(policy_version, self.sizes.steps_per_iteration, held_steps)
+            rollout = self.ahead.take(policy_version, self.sizes.steps_per_iteration, self.held_steps())
             beside = None if rollout is None else self.ahead.seconds
         if rollout is None:
             rollout = self._collect_now(policy_version)
         with raise_once():
             self.lost = self.player.faults.count(self.lost, rollout)
-        tokens = sum(len(sample.ids) for sample in rollout.samples)
-        self.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
+        self.clock.count("collect", turns=len(rollout.turns), tokens=rollout.tokens, beside=beside)
         return rollout
 
     def _collect_now(self, policy_version: int) -> Rollout:

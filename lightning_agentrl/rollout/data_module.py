@@ -361,6 +361,7 @@ class RolloutDataModule(L.LightningDataModule):
             after_sync=after_sync,
             greedy_baseline=greedy_baseline,
             forks=forks,
+            held_steps=held_steps,
         )
-        self.stream = RolloutStream(collector, prepare, policy_version, held_steps, self.sizes, self.seed)
+        self.stream = RolloutStream(collector, prepare, policy_version, self.sizes, self.seed)
         self._collector = collector  # last: an error before leaves nothing connected

@@ -62,7 +62,6 @@ class RolloutStream:
         collector: gives the rollouts of this rank.
         prepare: scores a rollout and estimates its advantages and returns.
         policy_version: returns the number of optimizer steps attempted before.
-        held_steps: returns the numbers of those attempts that leave the policy as it is.
         sizes: of rollouts and mini-batches.
         seed: of the shuffling, the same on all ranks.
     """
@@ -72,13 +71,12 @@ class RolloutStream:
         collector: Collector,
         prepare: Callable[[Rollout], Prepared],
         policy_version: Callable[[], int],
-        held_steps: Callable[[], range],
         sizes: RolloutSizes,
         seed: int,
     ) -> None:
         self.collector = collector
         self.prepare = prepare
-        self.policy_version, self.held_steps = policy_version, held_steps
+        self.policy_version = policy_version
         self.sizes = sizes
         self.seed = seed
         self.source: RolloutSource | None = None  # gives the rollouts while it is set
@@ -116,7 +114,7 @@ class RolloutStream:
 
     def collect(self) -> Rollout:
         """Return the next raw rollout of this rank."""
-        return self.collector.collect(self.policy_version(), self.held_steps())
+        return self.collector.collect(self.policy_version())
 
     def places_of(self, rollout: Rollout, *counters: int) -> np.ndarray:
         """Return random places in [0, 1) of the rows of a rollout, which follow from the seed and these counters."""

@@ -225,20 +225,21 @@ class Sample:
         return self.input.ids
 
     @cached_property
-    def action_positions(self) -> tuple[int, ...]:
-        """Positions in ``ids`` of the tokens that the policy sampled."""
+    def row(self) -> Row:
+        """The input, read before each of the tokens that the policy sampled."""
         positions: list[int] = []
         start = 0
         for segment in self.segments:
-            if segment.is_action:
-                positions.extend(range(start, start + len(segment)))
-            start += len(segment)
-        return tuple(positions)
+            stop = start + len(segment.input)
+            if segment.kind is SegmentKind.ACTION:
+                positions += range(start - 1, stop - 1)
+            start = stop
+        return Row(self.input, tuple(positions))
 
-    @cached_property
-    def row(self) -> Row:
-        """The same, read before each of these tokens."""
-        return Row(self.input, tuple([position - 1 for position in self.action_positions]))
+    @property
+    def action_positions(self) -> tuple[int, ...]:
+        """Positions in ``ids`` of the tokens that the policy sampled."""
+        return tuple([position + 1 for position in self.row.logit_positions])
 
     def placed_turns(self) -> Iterator[PlacedTurn]:
         """Yield the turns with their places."""

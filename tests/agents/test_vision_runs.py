@@ -155,6 +155,6 @@ def gradients(agent: PPOAgent, rollout: Rollout, rows: list[int]) -> dict[str, t
         hidden = models.actor.hidden(packed)
         logps = models.actor.token_scores(hidden, packed.targets, 1.0).logps
         weights = torch.cat([torch.linspace(-1, 2, len(own[rows[i]].logit_positions)) * (1 + rows[i]) for i in index])
-        assert models.shared_critic is not None
-        ((logps + models.shared_critic(packed, hidden)) * weights).sum().backward()
+        assert models.critic is not None
+        ((logps + models.critic(packed, hidden)) * weights).sum().backward()
     return {n: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for n, p in agent.named_parameters()}

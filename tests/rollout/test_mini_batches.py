@@ -94,7 +94,7 @@ class Order:
 
     def begin_next(self, version: int) -> None: ...
 
-    def collect(self, version: int, held_steps: range) -> Rollout:
+    def collect(self, version: int) -> Rollout:
         self.events.append("collect")
         samples = [
             Sample((prompt(1), action(10 * env + index)), (turn(env=env, index=index),))
@@ -110,7 +110,7 @@ class Order:
 
 def make_stream(learner: Order, seed: int = 0, update_epochs: int = 2) -> RolloutStream:
     sizes = RolloutSizes(num_envs=4, turns_per_env=2, mini_batch_turns=2, update_epochs=update_epochs)
-    return RolloutStream(cast(Collector, learner), learner.prepare, lambda: 0, lambda: range(0), sizes, seed)
+    return RolloutStream(cast(Collector, learner), learner.prepare, lambda: 0, sizes, seed)
 
 
 def test_stream_has_constant_length_and_shows_every_turn_once_per_pass():

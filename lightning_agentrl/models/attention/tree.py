@@ -59,14 +59,16 @@ class BranchedAttention(torch.autograd.Function):
         q, k, v = query_HND.to(dtype), key_GND.to(dtype), value_GND.to(dtype)
         past = k.shape[1] - q.shape[1]
         if past:
-            out, lse = (x[0] for x in flash(q[None], k[None, :, :past], v[None, :, :past], 0.0, False, scale=scale))
-            k, v = k[:, past:], v[:, past:]
+            out, lse = flash(q[None], k[None, :, :past], v[None, :, :past], 0.0, False, scale=scale)
+            out, lse, k, v = out[0], lse[0], k[:, past:], v[:, past:]
         else:
             out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
         for block in blocks:
             queries, keys, n = slice(block.start, block.end), slice(block.start, block.stop), block.copies
             part, part_lse = flash(
-                *(_cut(x, places, n) for x, places in ((q, queries), (k, keys), (v, keys))),
+                _cut(q, queries, n),
+                _cut(k, keys, n),
+                _cut(v, keys, n),
                 0.0,
                 block.bias is None,
                 attn_mask=_bias(block, dtype),
@@ -91,15 +93,17 @@ class BranchedAttention(torch.autograd.Function):
         query, key, value, sink, out, lse = ctx.saved_tensors
         if key.shape[1] != query.shape[1]:
             raise NotImplementedError("a past has no gradients")
-        q, k, v, grad = (x.to(ctx.dtype) for x in (query, key, value, grads[0]))
+        q, k, v, grad = query.to(ctx.dtype), key.to(ctx.dtype), value.to(ctx.dtype), grads[0].to(ctx.dtype)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for block in ctx.blocks:
             queries, keys, n = slice(block.start, block.end), slice(block.start, block.stop), block.copies
-            at_queries = [_cut(x, queries, n) for x in (grad, q)]
-            at_keys = [_cut(x, keys, n) for x in (k, v)]
-            merged = [_cut(x, queries, n) for x in (out, lse)]
-            part, *at_own = flash_backward(
-                *(*at_queries, *at_keys, *merged),
+            part, part_k, part_v = flash_backward(
+                _cut(grad, queries, n),
+                _cut(q, queries, n),
+                _cut(k, keys, n),
+                _cut(v, keys, n),
+                _cut(out, queries, n),
+                _cut(lse, queries, n),
                 0.0,
                 block.bias is None,
                 attn_mask=_bias(block, ctx.dtype),
@@ -109,7 +113,7 @@ class BranchedAttention(torch.autograd.Function):
                 dq[:, queries] = join(part)
             else:
                 dq[:, queries] += join(part)
-            dk[:, keys], dv[:, keys] = (join(x) for x in at_own)
+            dk[:, keys], dv[:, keys] = join(part_k), join(part_v)
         at_sink = sink_gradient(grad, out, lse, sink)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), at_sink, None, None
 
