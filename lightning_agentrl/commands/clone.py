@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
@@ -77,6 +78,11 @@ class CloneCLI(RunConfigCLI):
         make_folder(out, "--out")
         config.trainer.default_root_dir = str(out)
 
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Train for the given number of steps, whatever ends the run of the config."""
+        iterations = math.ceil(self.settings.steps / self.datamodule.steps_per_iteration)
+        return super().instantiate_trainer(max_epochs=iterations, max_steps=-1, **kwargs)
+
     def clone(self) -> None:
         """Train, play held-out episodes before and after, and write the model."""
         settings, trainer = self.settings, cast(Any, self.trainer)
@@ -84,8 +90,6 @@ class CloneCLI(RunConfigCLI):
         run = settings.recorded
         bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
         trainer.callbacks, trainer.loggers = [*bars, PolicyFolder(settings.out), RunSummary()], []
-        loop = trainer.fit_loop
-        loop.max_epochs, loop.epoch_loop.max_steps = math.ceil(settings.steps / data.steps_per_iteration), -1
         data.validation = replace(data.validation, every=0)  # before and after is enough
         with guarded(self, "fit"):
             self.model = CloneAgent(
