@@ -4,7 +4,10 @@ from lightning_agentrl.losses.aggregation import (
     AggregationMode,
     aggregate,
     check_aggregation,
+    first_token_weights,
+    first_tokens,
     masked_sum,
+    of_first_tokens,
     row_weights,
 )
 from lightning_agentrl.losses.correction import (
@@ -48,7 +51,7 @@ from lightning_agentrl.losses.kl import (
     kl_loss,
 )
 from lightning_agentrl.losses.policy import PolicyLoss
-from lightning_agentrl.losses.ppo import PPOClip, clip_fractions, ppo_clip_loss
+from lightning_agentrl.losses.ppo import PPOClip, clip_fractions, clipped_value_loss, ppo_clip_loss
 from lightning_agentrl.losses.reinforce import (
     CISPO,
     DRO,
@@ -60,7 +63,6 @@ from lightning_agentrl.losses.reinforce import (
     sapo_loss,
 )
 from lightning_agentrl.losses.sequence import GMPO, GSPO, gmpo_loss, gspo_loss
-from lightning_agentrl.losses.value import clipped_value_loss, first_token_weights, first_tokens, of_first_tokens
 from lightning_agentrl.types.rollout import Gather, alone
 
 __all__ = [

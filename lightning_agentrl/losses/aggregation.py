@@ -1,4 +1,4 @@
-"""Aggregation of losses per token into one number, and the weights of tokens in a reply."""
+"""Aggregation of losses per token into one number, the first tokens of turns, and the weights of tokens in a reply."""
 
 from __future__ import annotations
 
@@ -160,3 +160,35 @@ def action_weights(rollout: Rollout, action_share: float, drop_invalid: bool = F
             named = turn.valid or not drop_invalid
             weights[row, here] = reply_weights(len(action), turn.thought_tokens, named, action_share)
     return weights
+
+
+def first_tokens(mask_BA: Tensor, turn_ids_BA: Tensor) -> Tensor:
+    """Return the first action token of each turn, [B, A] (bool).
+
+    Turn ids must not fall along a row; those off the mask are not read.
+    """
+    mask = mask_BA.bool()
+    never = torch.full_like(turn_ids_BA[:, :1], torch.iinfo(turn_ids_BA.dtype).min)
+    turns = torch.where(mask, turn_ids_BA, never)
+    latest = torch.cat([never, turns], 1).cummax(1).values[:, :-1]  # newest turn so far
+    return mask & (turns != latest)
+
+
+def of_first_tokens(values_BA: Tensor, mask_BA: Tensor, turn_ids_BA: Tensor) -> Tensor:
+    """Return [B, A]: at each action token the value of the first one of its turn; 0 off the mask.
+
+    Turn ids must not fall along a row; those off the mask are not read.
+    """
+    columns = torch.arange(mask_BA.shape[1], device=mask_BA.device).expand(mask_BA.shape)
+    first = torch.where(first_tokens(mask_BA, turn_ids_BA), columns, 0).cummax(1).values
+    return torch.where(mask_BA.bool(), values_BA.gather(1, first.to(values_BA.device)), 0.0)
+
+
+def first_token_weights(mask_BA: Tensor, turn_ids_BA: Tensor, weight: float) -> Tensor:
+    """Return [B, A]: ``weight`` on the first action token of each turn, 1 on the others, 0 off the mask; float32.
+
+    The value of that token bootstraps the previous turn. Means divide by the number of tokens, not by the sum of
+    weights. Turn ids must not fall along a row; those off the mask are not read.
+    """
+    first = first_tokens(mask_BA, turn_ids_BA)
+    return torch.where(mask_BA.bool(), torch.where(first, weight, 1.0), 0.0)

@@ -1,4 +1,4 @@
-"""PPO: clip the ratio of each token."""
+"""PPO: clip the ratio of each token, and how far its value moves."""
 
 from __future__ import annotations
 
@@ -124,3 +124,27 @@ class PPOClip(PolicyLoss):
     def clipped(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return :func:`clip_fractions` with these bounds."""
         return clip_fractions(logps_BA, old_logps_BA, advantages_BA, self.clip_low, self.clip_high, self.dual_clip)
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None = 0.5) -> Tensor:
+    """Return ``0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)``, the value loss of OpenAI's PPO code.
+
+    Args:
+        values: of the current critic, any shape.
+        old_values: at the start of the update, same shape; constants.
+        returns: targets, same shape; constants.
+        clip: c, how far a value may move before the loss stops pulling it; None: half the squared error.
+
+    Returns:
+        Loss per token in that shape, float32 or better, the factor 0.5 included.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    values, old_values, returns = same_shape_float32(values=values, old_values=old_values, returns=returns)
+    old_values, returns = old_values.detach(), returns.detach()
+    loss = (values - returns).square()
+    if clip is not None:
+        clipped = old_values + (values - old_values).clamp(-clip, clip)
+        loss = torch.maximum(loss, (clipped - returns).square())
+    return 0.5 * loss
