@@ -82,15 +82,6 @@ def test_actor_and_reference_start_as_the_base(tmp_path, family):
 
 
 @pytest.mark.slow
-def test_the_base_is_in_memory_once(tmp_path, tiny_folder):
-    agent = lora_agent(tiny_folder)
-    fit(tmp_path, agent, 1)
-    base = {p.data_ptr() for p in agent.models.reference.parameters()}
-    for lm in (agent.actor.lm, agent.critic.backbone):
-        assert {p.data_ptr() for p in lm.parameters() if not p.requires_grad} == base
-
-
-@pytest.mark.slow
 def test_in_mixed_precision_the_base_takes_half_the_memory(tmp_path, tiny_folder):
     """And the actor still starts as the reference, bit for bit; see tests/models for the rounding."""
     agent = lora_agent(tiny_folder)

@@ -149,11 +149,6 @@ def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, settings)
             assert torch.allclose(gradient, other[name], rtol=0, atol=1e-9), name
 
 
-def test_prompt_mean_needs_groups(tmp_path, tiny_folder):
-    with pytest.raises(ValueError, match=r"prompt-mean.*data\.init_args\.groups"):
-        train(tmp_path, tiny_folder, policy_loss=PPOClip(aggregation="prompt-mean"))
-
-
 # Picked tokens
 
 

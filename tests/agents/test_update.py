@@ -13,7 +13,7 @@ from lightning_agentrl.models import language_model
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import pack, plan_micro_batches
-from lightning_agentrl.rollout import EnvConfig, FullMemory
+from lightning_agentrl.rollout import FullMemory
 from tests.agents.harness import grouped, make_agent, make_data, make_trainer
 from tests.host_reads import waits
 
@@ -136,16 +136,6 @@ def test_terminated_turns_have_no_bootstrap_and_cut_turns_have_one(tmp_path, tin
             assert (turn.bootstrap is None) or not turn.terminated
             assert not turn.truncated or turn.bootstrap is not None
     assert {(False, True), (False, False)} <= kinds
-
-
-def test_nothing_follows_a_terminated_turn(tmp_path, tiny_folder):
-    spy = Spy()
-    data = make_data(env=EnvConfig("agentrl_envs:Bandit-v0"))
-    make_trainer(tmp_path, 1, [spy]).fit(make_agent(tiny_folder), data)
-    for rollout in spy.rollouts:
-        assert bool(rollout.terminated.all())
-        assert all(turn.bootstrap is None for turn in rollout.turns)
-        assert not rollout.bootstrap_values.any()
 
 
 @pytest.mark.slow

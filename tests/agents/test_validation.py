@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lightning_agentrl.callbacks import EngineCheck, StageProgress
-from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.metrics.episodes import wilson_interval
 from lightning_agentrl.rollout import ValidationConfig
 from tests.agents.harness import make_agent, make_data, make_trainer
@@ -95,10 +94,3 @@ def test_fit_works_inside_a_running_event_loop(tmp_path, tiny_folder):
         return trainer.global_step
 
     assert asyncio.run(notebook()) == 2
-
-
-def test_wilson_interval():
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-    low, high = wilson_interval(8, 10)
-    assert (low, high) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)  # Wilson (1927), z = 1.96
-    assert len(held_out_seeds()) >= 128

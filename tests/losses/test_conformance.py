@@ -87,14 +87,6 @@ class Case:
             setattr(part, name, x[index])
         return part
 
-    def padded(self, columns: int, value: float) -> Case:
-        """More columns, off the mask."""
-        part = object.__new__(Case)
-        for name, x in vars(self).items():
-            fill = False if name == "mask" else value
-            setattr(part, name, x if x.dim() == 1 else torch.nn.functional.pad(x, (0, columns), value=fill))
-        return part
-
     def spread(self, value: float) -> tuple[Case, Tensor]:
         """Columns off the mask before, between and behind those that are there, and the columns [B, T] of those."""
         rows, width = self.mask.shape
@@ -209,16 +201,6 @@ def test_numbers_off_the_mask_change_neither_loss_nor_gradient(cls: type, junk: 
         assert torch.equal(again[name][case.mask], x[case.mask])
 
 
-@of_every_loss
-def test_padding_changes_nothing(cls: type) -> None:
-    case, loss = Case(3), make(cls)
-    wide = case.padded(4, NAN)
-    assert torch.equal(wide.picked(loss)[:, :6], case.picked(loss))
-    for got, expected in zip(run(loss, wide), run(loss, case), strict=True):
-        torch.testing.assert_close(got[:, :6], expected, rtol=1e-12, atol=1e-12)
-        assert not got[:, 6:].any()
-
-
 def mean_and_gradient(loss: PolicyLoss, case: Case, mode: AggregationMode) -> tuple[Tensor, Tensor]:
     """Of a whole mini-batch."""
     norm = 8 if mode == "seq-mean-token-sum-norm" else None
@@ -290,16 +272,6 @@ def test_equal_scores_pull_back_at_most(cls: type) -> None:
     assert bool(gradient.any()) == (cls.__name__ in PULL_BACK)
     case.old = case.logps
     assert not run(loss, case)[1].any()
-
-
-@of_every_loss
-def test_the_order_of_rows_does_not_matter(cls: type) -> None:
-    case, loss = Case(4), make(cls)
-    order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
-    mixed = case.select(order)
-    assert torch.equal(mixed.picked(loss), case.picked(loss)[order])
-    losses = [loss(c.logps, c.old, c.advantages, c.mask, c.picked(loss)) for c in (case, mixed)]
-    assert torch.equal(losses[1], losses[0][order])
 
 
 @of_every_loss

@@ -122,10 +122,6 @@ def test_window_favours_neither_success_nor_a_side_where_more_than_it_holds_begi
     assert RecentEpisodes().update(Rollout.from_samples(ends)) == {WINDOW: 0.5}
 
 
-def test_window_without_any_ended_episode_says_nothing():
-    assert RecentEpisodes(enough=1).update(of_envs(by_hand(), [2])) == {}
-
-
 def test_window_does_not_wait_for_an_environment_that_is_gone():
     recent = RecentEpisodes(enough=1)
     assert recent.update(of_envs(by_hand(), [2])) == {}
@@ -212,9 +208,3 @@ def test_what_environments_tell_is_averaged_over_the_episodes_that_tell_it():
 )
 def test_wilson_interval_golden_numbers(successes, episodes, low, high):
     assert wilson_interval(successes, episodes) == pytest.approx((low, high), abs=1e-7)
-
-
-def test_wilson_interval_bounds_are_where_the_normal_test_just_rejects():
-    """The definition: at each bound p, the share lies z standard deviations sqrt(p (1 - p) / n) away."""
-    for bound in wilson_interval(3, 4):
-        assert abs(3 / 4 - bound) == pytest.approx(1.959964 * (bound * (1 - bound) / 4) ** 0.5)

@@ -88,12 +88,6 @@ def test_without_ended_episodes_there_are_no_shares_of_them():
     ]
 
 
-def test_stop_reasons_are_all_named_and_share_the_ended_episodes():
-    numbers = computed(by_hand())
-    assert {name for name in numbers if name.startswith("stop/")} == {f"stop/{reason}" for reason in StopReason}
-    assert sum(numbers[f"stop/{reason}"] for reason in StopReason) == pytest.approx(1)
-
-
 def test_without_seconds_of_the_engine_there_is_no_ratio_to_them():
     rollout = by_hand()
     samples = [replace(s, turns=tuple(replace(t, engine_seconds=0.0) for t in s.turns)) for s in rollout.samples]

@@ -101,13 +101,6 @@ def test_environments_whose_last_thought_is_one_word_are_left_out_of_the_diversi
     assert numbers["text/thought_diversity"] == 1
 
 
-def test_mean_distance_of_sets_by_hand():
-    sets = torch.tensor([[5, 1], [5, 2], [7, 2], [7, 3], [7, 4], [9, 8]])  # {1, 2}, {2, 3, 4}, {8}
-    assert mean_distance(sets) == pytest.approx(((1 - 1 / 4) + 1 + 1) / 3)
-    assert mean_distance(sets[:2]) is None
-    assert mean_distance(sets[:0]) is None
-
-
 def test_mean_distance_of_sets_with_many_members_says_nothing_but_the_number():
     """Of thousands, of which each set has half of the next one's; and without a warning of torch."""
     sets = torch.tensor([(k, member) for k in range(3) for member in range(4000 * k, 4000 * (k + 2))])

@@ -157,15 +157,6 @@ def test_head_sees_read_positions_only(policy, critic, monkeypatch, chunk):
         torch.testing.assert_close(ours, theirs.detach(), **EXACT)
 
 
-def test_chunked_head_has_the_same_gradients(policy, critic, monkeypatch):
-    rows = CASES["shared prefix"]
-    expected = gradients(policy, packed(policy, critic, rows), rows)
-    monkeypatch.setattr(language_model, "LOGITS_PER_CHUNK", 2)
-    found = gradients(policy, packed(policy, critic, rows), rows)
-    for name, gradient in found.items():
-        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=gradient_tolerance(policy, gradient))
-
-
 def test_packed_row_by_hand():
     row = pack([text_row((5, 6, 7, 8), (1, 2)), text_row((5, 6, 9), (1, 2))])
     assert row.ids.tolist() == [[5, 6, 7, 9]]  # 8 is only predicted

@@ -45,21 +45,6 @@ def gradient(lm: PreTrainedModel, packs: list[list[Row]]) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("family", ["demo", "qwen2", "qwen3"])
-def test_shared_equals_unshared(family, checkpointing):
-    lm = make(family).train()
-    rows = turns(200, 60, 6, 5000)
-    apart = gradient(lm, [[row] for row in rows])
-    if checkpointing:
-        checkpoint_activations(lm)
-    together = gradient(lm, [rows])
-    error = float((together - apart).norm() / apart.norm())
-    print(f"\n{family}, checkpointing {checkpointing}: relative error {error:.1e}")
-    assert error < 1e-5
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", ["demo", "qwen2", "qwen3"])

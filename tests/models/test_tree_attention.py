@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -280,14 +279,6 @@ def test_blocks_of_flex_attention_are_found_a_few_at_a_time(monkeypatch, at_a_ti
         assert (counts.sum() > 3) == (window is None or not of.startswith("full"))  # a window leaves no block whole
         listed = torch.arange(counts.shape[-1]) < counts[..., None]
         assert torch.equal(getattr(ours, f"{of}_indices")[listed], getattr(theirs, f"{of}_indices")[listed])
-
-
-def rows_of(level: flash.Level) -> list[tuple[slice, slice]]:
-    """Which queries and keys of a level belong to each of its rows."""
-    queries, keys = (
-        [slice(int(a), int(b)) for a, b in pairwise(bounds)] for bounds in (level.query_bounds, level.key_bounds)
-    )
-    return list(zip(queries, keys, strict=True))
 
 
 def rows_one_by_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, level: flash.Level, scale: float):
