@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_agentrl.models.attention.flash import Span, integers
+from lightning_agentrl.models.attention.flash import Span
+from lightning_agentrl.types.transfer import integers
 
 Scan = Callable[[dict[str, Tensor], Tensor | None], tuple[Tensor, Tensor]]
 
