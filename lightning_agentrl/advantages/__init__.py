@@ -2,7 +2,6 @@
 
 from lightning_agentrl.advantages.base import AdvantageEstimator, estimated, token_rewards
 from lightning_agentrl.advantages.bilevel_gae import BiLevelGAE, bilevel_gae
-from lightning_agentrl.advantages.diagnostics import ValueStatistics, value_statistics
 from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, Groups, ScoreEstimator, group_episodes
 from lightning_agentrl.advantages.forked import Forked, minus_state_values
 from lightning_agentrl.advantages.gae import GAE, DualDiscountGAE, dual_discount_gae
@@ -24,7 +23,16 @@ from lightning_agentrl.advantages.grpo import (
     minus_others,
     standardised,
 )
-from lightning_agentrl.advantages.layout import Layout, Turns, backward_sum, compress, kl_in_reward, whiten
+from lightning_agentrl.advantages.layout import (
+    Layout,
+    Turns,
+    ValueStatistics,
+    backward_sum,
+    compress,
+    kl_in_reward,
+    value_statistics,
+    whiten,
+)
 from lightning_agentrl.advantages.optimal_token_baseline import OptimalTokenBaseline, optimal_token_baseline
 from lightning_agentrl.advantages.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline, rewards_to_go
 from lightning_agentrl.advantages.remax import ReMax, minus_greedy

@@ -1,4 +1,4 @@
-"""The one compress/scatter helper: it gathers the action tokens of each episode side by side, and puts them back.
+"""The action tokens of each episode side by side, and statistics over those of all ranks.
 
 B rows, T columns (any tokens), N episodes, L action tokens of the longest episode. An episode may be one row
 with several turns or several rows with one turn each; the compressed form is the same, so estimators do not see how
@@ -7,6 +7,7 @@ episodes were laid out.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import reduce
 from operator import attrgetter
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.types.rollout import Reduce
+
+FLAT = 1e-5  # of float32 returns in sums over thousands of tokens, relative to values and returns
 
 
 @dataclass(frozen=True)
@@ -216,3 +219,50 @@ def global_moments(x_MK: Tensor, reduce: Reduce | None = None) -> tuple[float, T
     count, *totals = reduce(torch.cat([x_MK.new_tensor([len(x_MK)]), x_MK.sum(0)])).tolist()
     mean_K = x_MK.new_tensor(totals) / max(count, 1.0)
     return count, mean_K, reduce((x_MK - mean_K).square().sum(0)).to(x_MK.device)
+
+
+@dataclass(frozen=True)
+class ValueStatistics:
+    """Statistics of values and returns over the action tokens of all ranks, with population standard deviations.
+
+    ``explained_variance`` is ``1 - var(returns - values) / var(returns)``. 1: the critic predicts the returns up to a
+    constant; 0: no better than a constant; below 0: worse. NaN if all returns are equal up to rounding, since there is
+    nothing to explain. ``value_error`` is the root mean square of ``returns - values``, so a constant offset counts.
+    """
+
+    value_mean: float
+    value_std: float
+    return_mean: float
+    return_std: float
+    value_error: float
+    explained_variance: float
+
+
+@torch.no_grad()
+def value_statistics(
+    values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None
+) -> ValueStatistics:
+    """Measure how well values predict returns; all NaN without action tokens.
+
+    Args:
+        values_BT: values before the update.
+        returns_BT: what they should have been.
+        mask_BT: action mask.
+        reduce: sums a small float64 tensor over ranks; called twice on each rank. None: there is only one rank.
+    """
+    mask = mask_BT.bool()
+    values_M, returns_M = values_BT[mask].double(), returns_BT[mask].double()
+    count, mean, squares = global_moments(torch.stack([values_M, returns_M, returns_M - values_M], 1), reduce)
+    if not count:
+        return ValueStatistics(*[math.nan] * 6)
+    value_std, return_std, error_std = (squares / count).sqrt().tolist()
+    # Returns are advantage plus value: equal ones differ by the rounding of the values, which may be far larger.
+    flat = return_std <= FLAT * math.hypot(float(mean[0]), value_std, float(mean[1]))
+    return ValueStatistics(
+        value_mean=float(mean[0]),
+        value_std=value_std,
+        return_mean=float(mean[1]),
+        return_std=return_std,
+        value_error=math.hypot(error_std, float(mean[2])),
+        explained_variance=math.nan if flat else 1.0 - float(squares[2] / squares[1]),
+    )
