@@ -54,6 +54,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         self._tasks = read_tasks(tasks) if tasks is not None else []
         self.task: Mapping[str, Any] = {}
         self.turn = 0
+        self.solved: list[Message] = []  # shown before each task
         self._digest = hashlib.blake2b(digest_size=16)  # of the conversation
 
     def add_tool(self, function: Callable[..., Any]) -> None:
@@ -63,6 +64,17 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         schema = get_json_schema(function)
         self.functions[schema["function"]["name"]] = function
         self.tool_schemas.append(schema)
+
+    def add_example(self, prompt: str, tool: str, arguments: Mapping[str, Any]) -> None:
+        """Show a task before each episode that one call of a tool solves, whose answer is repeated."""
+        call = {"id": f"example{len(self.solved):02d}", "name": tool, "arguments": json.dumps(arguments)}
+        answer = self._answer(call)
+        self.solved += [
+            {"role": "user", "content": [prompt]},
+            {"role": "assistant", "content": [""], "tool_calls": [call]},
+            answer,
+            {"role": "assistant", "content": answer["content"]},
+        ]
 
     def next_task(self) -> Mapping[str, Any]:
         """Return the task of an episode; all randomness is from ``self.np_random``."""
@@ -78,7 +90,8 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         super().reset(seed=seed)
         self.task, self.turn, self._digest = self.next_task(), 0, hashlib.blake2b(digest_size=16)
         messages = [{"role": "system", "content": [self.system]}] if self.system else []
-        return self._call([*messages, {"role": "user", "content": [str(self.task["prompt"])]}]), {}
+        task = {"role": "user", "content": [str(self.task["prompt"])]}
+        return self._call([*messages, *self.solved, task]), {}
 
     def step(self, action: str) -> tuple[dict[str, Any] | str, float, bool, bool, dict[str, Any]]:
         reply = json.loads(action)
@@ -131,18 +144,24 @@ def read_tasks(path: str) -> list[Mapping[str, Any]]:
     return lines
 
 
+EXAMPLES = ("31 * 7", "58 + 64", "12 * 45", "9 + 83", "76 * 20", "40 + 15")
+
+
 class Calculator(ToolEnv):
     """Sums and products of random numbers, with a calculator.
 
     Args:
         largest: number in a task.
+        examples: solved tasks that are shown first, at most 6.
         max_turns: replies after which an episode is truncated.
     """
 
-    def __init__(self, largest: int = 99, max_turns: int = 4) -> None:
+    def __init__(self, largest: int = 99, examples: int = 0, max_turns: int = 4) -> None:
         super().__init__(system="Answer with the number alone. Use the tool.", max_turns=max_turns)
         self.largest = largest
         self.add_tool(calculate)
+        for expression in EXAMPLES[:examples]:
+            self.add_example(expression, "calculate", {"expression": expression})
 
     def next_task(self) -> Mapping[str, Any]:
         a, b = (int(self.np_random.integers(2, self.largest + 1)) for _ in range(2))

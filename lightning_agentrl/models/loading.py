@@ -31,15 +31,15 @@ from lightning_agentrl.models.mixers.functions import read_trees
 from lightning_agentrl.models.probe import probe
 from lightning_agentrl.models.vision import FamilyReader, text_decoder
 
-DEMO = "demo"  # the name of the bundled model in a config
+DEMO, DEMO_TOOLS = "demo", "demo-tools"  # names of the bundled model in a config
 
 
 def resolve_model(model: str) -> str:
-    """Return a hub id or folder as given; ``demo`` becomes the folder of the bundled model."""
-    if model == DEMO:
-        from lightning_agentrl.models.demo import demo_model_folder  # comes with transformers, which takes seconds
+    """Return a hub id or folder as given; ``demo`` and ``demo-tools`` become the folder of the bundled model."""
+    if model in (DEMO, DEMO_TOOLS):
+        from lightning_agentrl.models.demo import demo_model_folder, demo_tools_folder  # with transformers: seconds
 
-        return str(demo_model_folder())
+        return str(demo_model_folder() if model == DEMO else demo_tools_folder())
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
@@ -310,7 +310,7 @@ def _refuse_unknown_id(model: str, key: str) -> None:
     Raises:
         ValueError: the model is neither in the cache nor on the hub.
     """
-    if model == DEMO or Path(model).expanduser().exists():
+    if model in (DEMO, DEMO_TOOLS) or Path(model).expanduser().exists():
         return
     if isinstance(try_to_load_from_cache(model, "config.json"), str):
         return
@@ -324,7 +324,7 @@ def _refuse_unknown_id(model: str, key: str) -> None:
 
 
 def _refuse_missing_folder(model: str, key: str) -> None:
-    if model == DEMO:
+    if model in (DEMO, DEMO_TOOLS):
         return
     path = Path(model).expanduser()
     looks_local = model.startswith((".", "/", "~")) or path.exists() or not _may_be_an_id(model)

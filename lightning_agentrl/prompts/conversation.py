@@ -22,7 +22,7 @@ from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 
 Said = Mapping[str, Any]  # a message
 FinishReason = Literal["stop", "length", "tool_calls"]
-_USER, _REPLY = "probe of a message", "probe of a reply"
+_USER, _REPLY, _PROBE = "probe of a question", "probe of a reply", "probe of message"
 
 
 @dataclass(frozen=True)
@@ -187,16 +187,17 @@ class ConversationRenderer:
         return self.template.apply(moved, True, shown)
 
     def _suffix(self, messages: list[Message], tools: Sequence[Tool]) -> str | None:
-        """Return the text that messages and the next header add to a closed reply; None if they rewrite it."""
-        start = [self.template.message("user", _USER), self._reply_before(messages)]
-        shown = self.chat.writer.tools(tools)
+        """Return the text that messages and the next header add to a closed reply; None if it is not closed."""
+        reply = self._reply_before(messages)
         try:
-            before, after = self.template.apply(start, False, shown), self._text([*start, *messages], tools)
+            text = self._text([self.template.message("user", _USER), reply, *messages], tools)
         except TemplateError:
             return None
-        close = before.rfind(self.template.turn_close)
-        before = before[: close + len(self.template.turn_close)]
-        return after[len(before) :] if close >= 0 and after.startswith(before) else None
+        end = 0
+        for _ in reply.get("tool_calls", [reply]):
+            end = text.find(_REPLY, end) + len(_REPLY)
+        close = text.find(self.template.turn_close, end)
+        return text[close + len(self.template.turn_close) :] if close >= 0 else None
 
     def _reply_before(self, messages: Sequence[Message]) -> Message:
         """Return a reply that such messages can follow: one with calls where answers of tools come first."""
@@ -211,32 +212,49 @@ class ConversationRenderer:
                 {
                     "id": message.get("tool_call_id") or f"probe{number:04d}",
                     "type": "function",
-                    "function": {"name": message.get("name") or "probe", "arguments": {}},
+                    "function": {"name": message.get("name") or "probe", "arguments": {"probe": _REPLY}},
                 }
                 for number, message in enumerate(answered)
             ]
         return reply
 
     def _only_appends(self, tools_json: str, shape: Sequence[tuple[str, int]]) -> bool:
-        """Return whether conversations of such rounds begin like the shorter ones, up to the header of a reply."""
+        """Return whether rounds of such messages only append to a conversation, and what they append is their suffix.
+
+        The suffix is rendered without the conversation before it, so it must not depend on that, as numbers of calls
+        would. A reply must be closed before the messages begin.
+        """
         tools = self.chat.writer.tools(json.loads(tools_json))
+        messages = [self.template.message("system", "probe of the rules"), self.template.message("user", _USER)]
+        try:
+            before = self.template.apply(messages, True, tools)
+            for round_ in range(2):
+                then = self._probes(shape, round_)
+                messages += [self._reply_before(then), *then]
+                after, suffix = self.template.apply(messages, True, tools), self._suffix(then, tools)
+                if not suffix or not (after.startswith(before) and after.endswith(suffix)):
+                    return False
+                reply = after[len(before) : -len(suffix)]
+                if _REPLY not in reply or _PROBE in reply or not reply.endswith(self.template.turn_close):
+                    return False
+                before = after
+        except TemplateError:
+            return False
+        return True
+
+    def _probes(self, shape: Sequence[tuple[str, int]], round_: int) -> list[Message]:
+        """Return messages of a shape, with the ids of calls of one round."""
         then: list[Message] = []
         for number, (role, calls) in enumerate(shape):
-            message = self.template.message(role, f"probe of message {number}.")
+            message = self.template.message(role, f"{_PROBE} {number}.")
             if role == "tool":
-                message |= {"tool_call_id": f"probe{number:04d}", "name": "probe"}
+                message |= {"tool_call_id": f"probe{round_}{number:03d}", "name": "probe"}
             if calls:
-                ids = [f"inner{number:02d}{call:02d}" for call in range(calls)]
+                ids = [f"inner{round_}{number:01d}{call:02d}" for call in range(calls)]
                 function = {"name": "probe", "arguments": {}}
                 message["tool_calls"] = [{"id": one, "type": "function", "function": function} for one in ids]
             then.append(message)
-        first = [self.template.message("system", "probe of the rules"), self.template.message("user", _USER)]
-        round_ = [self._reply_before(then), *then]
-        try:
-            texts = [self.template.apply([*first, *round_ * count], True, tools) for count in range(3)]
-        except TemplateError:
-            return False
-        return texts[1].startswith(texts[0]) and texts[2].startswith(texts[1])
+        return then
 
 
 def first_difference(before: Sequence[Said], now: Sequence[Said]) -> str:

@@ -45,6 +45,21 @@ def test_a_calculator_is_called_and_the_answer_ends_the_episode() -> None:
     assert env.step(reply("no idea"))[1:3] == (0.0, True)
 
 
+def test_solved_tasks_are_shown_before_the_own_one() -> None:
+    env = Calculator(examples=2)
+    observation, _ = env.reset(seed=0)
+    messages = observation["call"]["messages"]
+    assert [message["role"] for message in messages] == [
+        "system",
+        *["user", "assistant", "tool", "assistant"] * 2,
+        "user",
+    ]
+    user, call, answer, said = messages[1:5]
+    assert json.loads(call["tool_calls"][0]["arguments"])["expression"] == user["content"][0]
+    assert answer["tool_call_id"] == call["tool_calls"][0]["id"]
+    assert said["content"] == answer["content"] == [str(calculate(user["content"][0]))]
+
+
 def test_what_goes_wrong_is_told_and_every_call_is_answered() -> None:
     env = Calculator(max_turns=1)
     env.reset(seed=0)

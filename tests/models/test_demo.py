@@ -175,3 +175,11 @@ def test_log_probs_equal_those_of_the_file_in_the_wheel(tmp_path: Path) -> None:
     converted = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     ids = AutoTokenizer.from_pretrained(tmp_path / "model")("The ball is two steps forward.", return_tensors="pt")
     assert torch.equal(logps(converted, ids["input_ids"]), logps(direct, ids["input_ids"]))
+
+
+def test_the_demo_model_with_tools_differs_in_its_template_only(folder: Path) -> None:
+    tools = demo.demo_tools_folder()
+    assert {file.name for file in tools.iterdir()} == {file.name for file in folder.iterdir()}
+    assert (tools / "model.safetensors").samefile(folder / "model.safetensors")
+    template = AutoTokenizer.from_pretrained(tools).chat_template
+    assert template == Path(demo.__file__).with_name("demo_tools.jinja").read_text()
