@@ -21,6 +21,7 @@ _PUBLIC = {
     "Scorer": "tasks",
     "Session": "session",
     "SidesInteraction": "sides",
+    "SummaryInteraction": "summary",
     "Task": "tasks",
     "TaskSet": "tasks",
     "TurnInteraction": "interaction",

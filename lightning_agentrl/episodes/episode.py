@@ -25,6 +25,7 @@ from lightning_agentrl.types.plain import (
 )
 
 UNREAD = "Your last reply named no action."  # what the next prompt says after such a reply
+SUMMARY = "Your summary of what came before:"
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,14 @@ class Episode:
     unread: int = 0  # replies to the current observation that named no action
     asked_again: int = 0  # replies of the whole episode that named no action and were asked for again
     said: list[Said] = field(default_factory=list)  # turns, if the environment brings its own history
+    summary: str = ""  # that the policy wrote last
+    summarized: int = 0  # past turns that it stands for
+    summaries: int = 0  # turns in which one was written
 
     @property
     def turn(self) -> int:
         """The number of the next turn."""
-        return len(self.past) + self.asked_again + len(self.said)
+        return len(self.past) + self.asked_again + len(self.said) + self.summaries
 
     def conversation(self, turn: int | None) -> Iterator[Said]:
         """Yield the turns from the beginning of a conversation to the reply of one of them."""
@@ -169,15 +173,19 @@ def make_prompt(
     short_term = observation.short_term
     if episode.unread:
         short_term = f"{UNREAD}\n{short_term}".strip()
-    follows = episode.past or (episode.asked_again and memory.grows)  # other memories show no unread reply
+    past = episode.past[episode.summarized :]  # a copy, which a memory may change
+    follows = past or (episode.asked_again and memory.grows)  # other memories show no unread reply
     role = contract.observation_role if follows else "user"
     shown = replace(observation, short_term=short_term, role=role)
     if episode.context:
         new = renderer.continuation(rules_of(contract), shown, episode.reply_closed)
         return Prompt(episode.context, new, 0, shown)
-    recollection = memory.recall(list(episode.past))  # a copy, which a memory may change
+    recollection = memory.recall(past)
+    if episode.summary:
+        note = "\n".join(filter(None, (SUMMARY, episode.summary, recollection.note)))
+        recollection = replace(recollection, note=note)
     rendered = renderer.render(rules_of(contract), shown, recollection)
-    return Prompt((), rendered.segments, rendered.history_cuts, shown)
+    return Prompt((), rendered.segments, rendered.history_cuts, shown, None if episode.summaries else -1)
 
 
 def _prompt_of_call(episode: Episode, observation: Observation, contract: Contract, renderer: ChatRenderer) -> Prompt:

@@ -106,7 +106,15 @@ class TurnInteraction(Interaction):
         Returns:
             Its prompt, its sampled reply, and the turn.
         """
-        prompt = session.turn_prompt = session.prompt()
+        prompt = session.prompt()
+        segment, reply, engine_seconds = await self._sample(session, prompt, engine, temperature, seed)
+        return prompt, segment, await self._play(session, prompt, segment, reply, engine_seconds, recorder)
+
+    async def _sample(
+        self, session: Session, prompt: Prompt, engine: Engine, temperature: float, seed: int
+    ) -> tuple[Segment, Reply, float]:
+        """Return the reply to a prompt of a session, as a segment too, and the seconds that it took."""
+        session.turn_prompt = prompt
         turns_taken = session.episode.turns_taken
         max_tokens = self.max_reply_tokens
         if self.reply_budget is not None:
@@ -125,8 +133,7 @@ class TurnInteraction(Interaction):
         asked = SamplingRequest(prompt.input, max_tokens, temperature, reply_seed, number, tuple(call.get("stop", ())))
         reply = _ended_by(await engine.generate(asked), asked.stop, session.renderer)
         engine_seconds = time.perf_counter() - started
-        segment = Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
-        return prompt, segment, await self._play(session, prompt, segment, reply, engine_seconds, recorder)
+        return Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps), reply, engine_seconds
 
     async def _play(
         self,

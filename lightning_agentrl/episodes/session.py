@@ -153,6 +153,24 @@ class Session:
         self.episode.turns_taken += 1
         self._add(prompt, reply)
 
+    def summary_prompt(self, question: str) -> Prompt:
+        """Return the prompt that asks for a summary of the episode in place of an action.
+
+        Raises:
+            PromptTooLongError: even without history it is over its limit.
+        """
+        asked = Observation(question, messages=(("user", (question,)),), instruction="")
+        return make_prompt(self.episode, asked, self.contract, self.renderer, self.memory)
+
+    def summarize(self, summary: str, reply: Segment) -> None:
+        """Let a summary stand for the past of the episode in later prompts; the environment stays as it is."""
+        self._prompt = None
+        self.episode.summary, self.episode.summarized = summary, len(self.episode.past)
+        self.episode.summaries += 1
+        self.episode.turns_taken += 1
+        self.episode.reply_tokens += len(reply)
+        self.episode.context, self.episode.reply_closed = (), True
+
     def _add(self, prompt: Prompt, reply: Segment) -> None:
         self._prompt = None
         self.episode.reply_tokens += len(reply)

@@ -106,6 +106,7 @@ class Observation:
             the start of the last one, the instruction at its end.
         call: what the next call of an environment that brings its own history adds to an earlier turn: messages as in
             :mod:`lightning_agentrl.prompts.conversation`, which turn they follow, and what limits the reply.
+        instruction: in place of the format's; None: that of the format.
     """
 
     text: str = ""
@@ -114,6 +115,7 @@ class Observation:
     role: str = "user"
     messages: OwnMessages = ()
     call: Mapping[str, Any] | None = None
+    instruction: str | None = None
 
 
 class MessageWriter:
@@ -137,7 +139,7 @@ class MessageWriter:
     def parts(self, rules: Rules, observation: Observation, recollection: Recollection) -> dict[str, list[Message]]:
         """Return the messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
         examples = rules.examples if self.format.examples else ()
-        instruction = self.instruction(rules.actions)
+        instruction = self.instruction(rules.actions, observation)
         return {
             "system": self.system(rules),
             "examples": self.turns(_example_turn(text, reply, self._whole_replies) for text, reply in examples),
@@ -188,8 +190,10 @@ class MessageWriter:
         last[len(last) :] = [f"\n\n{below}"] if below else []
         return [self.template.mixed(role, parts) for role, parts in messages]
 
-    def instruction(self, actions: Mapping[str, str]) -> str:
+    def instruction(self, actions: Mapping[str, str], observation: Observation) -> str:
         """Return the text that ends the current user message."""
+        if observation.instruction is not None:
+            return observation.instruction
         names = self.safe(", ".join(actions))
         if self.format.instruction is not None:
             return filled(self.format.instruction, {"actions": names})

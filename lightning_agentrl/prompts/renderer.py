@@ -184,7 +184,7 @@ class ChatRenderer:
         """
         self._check_roles(rules, observation, later=True)
         tools, roles = self.writer.tools(rules.tools), _roles(observation)
-        messages = self.writer.observed(observation, "", self.writer.instruction(rules.actions))
+        messages = self.writer.observed(observation, "", self.writer.instruction(rules.actions, observation))
         with self._refusing():
             suffix = self.template.suffix(self.writer.system(rules), messages, tools=tools)
         rewrites = self.template.rewriting(tools, roles)
@@ -294,6 +294,7 @@ def _shown(rules: Rules, observation: Observation, recollection: Recollection) -
         tuple(observation.images),
         observation.role,
         observation.messages,
+        observation.instruction,
     )
 
 

@@ -7,6 +7,7 @@ from lightning_agentrl.episodes.reward_model import RewardModel
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.episodes.sources import EnvConfig
+from lightning_agentrl.episodes.summary import SummaryInteraction
 from lightning_agentrl.episodes.tasks import ExactMatch, OneTurn, PatternMatch, Scorer, Task, TaskSet
 from lightning_agentrl.episodes.wording import Wording
 from lightning_agentrl.prompts.memory import (
@@ -63,6 +64,7 @@ __all__ = [
     "Scorer",
     "Session",
     "SidesInteraction",
+    "SummaryInteraction",
     "Task",
     "TaskSet",
     "TolerantParser",
