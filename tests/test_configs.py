@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from shutil import copyfile, copytree
 from typing import Any
 
 import gymnasium
@@ -26,6 +27,7 @@ from lightning_agentrl.agents import KL
 from lightning_agentrl.agents.checks import check_trainer, warn_of_kl_in_groups
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.episodes.contract import ContractReader
+from lightning_agentrl.models import demo
 from lightning_agentrl.prompts import ChatRenderer, PromptFormat
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import shown
@@ -98,6 +100,13 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     return config
 
 
+def with_tools(model: Path, folder: Path) -> Path:
+    """Return a copy of a tiny model with the chat template of the demo model with tools."""
+    copytree(model, folder)
+    copyfile(Path(demo.__file__).with_name("demo_tools.jinja"), folder / demo.TEMPLATE)
+    return folder
+
+
 def drawn_tasks(folder: Path) -> Path:
     """A data set of two questions about pictures."""
     folder.mkdir()
@@ -126,7 +135,7 @@ def test_there_are_configs() -> None:
     sizes = {processes(config["trainer"]) for config in given}
     assert sizes == {1, 4, 8, 16}
     assert {config["model"]["init_args"]["model"] for config in given} == {
-        "demo",
+        *("demo", "demo-tools"),
         *(f"Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "3B", "7B")),
         *("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
     }
@@ -288,6 +297,8 @@ def test_a_config_runs(
     family, model = family_of(path), served_folder
     if family is not None:
         model = tiny_vision_folder(tmp_path / "model", family)
+    elif "model: demo-tools" in path.read_text():
+        model = with_tools(model, tmp_path / "model")
     config = made_small(yaml.safe_load(path.read_text()), model)
     if path.stem not in WITH_VLLM:
         config["data"]["init_args"].pop("engine", None)

@@ -26,12 +26,11 @@ from benchmarks.laboratory.fits import data_of, quiet, quiet_trainer
 from benchmarks.laboratory.policy import LastWord
 from benchmarks.laboratory.t_maze import ACTIONS, SIDES, Corridors
 from lightning_agentrl.advantages import GRPO
-from lightning_agentrl.agents import Optim, PPOAgent
+from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.episode import SUMMARY, Episode, make_prompt
-from lightning_agentrl.losses import KL
 from lightning_agentrl.prompts.memory import PastTurn, WindowMemory
 from lightning_agentrl.prompts.messages import Observation, PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
