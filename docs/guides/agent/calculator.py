@@ -3,8 +3,9 @@
 import json
 import os
 
-from agentrl_envs.tool_use.env import calculate
 from openai import OpenAI
+
+from agentrl_envs.tool_use.env import calculate
 
 TOOL = {
     "name": "calculate",
@@ -28,7 +29,7 @@ def answer(call):
     """Return the message with what the tool says to a call."""
     try:
         said = calculate(**json.loads(call.function.arguments))
-    except Exception as error:
+    except (ValueError, TypeError, ZeroDivisionError, SyntaxError) as error:
         said = f"error: {error}"
     return {"role": "tool", "tool_call_id": call.id, "content": str(said)}
 

@@ -1,4 +1,4 @@
-"""An agent of more than 30 calls that has the model summarize its history now and then, and goes on with the summary."""
+"""An agent of more than 30 calls that has its history summarized now and then, and goes on with the summary."""
 
 import json
 import os
