@@ -103,15 +103,17 @@ def branching_rows(seed: int) -> list[Row]:
 PROMPT_ENDS = 3  # tokens of each row that the engine tests take for a reply
 
 
-def tiny_config(family: str) -> PreTrainedConfig:
-    """Two layers; windows in one of them, or in both, where the family has them."""
+def tiny_config(family: str, **wide: Any) -> PreTrainedConfig:
+    """Two layers; windows in one of them, or in both, where the family has them. Other sizes can be given."""
     settings = SIZES | UNSHARED.get(family, {}) | OWN.get(family, {})
     config = CONFIG_MAPPING[family](**settings)
     if hasattr(config, "sliding_window") and family not in OWN:
         settings |= {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 0}
         if getattr(config, "layer_types", None):
             settings["layer_types"] = ["sliding_attention", "full_attention"]
-    return CONFIG_MAPPING[family](**settings)
+    copies = wide.get("num_hidden_layers", 2) // 2
+    settings |= {kinds: settings[kinds] * copies for kinds in ("layer_types", "layers_block_type") if kinds in settings}
+    return CONFIG_MAPPING[family](**settings | wide)
 
 
 @pytest.fixture(scope="module")

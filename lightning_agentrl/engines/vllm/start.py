@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import logging
 import os
 import random
@@ -18,6 +19,7 @@ from lightning_agentrl.engines.base import PolicyHandle, SamplingRequest
 from lightning_agentrl.engines.vllm.images import image_arguments
 from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.errors.vllm_version import GET
+from lightning_agentrl.models.families import text_family
 from lightning_agentrl.models.lora import has_adapters
 from lightning_agentrl.vllm_worker.extension import CPU_BLOCK
 
@@ -25,6 +27,7 @@ KEY = "data.init_args.engine.init_args"
 UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs/results/engine_families.md
     ("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox", "minimax_m2", "modernbert-decoder", "phi")
 )
+IMPORT_TORCHVISION = frozenset(("qwen3_5_text", "qwen3_5_moe_text"))  # vLLM's modules of them, for text too
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside these
 LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
@@ -67,7 +70,7 @@ class VLLMOptions:
 
 
 def check_family(config: Any) -> None:
-    """Refuse a family that vLLM computes otherwise than the trainer, or not at all.
+    """Refuse a family that vLLM computes otherwise than the trainer, or not at all, or not without torchvision.
 
     Raises:
         ConfigError: with the family.
@@ -77,6 +80,11 @@ def check_family(config: Any) -> None:
         raise ConfigError(
             f"vLLM computes models of the family {family} otherwise than the trainer, or not at all; use "
             "TransformersEngine (key data.init_args.engine)"
+        )
+    if family in IMPORT_TORCHVISION and importlib.util.find_spec("torchvision") is None:
+        raise ConfigError(
+            f"vLLM's model of the family {family} imports torchvision, which is not installed; install the torchvision "
+            "that belongs to your torch, or use TransformersEngine (key data.init_args.engine)"
         )
 
 
@@ -230,8 +238,11 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
     if lm.device.type == "cpu":
         arguments |= {"kv_cache_memory_bytes": int(options.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
         arguments["enforce_eager"] = True  # compilation takes minutes there without a gain
-        # Chunked prefill rewinds the random stream of a prompt, which vLLM cannot do on a CPU.
+        # Chunked prefill rewinds the random stream of a prompt, which vLLM cannot do on a CPU. Without it vLLM keeps no
+        # states of prefixes.
         arguments["enable_chunked_prefill"] = False
+        family = text_family(lm.config)
+        arguments["enable_prefix_caching"] = family is None or family.engine_shares
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
         arguments["enforce_eager"] = not options.cuda_graphs
