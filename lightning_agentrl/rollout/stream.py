@@ -118,8 +118,13 @@ class RolloutStream:
 
     def places_of(self, rollout: Rollout, *counters: int) -> np.ndarray:
         """Return random places in [0, 1) of the rows of a rollout, which follow from the seed and these counters."""
-        envs = [sample.turns[0].env for sample in rollout.samples]
-        return spread(envs, self.sizes.envs_per_rollout, derive_seed(self.seed, *counters))
+        firsts = [sample.turns[0] for sample in rollout.samples]
+        # Calls of an agent at once arrive in any order, which must not decide what is trained together.
+        rows = sorted(range(len(firsts)), key=lambda i: (firsts[i].episode if firsts[i].call else 0, firsts[i].call))
+        places = np.empty(len(rows))
+        envs = [firsts[i].env for i in rows]
+        places[rows] = spread(envs, self.sizes.envs_per_rollout, derive_seed(self.seed, *counters))
+        return places
 
 
 def spread(envs: Sequence[int], num_envs: int, seed: int) -> np.ndarray:
