@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.callbacks.turn_log import turn_records
-from lightning_agentrl.commands.run_config import LookCLI
+from lightning_agentrl.commands.files import PAGE, make_room_for
+from lightning_agentrl.commands.guarded import guarded
+from lightning_agentrl.commands.run_config import LookOnce, RunConfigCLI, validate_until_looked
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.prompts.parser import named, spellings
@@ -32,32 +36,49 @@ class Inspection:
     lost: int  # episodes without a turn, which no page can show
 
 
-class InspectCLI(LookCLI):
+class InspectCLI(RunConfigCLI):
     """Play episodes with the policy of a config, without training, and report what could stop training."""
 
-    prog = "agentrl inspect"
-    episodes = 32
-    episodes_help = "Episodes to play, over all sources."
-    file = "inspect.html"
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        return super().init_parser(prog="agentrl inspect", **kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_argument("--episodes", type=int, default=32, help="Episodes to play, over all sources.")
+        where = "File of the page. Default: inspect.html in trainer.default_root_dir."
+        parser.add_argument("--out", type=str | None, default=None, help=where)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the given arguments, and play on one device."""
         super().parse_arguments(parser, args)
-        episodes, most = self.config.episodes, len(held_out_seeds())
-        if not 1 <= episodes <= most:
-            raise ConfigError(f"--episodes must be from 1 to {most}, got {episodes}")
+        trainer, most = self.config.trainer, len(held_out_seeds())
+        trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
+        trainer.limit_val_batches = None  # else the config may leave out what is played
+        if not 1 <= self.config.episodes <= most:
+            raise ConfigError(f"--episodes must be from 1 to {most}, got {self.config.episodes}")
+        if self.config.out is not None:
+            make_room_for(Path(self.config.out), PAGE, "out")
 
     def inspect(self) -> None:
-        """Play, print the summary and write the page."""
-        found = self.look(lambda agent: played_by(agent, self.settings.episodes))
-        if found is None:
+        """Play, print the summary and write the page; a signal may end it before."""
+        trainer = cast(Any, self.trainer)
+        out = Path(self.settings.out or Path(trainer.default_root_dir) / "inspect.html")
+        make_room_for(out, PAGE, "out")
+        callback = LookOnce(lambda agent: played_by(agent, self.settings.episodes))
+        bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
+        trainer.callbacks, trainer.loggers = [*bars, callback], []
+        with guarded(self, "validate"):
+            validate_until_looked(trainer, self.model, self.datamodule, self.start.ckpt_path)
+        if (found := callback.found) is None:
             return
         for report in found.reports:
             print(report.text(), end="\n\n", flush=True)
         notes = [f"{found.lost} episodes were lost before their first turn and cannot be shown."] if found.lost else []
         if not found.turns:
             raise ConfigError("every episode was lost before its first turn, so there is no page to write")
-        config, title = self.parser.dump(self.config, skip_unset=False), f"Inspection of {self.policy}"
-        print(f"written to {build_report(title, found.reports, found.turns, config, notes, self.out)}")
+        title = f"Inspection of {self.start.ckpt_path or f'{self.model.model}, untrained'}"
+        config = self.parser.dump(self.config, skip_unset=False)
+        print(f"written to {build_report(title, found.reports, found.turns, config, notes, out)}")
 
 
 def played_by(agent: Agent, episodes: int) -> Inspection:

@@ -1,20 +1,16 @@
-"""Base classes of the commands that use a run's config for something other than training."""
+"""Base of the commands that use a run's config for something other than training, and a look at a connected agent."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import lightning as L
-from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.commands.files import PAGE, make_room_for
 from lightning_agentrl.commands.fit import AgentCLI
-from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.errors.config_errors import options_of
 from lightning_agentrl.rollout import RolloutDataModule
 
@@ -78,56 +74,3 @@ def validate_until_looked(
         trainer.validate(agent, data, ckpt_path=ckpt_path, verbose=False)
     except Looked:
         data.teardown("validate")
-
-
-class LookCLI(RunConfigCLI):
-    """A command that plays with the policy of a run's config on one device, writes a file and trains nothing."""
-
-    prog: ClassVar[str]
-    episodes: ClassVar[int]  # by default
-    episodes_help: ClassVar[str] = "Episodes to play."
-    file: ClassVar[str]  # by default, below the run's root
-    file_help: ClassVar[str] = "File of the page"
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        return super().init_parser(prog=self.prog, **kwargs)
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        super().add_arguments_to_parser(parser)
-        parser.add_argument("--episodes", type=int, default=self.episodes, help=self.episodes_help)
-        parser.add_argument(
-            "--out",
-            type=str | None,
-            default=None,
-            help=f"{self.file_help}. Default: {self.file} in trainer.default_root_dir.",
-        )
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments, and play on one device."""
-        super().parse_arguments(parser, args)
-        trainer = self.config.trainer
-        trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
-        trainer.limit_val_batches = None  # else the config may leave out what is played
-        if self.config.out is not None:
-            make_room_for(Path(self.config.out), PAGE, "out")
-
-    def look(self, what: Callable[[Agent], Found]) -> Found | None:
-        """Return what is found with the connected agent; None: a signal ended it."""
-        trainer = cast(Any, self.trainer)
-        make_room_for(self.out, PAGE, "out")
-        callback = LookOnce(what)
-        bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
-        trainer.callbacks, trainer.loggers = [*bars, callback], []
-        with guarded(self, "validate"):
-            validate_until_looked(trainer, self.model, self.datamodule, self.start.ckpt_path)
-        return callback.found
-
-    @property
-    def policy(self) -> str:
-        """What was played, in words."""
-        return self.start.ckpt_path or f"{self.model.model}, untrained"
-
-    @property
-    def out(self) -> Path:
-        """The file to write."""
-        return Path(self.settings.out or Path(cast(Any, self.trainer).default_root_dir) / self.file)

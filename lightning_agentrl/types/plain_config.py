@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors.config_errors import parameters_of
 from lightning_agentrl.errors.secrets import is_secret
 
 T = TypeVar("T")
@@ -47,18 +48,6 @@ def check_kind(value: T, kind: Any, key: str) -> T:
     raise ConfigError(f"{key} takes an object of {kinds}, got {shown}; write {name}(...)")
 
 
-def names_of(cls: type) -> list[str]:
-    """Return the names of a class's arguments, including those that it passes on to its base."""
-    names: list[str] = []
-    for base in cls.__mro__:
-        if "__init__" in vars(base):
-            given = inspect.signature(vars(base)["__init__"]).parameters.values()
-            names += [p.name for p in given if p.name != "self" and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-            if not any(p.kind is p.VAR_KEYWORD for p in given):
-                break
-    return names
-
-
 def to_plain(value: Any, strict: bool = True) -> Any:
     """Return a value as plain data. Objects hold their arguments as attributes of the same names.
 
@@ -79,7 +68,7 @@ def to_plain(value: Any, strict: bool = True) -> Any:
     if isinstance(value, Sequence):
         return [to_plain(item, strict) for item in value]
     kind = type(value)
-    names = [field.name for field in fields(value) if field.init] if is_dataclass(value) else names_of(kind)
+    names = [field.name for field in fields(value) if field.init] if is_dataclass(value) else list(parameters_of(kind))
     importable = is_dataclass(value) or (kind.__module__ != "builtins" and "<locals>" not in kind.__qualname__)
     if strict and not (importable and all(hasattr(value, name) for name in names)):
         raise NotPlainError(kind.__name__)
