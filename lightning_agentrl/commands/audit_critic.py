@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import ProgressBar
 
 from lightning_agentrl.advantages import Forked
+from lightning_agentrl.commands.ending import leave_out_noise
 from lightning_agentrl.commands.files import PAGE, make_room_for
 from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.commands.run_config import RunConfigCLI
@@ -74,12 +75,22 @@ class AuditCLI(RunConfigCLI):
         return callback.found, callback.records
 
 
-def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out: Path | None) -> str:
-    """Audit a run and write its page.
+def audit_run(
+    run: Path, checkpoint: str | None = None, branches: int = 4, every: int = 1, out: Path | None = None
+) -> str:
+    """Compare a critic's values and the estimators' advantages with returns measured by playing on from each state.
+
+    Args:
+        run: folder of the run with config.yaml and checkpoints. Of several versions, the newest is used.
+        checkpoint: checkpoint of the run. Default: the newest one. The audit plays the next rollout without training.
+        branches: number of episodes to play from each state.
+        every: measure the state of every n-th turn, and the first state of each episode.
+        out: file of the page. Default: audit.html in the folder of the run.
 
     Returns:
         What was found, for a terminal.
     """
+    leave_out_noise()
     run = one_run(run, FACTS)
     out = run / "audit.html" if out is None else out
     make_room_for(out, PAGE, "out")

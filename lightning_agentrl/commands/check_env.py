@@ -15,6 +15,46 @@ from lightning_agentrl.tools.check_env.certificate import Certificate, certify, 
 from lightning_agentrl.tools.check_env.page import lines, page
 
 
+def check_env(
+    env: str | None = None,
+    kwargs: dict[str, Any] | None = None,
+    json: Path | None = None,
+    html: Path | None = None,
+    train: bool = False,
+    seconds: float = 20.0,
+    cap: float = 300.0,
+    max_prompt_tokens: int = 1024,
+    agent: str | None = None,
+    tasks: str | None = None,
+    model: str | None = None,
+    environment: list[str] | None = None,
+) -> bool:
+    """Check an environment, or an agent program, before training; exit with 1 if it has errors.
+
+    Args:
+        env: id as in a config, such as agentrl_envs:GuessNumber-v0, or the URL of an OpenEnv server.
+        kwargs: arguments of the environment, such as '{max_turns: 10}'.
+        json: file for the certificate as JSON.
+        html: file for the certificate as a page.
+        train: also train a small model with three seeds and report whether its return rises.
+        seconds: time limit of the checks, without imports and resets.
+        cap: time limit in seconds of the whole command; the certificate names the checks that are missing.
+        max_prompt_tokens: prompt limit of the planned run; report longer prompts.
+        agent: command line of an agent program instead of an environment, such as "python agent.py": play it twice
+            with the same replies and report whether it makes the same calls.
+        tasks: task file of --agent.
+        model: hub id or folder of a model, in whose form the probing replies of --agent call tools. Default: the agent
+            is given the calls as messages.
+        environment: names of variables that --agent gets, as data.init_args.env.init_args.environment.
+    """
+    if (env is None) == (agent is None):
+        raise ValueError("give either the id of an environment or --agent with the command line of an agent program")
+    if agent is not None:
+        return check_agent(agent, tasks, model, environment or (), seconds)
+    assert env is not None
+    return check_environment(env, kwargs or {}, json, html, train, seconds, cap, max_prompt_tokens)
+
+
 def check_environment(
     env: str,
     kwargs: Mapping[str, Any],

@@ -25,15 +25,19 @@ from lightning_agentrl.models.lora import LoRA
 PREFIX = "actor."  # of the policy's weights in a checkpoint
 
 
-def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None, model: str | None = None) -> None:
-    """Write the policy of a checkpoint with its tokenizer, in the dtype it was trained in.
+def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None, model: str | None = None) -> str:
+    """Write the policy of a checkpoint as a transformers folder.
+
+    It has the tokenizer, and the dtype that the policy was trained in.
 
     Args:
-        checkpoint: file or, of a sharded run, folder that a run saved.
-        folder: to be made, or an empty one.
-        merge: whether adapters are merged into the model (True or None) or written alone (False); None if the
-            checkpoint has none.
-        model: hub id or folder of the model that the run started from, if it is not where the run found it.
+        checkpoint: a checkpoint of `agentrl fit`.
+        folder: output folder; it must be empty or not exist.
+        merge: merge adapters into the model (default), or write the adapters alone.
+        model: hub id or folder of the base model, if it moved after the run.
+
+    Returns:
+        What was done, for a terminal.
 
     Raises:
         ValueError: one sentence; the file is missing or not such a checkpoint, the folder is not empty, or ``merge`` is
@@ -44,6 +48,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
         raise ValueError(f"the folder '{folder}' exists and is not empty; give another one")
     policy, tokenizer, _ = policy_of(checkpoint, model, merge)
     export_policy(policy, tokenizer, folder, merge=merge is not False)
+    return f"written to {folder}"
 
 
 def policy_of(

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 
+from lightning_agentrl.commands.ending import leave_out_noise
 from lightning_agentrl.commands.files import naming_argument
 from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
@@ -31,19 +32,28 @@ class PlayCLI(RunConfigCLI):
         return L.Trainer(**bare, enable_progress_bar=False, enable_model_summary=False)
 
 
-def play_environment(env_id: str, config: Path | None, model: str | None, kwargs: Mapping[str, Any], seed: int) -> None:
-    """Play episodes until the input ends.
+def play_environment(
+    id: str,
+    config: Path | None = None,
+    model: str | None = None,
+    kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> None:
+    """Play an environment yourself: read the prompt of the model with its token count, and type the reply.
 
     Args:
-        env_id: of the environment; where the config has one of this id, its arguments and words count.
-        config: of a run, for prompts, memory, interaction and model; None: the defaults.
-        model: hub id, folder or ``demo``, for tokenizer and chat template; None: that of the config, or ``demo``.
-        kwargs: arguments of the environment.
-        seed: of the first episode; the next one has the next.
+        id: id of the environment, as in a config, such as agentrl_envs:GuessNumber-v0. If the config has one of this
+            id, its arguments and words count.
+        config: config of a run, for its prompts, memory, interaction and model. Default: the default of each key.
+        model: hub id or folder of the model with the chat template and tokenizer. Default: the config's model, or demo.
+        kwargs: arguments of the environment, such as '{highest: 9}'.
+        seed: seed of the first episode; the next one has the next.
 
     Raises:
         ValueError: wrong input, in a sentence.
     """
+    leave_out_noise()
+    kwargs = kwargs or {}
     if seed < 0:
         raise ConfigError(f"--seed must be at least 0, got {seed}")
     data: RolloutDataModule | None = None
@@ -57,9 +67,9 @@ def play_environment(env_id: str, config: Path | None, model: str | None, kwargs
     if data is None:
         interaction = TurnInteraction(max_reply_tokens=min(512, context // 2))
         prompt = PromptFormat(max_prompt_tokens=context - interaction.max_reply_tokens)
-        data = RolloutDataModule(EnvConfig(env_id, dict(kwargs)), prompt=prompt, interaction=interaction)
+        data = RolloutDataModule(EnvConfig(id, kwargs), prompt=prompt, interaction=interaction)
     else:
-        data = _with(data, env_id, kwargs)
+        data = _with(data, id, kwargs)
     try:
         data.check(tokenizer, context, image_reader)
         Play(data, tokenizer, image_reader, seed).go_on()

@@ -47,8 +47,17 @@ def _entry(model: str) -> list[str]:
     return ["vllm.entrypoints.cli.main", "serve", model]
 
 
-def serve_model(model: str, port: int, host: str, options: Sequence[str]) -> None:
-    """Replace this process by the server; does not return.
+def serve_model(model: str, port: int = 8001, host: str = "127.0.0.1", options: Sequence[str] = ()) -> None:
+    """Start a vLLM server for VLLMServerEngine; options after -- go to vLLM, such as -- --tensor-parallel-size 2.
+
+    It takes the place of this process.
+
+    Args:
+        model: hub id or folder of the model, or demo; the same as in the config of the run.
+        port: port to listen on.
+        host: address to listen on. Every client can call worker methods and send weights, so use this machine or a
+            private network.
+        options: options of vLLM.
 
     Raises:
         ImportError: vLLM is not installed.

@@ -282,8 +282,23 @@ async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPo
         await worker.aclose()
 
 
-def serve_env(id: str, kwargs: Mapping[str, Any], host: str, port: int, sessions: int, token: str = "") -> None:
-    """Serve until the process is told to end.
+def serve_env(
+    id: str,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    kwargs: dict[str, Any] | None = None,
+    sessions: int = 64,
+    token: str = "",
+) -> None:
+    """Start an OpenEnv server for an environment, with one instance per web socket.
+
+    Args:
+        id: id of the environment, as data.init_args.env.id.
+        port: port to listen on, or 0 for a free one.
+        host: address to listen on. An address that other machines can reach requires a token.
+        kwargs: arguments of the environment, as data.init_args.env.kwargs.
+        sessions: largest number of concurrent environments.
+        token: secret that clients must send. Write '${NAME}' to read it from an environment variable.
 
     Raises:
         ValueError: the environment cannot be made or played, nothing can listen there, or the token is missing.
@@ -296,7 +311,7 @@ def serve_env(id: str, kwargs: Mapping[str, Any], host: str, port: int, sessions
         )
     try:
         check_secrets(kwargs)
-        recipe = Recipe(id, kwargs, ENV)
+        recipe = Recipe(id, kwargs or {}, ENV)
         worker = make_worker(recipe)
         worker.reset_now(Start(0, 0, 0))
         worker.close()

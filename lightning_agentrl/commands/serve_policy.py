@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.commands.ending import leave_out_noise
 from lightning_agentrl.commands.export import policy_of
 from lightning_agentrl.commands.files import naming_argument
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, TransformersEngine
@@ -104,18 +105,28 @@ def serve(policy: Policy, gateway: Gateway) -> None:
 
 def serve_policy(
     checkpoint: Path,
-    host: str,
-    port: int,
-    token: str,
-    model: str | None,
-    max_reply_tokens: int | None,
-    temperature: float | None,
+    host: str = "127.0.0.1",
+    port: int = 8003,
+    token: str = "",
+    model: str | None = None,
+    max_reply_tokens: int | None = None,
+    temperature: float | None = None,
 ) -> None:
-    """Serve the policy of a checkpoint, or of a folder that was exported, until the process is told to end.
+    """Start a server of a trained policy, which its agent calls as in training: OpenAI's and Anthropic's protocols.
+
+    Args:
+        checkpoint: a checkpoint of `agentrl fit`, or a folder written by `agentrl export`.
+        host: address to listen on. An address that other machines can reach requires a token.
+        port: port to listen on, or 0 for a free one.
+        token: secret that clients must send as their API key. Write '${NAME}' to read it from an environment variable.
+        model: hub id or folder of the base model, if it moved after the run.
+        max_reply_tokens: most tokens of a reply. Default: that of the run, or 512 for a folder.
+        temperature: of sampling, 0 for the most likely tokens. Default: that of the run, or 1 for a folder.
 
     Raises:
         ValueError: one sentence with the argument to change.
     """
+    leave_out_noise()
     token = filled(token, "--token")
     if not token and host not in LOOPBACK:
         raise ValueError(

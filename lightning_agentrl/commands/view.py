@@ -14,16 +14,23 @@ from lightning_agentrl.tools.view.serve import PageServer
 PORT = 8002  # the same at each start, since browsers keep stars and notes by the address of a page
 
 
-def view_runs(run: Path, other: Path | None, out: Path | None, last: int | None, serve: bool, port: int | None) -> None:
-    """Write a page, or offer it to browsers of this machine until Ctrl-C; list the runs of a folder with several.
+def view_runs(
+    run: Path,
+    other: Path | None = None,
+    out: Path | None = None,
+    last: int | None = None,
+    serve: bool = False,
+    port: int | None = None,
+) -> None:
+    """Write the run viewer: one offline page of a run or of two runs; list the runs of a folder with several.
 
     Args:
-        run: folder of a run or of several.
+        run: folder of a run with the callback TurnLog, or a folder of runs to list.
         other: folder of a second run, to compare.
-        out: file of the page.
-        last: show only this many of the last iterations.
-        serve: offer the page in place of writing it.
-        port: where to offer it, :data:`PORT` when not given; 0 for any that is free.
+        out: file of the page. Default: view.html in the folder of the run, or compare.html for two runs.
+        last: number of last iterations to show. Default: all.
+        serve: serve the page to browsers of this machine and update it while the run trains.
+        port: port of --serve, or 0 for a free one. Default: 8002. Browsers store stars and notes per port.
 
     Raises:
         ValueError: the folders hold no run to show, or the arguments do not fit together.
