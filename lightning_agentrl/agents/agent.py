@@ -46,6 +46,7 @@ from lightning_agentrl.models.critic import Critic, SeparateCritic, follow_retur
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule
+from lightning_agentrl.rollout.collector import Connection
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import check_kind, keep_plain
 
@@ -359,7 +360,7 @@ class Agent(L.LightningModule, ABC):
             kept = self.lora is not None or self.models.rounded  # a base is shared already
             reference.to(self.device, dtype=None if kept else self.actor.lm.dtype)
         self.reader = reader_for(self)
-        self.datamodule.connect(
+        connection = Connection(
             policy_handle(self),
             self.prepare,
             lambda: self.policy_version,
@@ -370,3 +371,4 @@ class Agent(L.LightningModule, ABC):
             self.needs.greedy_baseline,
             self.needs.forks,
         )
+        self.datamodule.connect(connection)

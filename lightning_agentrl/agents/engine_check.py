@@ -129,7 +129,7 @@ def comparison_of(agent: Any) -> EngineComparison:
     data = agent.datamodule
     return EngineComparison(
         data.engine,
-        data.collector.handle,
+        data.collector.connection.handle,
         data.first_inputs,
         agent.tokenizer,
         replace(agent.reader, advance=lambda count: None),

@@ -55,7 +55,7 @@ def play_held_out(agent: Any, seeds: Sequence[int]) -> list[EpisodeResult]:
     """Play one whole episode per seed with the current weights, and show some of them to the callbacks."""
     callbacks, data = watching(agent.trainer), agent.datamodule
     most = max((callback.held_out_watched for callback in callbacks), default=0)
-    results, seen = data.collector.play_held_out(seeds, agent.policy_version, data.validation, most)
+    results, seen = data.collector.play_held_out(seeds, data.validation, most)
     for callback in callbacks:
         callback.on_held_out(agent.trainer, agent, seen)
     return results

@@ -85,7 +85,7 @@ def played_by(agent: Agent, episodes: int) -> Inspection:
     """Let a connected agent play whole episodes on the first held-out seeds, and look at them."""
     data, seeds = agent.datamodule, held_out_seeds()[:episodes]
     config = replace(data.validation, temperature=agent.temperature)
-    _, played = data.collector.play_held_out(seeds, agent.policy_version, config, watched=len(seeds))
+    _, played = data.collector.play_held_out(seeds, config, watched=len(seeds))
     return inspect_episodes(played, data, agent.tokenizer)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar
 
 import torch
@@ -142,3 +144,35 @@ class Engine(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Release threads and memory; a no-op if not started."""
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request of a caller on an event loop, whose reply is sampled in another thread."""
+
+    request: SamplingRequest
+    future: asyncio.Future[Reply]  # of the caller's event loop
+
+    def tell(self, outcome: Reply | Exception) -> None:
+        """Wake the caller, from any thread."""
+        tell_all([(self, outcome)])
+
+
+def tell_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
+    """Wake callers in their order, with one call for those of a loop. Works from any thread."""
+    for loop, of_loop in groupby(outcomes, key=lambda one: one[0].future.get_loop()):
+        with suppress(RuntimeError):  # the callers' loop is closed: nobody waits, and the worker must go on
+            loop.call_soon_threadsafe(_settle_all, list(of_loop))
+
+
+def _settle_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
+    for waiting, outcome in outcomes:
+        if waiting.future.done():  # cancelled, or told that the engine has ended
+            continue
+        if isinstance(outcome, StopIteration):  # which no future takes
+            outcome = RuntimeError(f"StopIteration: {outcome}")
+        if isinstance(outcome, Exception):
+            waiting.future.set_exception(outcome)
+            waiting.future.exception()  # counts as read: one whose caller is ended by another's error says nothing more
+        else:
+            waiting.future.set_result(outcome)

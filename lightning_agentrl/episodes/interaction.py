@@ -161,7 +161,7 @@ class TurnInteraction(Interaction):
         judged = 0.0
         if ask_again:
             result, executed, valid, env_seconds = NOTHING, "", False, 0.0
-            session.ask_again(prompt, segment)
+            session.remember(None, prompt, segment)
         else:
             taken = contract.default_action if parsed.action is None else parsed.action
             started = time.perf_counter()
@@ -193,6 +193,8 @@ class TurnInteraction(Interaction):
                 seen = JudgedTurn(task, observed.text, past.images, text, past.thought, executed, valid, result.reward)
                 judged = metrics["judge"] = await verdict_on(seen, session.judge, session.worker)
 
+        replaced = not valid and self.invalid_mode == "replace"
+        reward = (0.0 if replaced else result.reward) - (0.0 if valid else self.invalid_penalty)
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE
         cut = truncated or (stop is None and recorder.at_last_turn)
@@ -211,7 +213,7 @@ class TurnInteraction(Interaction):
             thought_tokens=renderer.tokens_before(reply.ids, parsed.action_start),
             valid=valid,
             env_reward=result.reward,
-            reward=self._reward(result.reward, valid) + judged,
+            reward=reward + judged,
             episode_return=episode.env_return,
             terminated=result.terminated,
             truncated=truncated,
@@ -244,11 +246,6 @@ class TurnInteraction(Interaction):
         if not contract.actions and isinstance(parser, TolerantParser):
             raise contract_error("the environment names no actions (attribute `actions`) any more")
         return parser.parse(text, list(contract.actions), contract.aliases)
-
-    def _reward(self, env_reward: float, valid: bool) -> float:
-        if valid:
-            return env_reward
-        return -self.invalid_penalty if self.invalid_mode == "replace" else env_reward - self.invalid_penalty
 
     def _stop_reason(self, session: Session, result: Answer, accepted: bool) -> StopReason | None:
         if result.terminated:

@@ -15,7 +15,7 @@ import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.env_worker import EnvWorker, warn_each
-from lightning_agentrl.episodes.observation import as_float, check_reward
+from lightning_agentrl.episodes.observation import finite_reward
 from lightning_agentrl.errors import ConfigError, EnvError, first_line
 from lightning_agentrl.errors.secrets import masked
 from lightning_agentrl.models.language_model import LanguageModel
@@ -117,9 +117,7 @@ async def one_verdict(turn: JudgedTurn, judge: Judge) -> float:
         trace = "".join(traceback.format_exception(type(error), error, own))
         sentence = f"the judge raised {type(error).__name__}: {first_line(error)} (key {judge.key})"
         raise EnvError(type(error).__name__, masked(sentence), masked(trace)) from None
-    verdict = as_float(given)
-    check_reward("the judge", verdict)
-    return verdict
+    return finite_reward("the judge", given)
 
 
 def check_timeout(seconds: float | None, key: str) -> None:

@@ -154,34 +154,29 @@ def read_reward(value: Any) -> float:
     try:
         if isinstance(value, str):  # of which float() would read a number
             raise TypeError
-        reward = as_float(value)
+        return finite_reward("the environment", value)
     except (TypeError, ValueError):
         raise contract_error(f"the environment gave {with_type('a reward', value)}; it must be a number") from None
-    check_reward("the environment", reward)
-    return reward
 
 
-def check_reward(whose: str, reward: float) -> None:
-    """Refuse a reward that is not finite in float32.
+def finite_reward(whose: str, number: SupportsFloat) -> float:
+    """Return a reward as a float, and refuse one that is not finite in float32.
 
     Args:
         whose: who gave it, as the beginning of a sentence.
-        reward: the number.
+        number: the reward.
 
     Raises:
         EnvError: of kind ``reward``.
     """
-    if not abs(reward) <= LARGEST_REWARD:
-        sentence = f"{whose} gave the reward {as_float(reward):g}; a reward must be finite, {LARGEST_REWARD:g} at most"
-        raise EnvError(REWARD, sentence)
-
-
-def as_float(number: SupportsFloat) -> float:
-    """Return a number as a float; infinity for an integer that no float holds."""
     try:
-        return float(number)
-    except OverflowError:
-        return math.inf
+        reward = float(number)
+    except OverflowError:  # an integer that no float holds
+        reward = math.inf
+    if not abs(reward) <= LARGEST_REWARD:
+        sentence = f"{whose} gave the reward {reward:g}; a reward must be finite, {LARGEST_REWARD:g} at most"
+        raise EnvError(REWARD, sentence)
+    return reward
 
 
 def read_flag(what: str, value: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_agentrl.episodes.episode import Prompt
-from lightning_agentrl.episodes.observation import LARGEST_REWARD, check_reward
+from lightning_agentrl.episodes.observation import LARGEST_REWARD, finite_reward
 from lightning_agentrl.types import Sample, Segment, StopReason, Turn
 
 
@@ -139,7 +139,7 @@ class Recorder:
 def _check_rewards(turn: Turn) -> None:
     for reward in (turn.reward, turn.env_reward, turn.episode_return):
         if not abs(reward) <= LARGEST_REWARD:
-            check_reward(f"turn {turn.index} of episode {turn.episode} in environment {turn.env}", reward)
+            finite_reward(f"turn {turn.index} of episode {turn.episode} in environment {turn.env}", reward)
 
 
 class EpisodeRecorder(Recorder):

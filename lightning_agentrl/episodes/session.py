@@ -122,10 +122,22 @@ class Session:
         self.episode.unread = 0
         return answer
 
-    def remember(self, turn: PastTurn, prompt: Prompt, reply: Segment) -> None:
-        """Add a turn to the history."""
-        self.episode.past.append(turn)
-        self._add(prompt, reply)
+    def remember(self, turn: PastTurn | None, prompt: Prompt, reply: Segment) -> None:
+        """Add a turn to the history.
+
+        None: its reply named no action, so the environment is as it was; the next prompt says so.
+        """
+        if turn is None:
+            self.episode.unread += 1
+            self.episode.asked_again += 1
+            self.episode.turns_taken += 1
+        else:
+            self.episode.past.append(turn)
+        self._prompt = None
+        self.episode.reply_tokens += len(reply)
+        if self.memory.grows:
+            self.episode.context = (*prompt.context, *prompt.new, reply)
+            self.episode.reply_closed = reply.ids[-1] == self.renderer.template.turn_close_id
 
     def say(self, prompt: Prompt, reply: Segment, message: Mapping[str, Any], closed: bool) -> None:
         """Add a turn of an environment that brings its own history.
@@ -146,13 +158,6 @@ class Session:
         )
         self.episode.reply_tokens += len(reply)
 
-    def ask_again(self, prompt: Prompt, reply: Segment) -> None:
-        """Leave the environment as it is; the next prompt says that the reply named no action."""
-        self.episode.unread += 1
-        self.episode.asked_again += 1
-        self.episode.turns_taken += 1
-        self._add(prompt, reply)
-
     def summary_prompt(self, question: str) -> Prompt:
         """Return the prompt that asks for a summary of the episode in place of an action.
 
@@ -170,13 +175,6 @@ class Session:
         self.episode.turns_taken += 1
         self.episode.reply_tokens += len(reply)
         self.episode.context, self.episode.reply_closed = (), True
-
-    def _add(self, prompt: Prompt, reply: Segment) -> None:
-        self._prompt = None
-        self.episode.reply_tokens += len(reply)
-        if self.memory.grows:
-            self.episode.context = (*prompt.context, *prompt.new, reply)
-            self.episode.reply_closed = reply.ids[-1] == self.renderer.template.turn_close_id
 
     async def picture(self) -> bytes | None:
         """Return a PNG of what the policy sees, or of the environment if it can draw itself and shows no images.

@@ -21,6 +21,7 @@ from lightning_agentrl.episodes.wording import Wording
 from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.prompts.memory import FullMemory, Memory, WindowMemory
 from lightning_agentrl.prompts.template import RunDate
+from lightning_agentrl.types.plain_config import check_kind
 
 ENVS = "data.init_args.envs"  # the key of several sources
 
@@ -127,34 +128,26 @@ class EnvConfig:
 Source = EnvConfig | TaskSet | AgentProgram
 
 
-def as_gym_takes(env: Any) -> Any:
-    """Return a config for the arguments of ``gymnasium.make`` as a mapping; any other value unchanged."""
-    return EnvConfig(**env) if isinstance(env, Mapping) else env
-
-
 def memory_for(sources: Sequence[Source]) -> Memory:
     """Return the memory where none is given: an agent brings its whole history, other prompts show the last turn."""
     return FullMemory() if any(isinstance(source, AgentProgram) for source in sources) else WindowMemory()
 
 
-def check_agents(sources: Sequence[Source], memory: Memory) -> None:
-    """Refuse a memory for agents, which bring their own history.
-
-    Raises:
-        ValueError: with the key to change.
-    """
-    if not memory.grows and any(isinstance(source, AgentProgram) for source in sources):
-        raise ValueError(
-            f"an agent brings its own history, so data.init_args.memory must be FullMemory, got {type(memory).__name__}"
-        )
-
-
-def all_sources(env: EnvConfig | AgentProgram | None, envs: Sequence[Source] | None) -> list[Source]:
+def all_sources(
+    env: EnvConfig | AgentProgram | Mapping[str, Any] | None, envs: Sequence[Source] | None
+) -> list[Source]:
     """Return all sources in the order in which they were given, each with its key.
+
+    Args:
+        env: the only one; a mapping has the arguments of :class:`EnvConfig`.
+        envs: all of them.
 
     Raises:
         ValueError: nothing is given, both forms are, or a number is out of range; with the key to change.
     """
+    env = EnvConfig(**env) if isinstance(env, Mapping) else check_kind(env, EnvConfig | AgentProgram, ENV)
+    for source in check_kind(envs, list, ENVS) or ():
+        check_kind(source, TaskSet | EnvConfig | AgentProgram, ENVS)
     if env is not None and envs is not None:
         raise ValueError(f"{ENV} is the short form of {ENVS} for one environment; give one of the two, the other null")
     sources: list[Source] = [env] if env is not None else [*(envs or ())]

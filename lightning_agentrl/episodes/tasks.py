@@ -17,7 +17,7 @@ import torch
 from lightning_agentrl.episodes.env_worker import DaemonThreads, EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.judge import Judge, check_timeout, compiled
-from lightning_agentrl.episodes.observation import as_float, check_reward, well_formed
+from lightning_agentrl.episodes.observation import finite_reward, well_formed
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.prompts.template import RunDate
 
@@ -202,9 +202,7 @@ class OneTurn(gymnasium.Env[str, str]):
                 f"the scorer {whose} took longer than {self.timeout:g} s, the most that "
                 f"{self.scorer.key}_timeout_seconds allows",
             )
-        score = as_float(scoring.result())
-        check_reward(f"the scorer {whose}", score)
-        return "", score, True, False, {}
+        return "", finite_reward(f"the scorer {whose}", scoring.result()), True, False, {}
 
 
 def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:

@@ -21,11 +21,12 @@ from lightning_agentrl.prompts.memory import (
 from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.rollout.collector import Prepared
 from lightning_agentrl.rollout.data_module import RolloutDataModule
 from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations, Expert, Recorded
 from lightning_agentrl.rollout.player import FaultLimits
 from lightning_agentrl.rollout.sizes import GroupRollout
-from lightning_agentrl.rollout.stream import MiniBatch, Phase, Prepared, RolloutSource, RolloutStream
+from lightning_agentrl.rollout.stream import MiniBatch, Phase, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.validation import ValidationConfig
 
 __all__ = [

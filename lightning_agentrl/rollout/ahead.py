@@ -9,12 +9,10 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_agentrl.distributed import all_gather, max_over_ranks
-from lightning_agentrl.engines import Engine
 from lightning_agentrl.metrics.rollout import staleness
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.rollout.event_loop import LoopThread, Running
 from lightning_agentrl.rollout.player import Watchdog
-from lightning_agentrl.rollout.sizes import GroupRollout, check_whole
 from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plain
 
 Play = Callable[[Callable[[], None]], Coroutine[Any, Any, Rollout]]  # takes a callback that reports progress
@@ -156,31 +154,6 @@ def misfit(rollout: Rollout, num_envs: int, turns: int | None, forks: bool = Fal
     if turns == len(rollout.turns) and envs == set(range(num_envs)):
         return ""
     return f"has {len(rollout.turns)} turns of {len(envs)} environments, other sizes than those of this run"
-
-
-def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Engine) -> None:
-    """Refuse a bound that cannot be kept, and engines that would sample from weights in the middle of an update.
-
-    Raises:
-        ValueError: one sentence with the key to change.
-    """
-    key = "data.init_args.max_staleness"
-    check_whole(max_staleness, key, 0)
-    if max_staleness == 0:
-        return
-    if not engine.own_weights:
-        raise ValueError(
-            f"{type(engine).__name__} does not say that it samples from weights of its own (Engine.own_weights), so it "
-            f"cannot sample while the policy is trained; use VLLMEngine, VLLMServerEngine or TransformersEngine (key "
-            f"data.init_args.engine), or {key} 0"
-        )
-    oldest = 1 if groups is None else 1 + groups.longest_ahead
-    if max_staleness < oldest:
-        raise ValueError(
-            f"groups that are begun {oldest - 1} iteration{'s' * (oldest > 2)} ahead, in rollouts that are collected "
-            f"1 iteration ahead, have turns of up to {oldest} iterations; raise {key} from {max_staleness} to {oldest} "
-            "or lower data.init_args.groups.ahead"
-        )
 
 
 def pooled(rollout: Rollout | None) -> dict[str, Any] | None:

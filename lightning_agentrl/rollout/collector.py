@@ -12,12 +12,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.engines import PolicyHandle
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import close_all
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.rollout.ahead import Background, pooled
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.forks import Forks
@@ -33,6 +35,41 @@ from lightning_agentrl.types.plain import with_tensors
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A rollout with advantages and returns, and the numbers to be logged with its first step."""
+
+    rollout: Rollout
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """An agent as rollouts know it: the policy that plays, and what the agent does between rollouts.
+
+    Args:
+        handle: of the policy.
+        prepare: scores a rollout and estimates its advantages and returns.
+        policy_version: returns the number of optimizer steps attempted before; those that a guard skipped count.
+        held_steps: returns the numbers of the attempts that leave the policy as it is, as the critic's warm-up.
+        clock: times stages and shows their progress.
+        temperature: of sampling in training.
+        after_sync: called before each rollout, when the engine has taken over the weights.
+        greedy_baseline: play one more episode of each group without randomness.
+        forks: which states of a rollout are valued by playing on from them; None: none.
+    """
+
+    handle: PolicyHandle
+    prepare: Callable[[Rollout], Prepared]
+    policy_version: Callable[[], int]
+    held_steps: Callable[[], range]
+    clock: StageClock
+    temperature: float = 1.0
+    after_sync: Callable[[], None] = lambda: None
+    greedy_baseline: bool = False
+    forks: ForkPlan | None = None
+
+
 @dataclass
 class RolloutState:
     """The state of the training environments of one rank, from which collecting continues."""
@@ -43,6 +80,7 @@ class RolloutState:
     origin: str = ""  # what the episodes follow from
     ahead: Rollout | None = None  # collected and not trained on yet
     lost: Sequence[bool] = ()  # of the last episodes of all ranks, whether they were lost
+    policy: LanguageModel | None = None  # that has played them in this process; not in checkpoints
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> RolloutState:
@@ -113,6 +151,12 @@ def endless_session(player: Player, env: int, pictures: bool = False) -> Session
     )
 
 
+def origin_of(pool: EnvPool, sizes: RolloutSizes, seed: int) -> str:
+    """Return in words what the episodes of a run follow from."""
+    groups = "" if sizes.groups is None else f", {sizes.groups.per_rollout} groups of {sizes.groups.size}"
+    return f"{pool.label}{groups}, seed {seed}"
+
+
 class Collector:
     """Collects rollouts from environments that live on, and plays held-out episodes between two rollouts.
 
@@ -121,50 +165,37 @@ class Collector:
 
     Args:
         player: makes the sessions and plays them; its engine is started here.
-        handle: of the policy.
+        connection: to the agent.
         sizes: of rollouts.
         state: from which the episodes continue.
-        origin: what the episodes follow from, in words.
         stopping: whether the run is asked to end.
-        clock: times stages and shows their progress.
+        max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains.
         rank: of this process.
         world: number of ranks.
-        max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains.
-        after_sync: called before each rollout, when the engine has taken over the weights.
-        greedy_baseline: play one more episode of each group without randomness.
-        forks: which states of a rollout are valued by playing on from them; None: none.
-        held_steps: returns the numbers of the attempted steps that leave the policy as it is.
     """
 
     def __init__(
         self,
         player: Player,
-        handle: PolicyHandle,
+        connection: Connection,
         sizes: RolloutSizes,
         state: RolloutState,
-        origin: str,
         stopping: Stopping,
-        clock: StageClock,
-        rank: int = 0,
-        world: int = 1,
-        max_staleness: int = 0,
-        after_sync: Callable[[], None] = lambda: None,
-        greedy_baseline: bool = False,
-        forks: ForkPlan | None = None,
-        held_steps: Callable[[], range] = lambda: range(0),
+        max_staleness: int,
+        rank: int,
+        world: int,
     ) -> None:
-        self.player, self.engine, self.handle, self.sizes = player, player.engine, handle, sizes
-        self.origin, self.stopping, self.clock = origin, stopping, clock
+        self.player = replace(player, temperature=connection.temperature)
+        self.connection, self.clock, self.engine = connection, connection.clock, player.engine
+        self.sizes, self.stopping = sizes, stopping
         self.rank, self.world = rank, world
-        self.after_sync = after_sync
-        self.greedy_baseline = greedy_baseline
-        self.forks = None
-        if forks is not None:
-            self.forks = Forks(forks, player, sizes.at_a_time(world), clock)
-        self.max_staleness, self.held_steps = max_staleness, held_steps
+        self.max_staleness = max_staleness
+        self.origin = origin_of(player.pool, sizes, player.seed)
+        forks = connection.forks
+        self.forks = None if forks is None else Forks(forks, self.player, sizes.at_a_time(world), self.clock)
         self.load(state)
         with waiting_for(f"{type(self.engine).__name__} to start", "setup"):
-            self.engine.start(handle)
+            self.engine.start(connection.handle)
         self.loop = LoopThread()
 
     def load(self, state: RolloutState) -> None:
@@ -179,6 +210,11 @@ class Collector:
         self._before_ahead: RolloutState | None = None  # before a running or failed collection in the background
 
     # Rollouts
+
+    @property
+    def policy(self) -> LanguageModel:
+        """The policy that plays."""
+        return self.connection.handle.policy
 
     @property
     def begun(self) -> bool:
@@ -205,44 +241,38 @@ class Collector:
         self._at_beginning = None
         self.iteration += 1
 
-    def collect(self, policy_version: int) -> Rollout:
+    def collect(self) -> Rollout:
         """Return the next rollout: the one begun in the background, or one sampled with the current weights.
-
-        Args:
-            policy_version: of the current weights: optimizer steps attempted before.
 
         Raises:
             EnvError: environments fail more often than is allowed. All ranks stop.
         """
-        rollout, beside = None, None
-        self._begin()
+        rollout, beside, total = None, None, self._begin().total
+        version = self.connection.policy_version()
         if self.ahead is not None:
             with self.stopping.together(alone=True):
                 self.settle()
                 self.ahead.raise_failure()
-            rollout = self.ahead.take(policy_version, self.sizes.steps_per_iteration, self.held_steps())
+            rollout = self.ahead.take(version, self.sizes.steps_per_iteration, self.connection.held_steps())
             beside = None if rollout is None else self.ahead.seconds
         if rollout is None:
-            rollout = self._collect_now(policy_version)
+            with self.clock.stage("collect", total=total):
+                with self.stopping.together():
+                    self._sync()
+                with self.stopping.together(alone=True):
+                    rollout = self._run(self._play(self.clock.advance))
         with raise_once():
             self.lost = self.player.faults.count(self.lost, rollout)
         self.clock.count("collect", turns=len(rollout.turns), tokens=rollout.tokens, beside=beside)
         return rollout
 
-    def _collect_now(self, policy_version: int) -> Rollout:
-        with self.clock.stage("collect", total=self._begin().total):
-            with self.stopping.together():
-                self._sync(policy_version, before_rollout=True)
-            with self.stopping.together(alone=True):
-                return self._run(self._play(self.clock.advance))
-
-    def begin_next(self, policy_version: int) -> None:
+    def begin_next(self) -> None:
         """Start collecting the next rollout in the background with the current weights, if it may be as old as that."""
         if self.ahead is None or self.max_staleness == 0:
             return
         total = self._begin().total
         with self.clock.stage("collect"), self.stopping.together():
-            self._sync(policy_version, before_rollout=True)
+            self._sync()
         self._before_ahead = self._now()
         self.ahead.begin(self._play, total, self.loop, self.player.watchdog)
 
@@ -282,7 +312,8 @@ class Collector:
             sessions = [endless_session(player, env, pictures=True) for env in sizes.own_envs(rank, world)]
             return FixedTurns(player, sessions, sizes.turns_per_env, collected)
         at_a_time = sizes.at_a_time(world)
-        return WholeGroups(sizes.groups, player, rank, world, at_a_time, self.greedy_baseline, collected)
+        greedy = self.connection.greedy_baseline
+        return WholeGroups(sizes.groups, player, rank, world, at_a_time, greedy, collected)
 
     async def _play(self, advance: Callable[[], None]) -> Rollout:
         episodes = self._begin()
@@ -291,14 +322,14 @@ class Collector:
 
     # Engine and event loop
 
-    def _sync(self, policy_version: int, before_rollout: bool) -> None:
+    def _sync(self, before_rollout: bool = True) -> None:
         """Let the engine take over the current weights."""
         what = f"{type(self.engine).__name__} to take over the weights"
         with waiting_for(what, lambda: self.clock.running):
             with self.clock.part("sync"):
-                self.engine.sync(policy_version)
+                self.engine.sync(self.connection.policy_version())
             if before_rollout:
-                self.after_sync()
+                self.connection.after_sync()
 
     def _run(self, playing: Coroutine[Any, Any, T]) -> T:
         """Play in the event loop until the end, unless the run is asked to end."""
@@ -306,13 +337,12 @@ class Collector:
             return self.loop.run(playing, self.stopping.look)
 
     def play_held_out(
-        self, seeds: Sequence[int], policy_version: int, config: ValidationConfig, watched: int = 0
+        self, seeds: Sequence[int], config: ValidationConfig, watched: int = 0
     ) -> tuple[list[EpisodeResult], list[WholeEpisode]]:
         """Play one whole episode per held-out seed with the current weights, apart from training.
 
         Args:
             seeds: of the list of held-out ones.
-            policy_version: of the current weights.
             config: temperature, and environments that play at the same time.
             watched: how many episodes are also returned whole, with pictures: those with the first seeds of the list.
 
@@ -324,7 +354,7 @@ class Collector:
         try:
             with self.clock.stage("validate", total=len(seeds)):
                 with self.stopping.together():
-                    self._sync(policy_version, before_rollout=False)
+                    self._sync(before_rollout=False)
                 with self.stopping.together(alone=True):
                     return self._run(play_episodes(seeds, player, config.num_envs, self.clock.advance, watched))
         finally:
@@ -334,7 +364,7 @@ class Collector:
 
     def state(self) -> RolloutState:
         """Return the state of this rank for a checkpoint; after an update a background collection is waited for."""
-        if not self.preparing:
+        if self._at_beginning is None:
             self.settle()
         return self._at_beginning or self._before_ahead or self._now()
 
@@ -343,7 +373,7 @@ class Collector:
             return replace(self._saved, iteration=self.iteration, lost=self.lost)
         sessions, collected = self._episodes.state_dict(), self._episodes.collected
         ready = None if self.ahead is None else self.ahead.ready
-        return RolloutState(sessions, self.iteration, collected, self.origin, ready, self.lost)
+        return RolloutState(sessions, self.iteration, collected, self.origin, ready, self.lost, self.policy)
 
     def interrupt(self, stop: bool) -> None:
         """End a collection in the background; the environments stay as they were when it began.
@@ -359,7 +389,7 @@ class Collector:
 
     def close(self) -> RolloutState:
         """Stop engine, event loop and environments; return the state from which their episodes continue."""
-        if not self.preparing:
+        if self._at_beginning is None:
             self.settle()
         with waiting_for(f"{type(self.engine).__name__} to stop", "teardown"):
             self.interrupt(stop=True)

@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import lightning as L
-import torch
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import all_gather, raise_once
-from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
+from lightning_agentrl.engines import Engine, TransformersEngine
 from lightning_agentrl.episodes.agent_program import AgentProgram
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
-from lightning_agentrl.episodes.recipe import ENV
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.episodes.sources import ENVS, EnvConfig, all_sources, as_gym_takes, check_agents, memory_for
+from lightning_agentrl.episodes.sources import EnvConfig, all_sources, memory_for
 from lightning_agentrl.episodes.tasks import TaskSet
-from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import RunDate
-from lightning_agentrl.rollout.ahead import check_staleness
-from lightning_agentrl.rollout.collector import Collector, RolloutState
+from lightning_agentrl.rollout.collector import Collector, Connection, RolloutState, origin_of
 from lightning_agentrl.rollout.player import FaultLimits, Player, Watchdog
-from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
+from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_arguments
 from lightning_agentrl.rollout.stopping import Stopping
-from lightning_agentrl.rollout.stream import Phase, Prepared, RolloutStream, begin_next_epoch
-from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig
+from lightning_agentrl.rollout.stream import Phase, RolloutStream, begin_next_epoch
+from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, planned_iterations, validation_due
 from lightning_agentrl.stalls import stop_watching, waiting_for, watch
-from lightning_agentrl.types import ForkPlan, ModelInput, Rollout
+from lightning_agentrl.types import ModelInput
 from lightning_agentrl.types.model_input import ImageReader
-from lightning_agentrl.types.plain_config import check_kind
-
-LARGEST_SEED = 2**32 - 1  # as of Lightning's seed_everything
-KEYS = "data.init_args"  # where a config has the arguments of a data module
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -94,41 +83,32 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        env = check_kind(as_gym_takes(env), EnvConfig | AgentProgram, ENV)
-        for source in check_kind(envs, list, ENVS) or ():
-            check_kind(source, TaskSet | EnvConfig | AgentProgram, ENVS)
         sources = all_sources(env, envs)
-        groups = check_kind(groups, GroupRollout, f"{KEYS}.groups")
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
-        self.memory = check_kind(memory, Memory, f"{KEYS}.memory") or memory_for(sources)
-        check_agents(sources, self.memory)
-        self.sizes.check_memory(self.memory)
+        self.memory = memory or memory_for(sources)
         self.groups = groups
         self.max_staleness = max_staleness
         self._prompt_given = prompt is not None
-        self.prompt = check_kind(prompt, PromptFormat, f"{KEYS}.prompt") or PromptFormat()
-        self.interaction = check_kind(interaction, Interaction, f"{KEYS}.interaction") or TurnInteraction()
-        self.engine = check_kind(engine, Engine, f"{KEYS}.engine") or TransformersEngine()
-        check_staleness(max_staleness, groups, self.engine)
-        self.validation = check_kind(validation, ValidationConfig, f"{KEYS}.validation") or ValidationConfig()
-        self.faults = check_kind(faults, FaultLimits, f"{KEYS}.faults") or FaultLimits()
+        self.prompt = prompt or PromptFormat()
+        self.interaction = interaction or TurnInteraction()
+        self.engine = engine or TransformersEngine()
+        self.validation = validation or ValidationConfig()
+        self.faults = faults or FaultLimits()
         self.stall_seconds = stall_seconds
-        if seed is not None:
-            check_whole(seed, f"{KEYS}.seed", 0, LARGEST_SEED)
+        check_arguments(self, sources, seed)
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.date = RunDate()
         self.stopping = Stopping()
         self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
-        self.stream: RolloutStream | None = None  # while a policy is connected, as the collector
-        self._collector: Collector | None = None
+        self.stream: RolloutStream | None = None  # while a policy is connected
         self._state = RolloutState()  # from which the next collector continues
-        self._policy: LanguageModel | None = None  # that has played the episodes of the state
         self._broken = False  # an exception has ended a run
 
     def __str__(self) -> str:
         """Lightning's would go through the loaders, and so collect a rollout."""
-        return f"{type(self).__name__}({self._origin}, {self.sizes.num_envs} environments at a time)"
+        origin = origin_of(self.pool, self.sizes, self.seed)
+        return f"{type(self).__name__}({origin}, {self.sizes.num_envs} environments at a time)"
 
     @property
     def steps_per_iteration(self) -> int:
@@ -138,7 +118,7 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def sessions(self) -> Sequence[Session]:
         """The training environments of this rank in which an episode is running."""
-        return () if self._collector is None else self._collector.sessions
+        return () if self.stream is None else self.stream.collector.sessions
 
     @property
     def phase(self) -> Phase:
@@ -148,7 +128,7 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def preparing(self) -> bool:
         """Whether an iteration has begun and not come to its update: a checkpoint then holds its beginning."""
-        return self._collector is not None and self._collector.preparing
+        return self.stream is not None and self.stream.collector.preparing
 
     @property
     def longest_turn(self) -> int:
@@ -158,9 +138,12 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def collector(self) -> Collector:
         """What collects rollouts, while a policy is connected."""
-        if self._collector is None:
+        return self._connected().collector
+
+    def _connected(self) -> RolloutStream:
+        if self.stream is None:
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
-        return self._collector
+        return self.stream
 
     # Lightning hooks
 
@@ -191,9 +174,6 @@ class RolloutDataModule(L.LightningDataModule):
             ValueError: one sentence with the key to change.
         """
         self.use_model(tokenizer, context_length, image_reader)
-        template = self.player.renderer.template
-        if template.folds_system:
-            rank_zero_info(f"{template.name} has no system role; system text begins the first user message instead")
         self.first_inputs = self.player.check_prompts(context_length)
 
     def use_model(
@@ -216,11 +196,10 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def train_dataloader(self) -> RolloutStream:
-        if self.stream is None:
-            raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
+        stream = self._connected()
         if self.trainer is not None:
             begin_next_epoch(self.trainer)
-        return self.stream
+        return stream
 
     def val_dataloader(self) -> EpisodeSeeds:
         """Return the held-out seeds that this rank plays, as one batch."""
@@ -232,39 +211,21 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def validation_due(self) -> bool:
         """Whether held-out episodes are played now: after some iterations of a fit, and always outside of one."""
-        trainer = self.trainer
-        if trainer is None or trainer.state.fn != TrainerFn.FITTING or cast(Any, trainer).fast_dev_run:
-            return True
-        done, every = trainer.current_epoch + 1, self.validation.every
-        if every is None:
-            due = trainer.check_val_every_n_epoch != 1 or done == self.planned_iterations
-        else:
-            due = every > 0 and done % every == 0
-        return due and not trainer.sanity_checking
+        return self.trainer is None or validation_due(self.trainer, self.validation.every, self.steps_per_iteration)
 
     @property
     def planned_iterations(self) -> int | None:
         """Iterations of the whole run, by ``max_epochs`` or ``max_steps``, whichever ends it; None without an end."""
-        trainer = self.trainer
-        assert trainer is not None
-        ends = [trainer.max_epochs] if trainer.max_epochs is not None and trainer.max_epochs >= 0 else []
-        if trainer.max_steps >= 0:
-            ends.append(trainer.max_steps // self.steps_per_iteration)
-        return min(ends, default=None)
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        return batch  # rollouts are moved micro-batch by micro-batch
+        return planned_iterations(cast(L.Trainer, self.trainer), self.steps_per_iteration)
 
     def teardown(self, stage: str) -> None:
         """Stop engine, event loop and environments; ``state_dict`` still gives the episodes as they were."""
-        if self._collector is not None:
-            if self._collector.begun:
-                self._policy = self._collector.handle.policy
-            self._state = self._collector.close()
+        if self.stream is not None:
+            self._state = self.stream.collector.close()
         with waiting_for("environments to close", "teardown"):
             self.pool.close()
         stop_watching()
-        self.stream, self._collector, self._broken = None, None, False
+        self.stream, self._broken = None, False
         self.pool.release_sources()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -272,8 +233,8 @@ class RolloutDataModule(L.LightningDataModule):
         stop_watching()
         self._broken = True
         failed = isinstance(exception, Exception)  # else the run was asked to end, and running replies are left alone
-        if self._collector is not None:
-            self._collector.interrupt(stop=failed)
+        if self.stream is not None:
+            self.stream.collector.interrupt(stop=failed)
         if failed:
             self.pool.end_threads()
             self.pool.release_sources()
@@ -293,22 +254,15 @@ class RolloutDataModule(L.LightningDataModule):
                 "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
                 "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
             )
-        state = self._state if self._collector is None else self._collector.state()
-        return replace(state, origin=self._origin).to_plain()
+        return (self._state if self.stream is None else self.stream.collector.state()).to_plain()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts; validation needs none of it."""
-        if self._broken or (self._collector is not None and self._collector.begun):
+        if self._broken or (self.stream is not None and self.stream.collector.begun):
             self.teardown("fit")  # the last run did not come to its end
-        self._state, self._policy = RolloutState.from_plain(state_dict), None
-        if self._collector is not None:  # sharded strategies load after the agent was connected
-            self._collector.load(self._state)
-
-    @property
-    def _origin(self) -> str:
-        """What the episodes of a run follow from."""
-        groups = "" if self.groups is None else f", {self.groups.per_rollout} groups of {self.groups.size}"
-        return f"{self.pool.label}{groups}, seed {self.seed}"
+        self._state = RolloutState.from_plain(state_dict)
+        if self.stream is not None:  # sharded strategies load after the agent was connected
+            self.stream.collector.load(self._state)
 
     @property
     def _rank_and_world(self) -> tuple[int, int]:
@@ -316,52 +270,21 @@ class RolloutDataModule(L.LightningDataModule):
 
     # What the agent calls
 
-    def connect(
-        self,
-        handle: PolicyHandle,
-        prepare: Callable[[Rollout], Prepared],
-        policy_version: Callable[[], int],
-        held_steps: Callable[[], range],
-        clock: StageClock,
-        temperature: float = 1.0,
-        after_sync: Callable[[], None] = lambda: None,
-        greedy_baseline: bool = False,
-        forks: ForkPlan | None = None,
-    ) -> None:
+    def connect(self, connection: Connection) -> None:
         """Start the engine with a policy whose model was checked, and collect with it; harmless if it was done before.
 
         Args:
-            handle: of the policy.
-            prepare: scores a rollout and estimates its advantages and returns.
-            policy_version: returns the number of optimizer steps attempted before; those that a guard skipped count.
-            held_steps: returns the numbers of the attempts that leave the policy as it is, as the critic's warm-up.
-            clock: times stages and shows their progress.
-            temperature: of sampling in training.
-            after_sync: called before each rollout, when the engine has taken over the weights.
-            greedy_baseline: play one more episode of each group without randomness.
-            forks: which states of a rollout are valued by playing on from them; None: none.
+            connection: to the agent.
         """
-        if self._collector is not None or self._broken:
-            if self._collector is not None and self._collector.handle.policy is handle.policy and not self._broken:
+        policy = connection.handle.policy
+        if self.stream is not None or self._broken:
+            if self.stream is not None and self.collector.policy is policy and not self._broken:
                 return
             self.teardown("fit")  # the last run did not come to its end; continue from where its collection began
-        if self._policy is not None and self._policy is not handle.policy:
+        if self._state.policy not in (None, policy):
             self._state = RolloutState()  # of another agent
-        self.pool.start_sources(next(handle.policy.parameters()).device, self.date)
+        self.pool.start_sources(next(policy.parameters()).device, self.date)
         collector = Collector(
-            replace(self.player, temperature=temperature),
-            handle,
-            self.sizes,
-            self._state,
-            self._origin,
-            self.stopping,
-            clock,
-            *self._rank_and_world,
-            max_staleness=self.max_staleness,
-            after_sync=after_sync,
-            greedy_baseline=greedy_baseline,
-            forks=forks,
-            held_steps=held_steps,
+            self.player, connection, self.sizes, self._state, self.stopping, self.max_staleness, *self._rank_and_world
         )
-        self.stream = RolloutStream(collector, prepare, policy_version, self.sizes, self.seed)
-        self._collector = collector  # last: an error before leaves nothing connected
+        self.stream = RolloutStream(collector, connection.prepare, self.sizes, self.seed)

@@ -24,10 +24,11 @@ from lightning_agentrl.episodes.sources import EnvConfig, Source
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses.aggregation import action_weights
 from lightning_agentrl.prompts.renderer import shown
+from lightning_agentrl.rollout.collector import Prepared
 from lightning_agentrl.rollout.data_module import RolloutDataModule
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.player import play_parts
-from lightning_agentrl.rollout.stream import Prepared, RolloutSource, RolloutStream
+from lightning_agentrl.rollout.stream import RolloutSource, RolloutStream
 from lightning_agentrl.run_files import LoggedTurn, environment_of, find_run, json_object, read_turns
 from lightning_agentrl.types import ModelInput, Rollout, Sample, Scores, Segment, SegmentKind, StopReason, Turn
 

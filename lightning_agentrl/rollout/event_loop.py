@@ -32,7 +32,7 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T], look: Callable[[], None] | None = None) -> T:
         """Run a coroutine and return its result; see :meth:`Running.result`."""
-        return self.begin(coroutine).result(look)
+        return Running(coroutine, self._loop).result(look)
 
     def _work(self) -> None:
         """Run the loop until it is stopped. A task that asks for the end of the process stops it, too, unheard."""

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.engines import Engine
 from lightning_agentrl.episodes.env_pool import EnvPool
@@ -209,7 +211,9 @@ class Player:
         Raises:
             ValueError: one sentence with the key to change.
         """
-        first = []
+        template, first = self.renderer.template, []
+        if template.folds_system:
+            rank_zero_info(f"{template.name} has no system role; system text begins the first user message instead")
         for kind, source in enumerate(self.pool.sources):
             session = self.session(kind, 0, lambda _episode: 0)
             try:

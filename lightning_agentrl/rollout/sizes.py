@@ -1,4 +1,4 @@
-"""How much a rollout holds, how ranks share it and how it is split into mini-batches."""
+"""How much a rollout holds, how ranks share it and how mini-batches split it; checks of a data module's arguments."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
+from lightning_agentrl.engines import Engine
+from lightning_agentrl.episodes.agent_program import AgentProgram
+from lightning_agentrl.episodes.interaction import Interaction
+from lightning_agentrl.episodes.sources import Source
 from lightning_agentrl.prompts.memory import Memory
+from lightning_agentrl.prompts.messages import PromptFormat
+from lightning_agentrl.rollout.player import FaultLimits
+from lightning_agentrl.rollout.validation import ValidationConfig
+from lightning_agentrl.types.plain_config import check_kind
+
+KEYS = "data.init_args"  # where a config has the arguments of a data module
+LARGEST_SEED = 2**32 - 1  # as of Lightning's seed_everything
 
 TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # defaults of a data module without groups
 MOST = 2**31 - 1  # of anything; environments have 31 bits in the label of an episode
@@ -101,6 +113,7 @@ class RolloutSizes:
     groups: GroupRollout | None = None  # None: a fixed number of turns
 
     def __post_init__(self) -> None:
+        check_kind(self.groups, GroupRollout, f"{KEYS}.groups")
         for name in ("num_envs", "turns_per_env", "mini_batch_turns", "update_epochs"):
             check_whole(getattr(self, name), f"data.init_args.{name}", 1, MOST_ENVS if name == "num_envs" else MOST)
         if self.groups is not None:
@@ -176,15 +189,41 @@ class RolloutSizes:
                     f"stays on one; change data.init_args.groups.{name} or trainer.devices"
                 )
 
-    def check_memory(self, memory: Memory) -> None:
-        """Refuse a memory with one growing sample per episode where mini-batches outnumber the environments.
 
-        Raises:
-            ValueError: with the key to change.
-        """
-        if self.groups is None and memory.grows and self.num_envs < self.mini_batches:
-            raise ValueError(
-                f"{type(memory).__name__} keeps the turns of an episode in one sample, so each mini-batch needs an "
-                f"environment: {self.mini_batches} mini-batches, {self.num_envs} environments; raise "
-                "data.init_args.num_envs or mini_batch_turns"
-            )
+def check_arguments(data: Any, sources: Sequence[Source], seed: int | None) -> None:
+    """Refuse arguments of a data module of another class, or that do not fit each other.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    kinds = {"memory": Memory, "prompt": PromptFormat, "interaction": Interaction, "engine": Engine}
+    for name, kind in (kinds | {"validation": ValidationConfig, "faults": FaultLimits}).items():
+        check_kind(getattr(data, name), kind, f"{KEYS}.{name}")
+    if seed is not None:
+        check_whole(seed, f"{KEYS}.seed", 0, LARGEST_SEED)
+    memory, sizes, max_staleness = data.memory, data.sizes, data.max_staleness
+    if not memory.grows and any(isinstance(source, AgentProgram) for source in sources):
+        raise ValueError(
+            f"an agent brings its own history, so {KEYS}.memory must be FullMemory, got {type(memory).__name__}"
+        )
+    if sizes.groups is None and memory.grows and sizes.num_envs < sizes.mini_batches:
+        raise ValueError(
+            f"{type(memory).__name__} keeps the turns of an episode in one sample, so each mini-batch needs an "
+            f"environment: {sizes.mini_batches} mini-batches, {sizes.num_envs} environments; raise "
+            f"{KEYS}.num_envs or mini_batch_turns"
+        )
+    key = f"{KEYS}.max_staleness"
+    check_whole(max_staleness, key, 0)
+    if max_staleness and not data.engine.own_weights:
+        raise ValueError(
+            f"{type(data.engine).__name__} does not say that it samples from weights of its own (Engine.own_weights), "
+            "so it cannot sample while the policy is trained; use VLLMEngine, VLLMServerEngine or TransformersEngine "
+            f"(key {KEYS}.engine), or {key} 0"
+        )
+    oldest = 1 if sizes.groups is None else 1 + sizes.groups.longest_ahead
+    if 0 < max_staleness < oldest:
+        raise ValueError(
+            f"groups that are begun {oldest - 1} iteration{'s' * (oldest > 2)} ahead, in rollouts that are collected "
+            f"1 iteration ahead, have turns of up to {oldest} iterations; raise {key} from {max_staleness} to {oldest} "
+            f"or lower {KEYS}.groups.ahead"
+        )

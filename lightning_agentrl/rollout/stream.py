@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import lightning as L
 import numpy as np
 
 from lightning_agentrl.episodes.seeds import derive_seed
-from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.collector import Collector, Prepared
 from lightning_agentrl.rollout.sizes import RolloutSizes
 from lightning_agentrl.types import Rollout
 
 Phase = Literal["critic_warmup", "train"]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A rollout with advantages and returns, and the numbers to be logged with its first step."""
-
-    rollout: Rollout
-    metrics: dict[str, float]
-
-
 class MiniBatch:
     """The turns of one optimizer step on this rank, and numbers to be logged with it.
 
-    Not a dataclass, so that Lightning does not take it apart.
+    Not a dataclass, so that Lightning does not take it apart: a rollout is moved micro-batch by micro-batch.
     """
 
     def __init__(self, rollout: Rollout, metrics: dict[str, float] | None = None) -> None:
@@ -61,22 +52,15 @@ class RolloutStream:
     Args:
         collector: gives the rollouts of this rank.
         prepare: scores a rollout and estimates its advantages and returns.
-        policy_version: returns the number of optimizer steps attempted before.
         sizes: of rollouts and mini-batches.
         seed: of the shuffling, the same on all ranks.
     """
 
     def __init__(
-        self,
-        collector: Collector,
-        prepare: Callable[[Rollout], Prepared],
-        policy_version: Callable[[], int],
-        sizes: RolloutSizes,
-        seed: int,
+        self, collector: Collector, prepare: Callable[[Rollout], Prepared], sizes: RolloutSizes, seed: int
     ) -> None:
         self.collector = collector
         self.prepare = prepare
-        self.policy_version = policy_version
         self.sizes = sizes
         self.seed = seed
         self.source: RolloutSource | None = None  # gives the rollouts while it is set
@@ -109,12 +93,12 @@ class RolloutStream:
     def next_rollout(self) -> Prepared:
         """Return the next rollout, prepared for one epoch; the one after it may be collected meanwhile."""
         rollout = self.collect()
-        self.collector.begin_next(self.policy_version())
+        self.collector.begin_next()
         return self.prepare(rollout)
 
     def collect(self) -> Rollout:
         """Return the next raw rollout of this rank."""
-        return self.collector.collect(self.policy_version())
+        return self.collector.collect()
 
     def places_of(self, rollout: Rollout, *counters: int) -> np.ndarray:
         """Return random places in [0, 1) of the rows of a rollout, which follow from the seed and these counters."""

@@ -9,6 +9,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.seeds import held_out_place, held_out_seeds
@@ -50,6 +54,33 @@ class ValidationConfig:
                 f"temperature of validation must be at least 0, got {self.temperature}; 0 takes the most likely token "
                 "(key data.init_args.validation.temperature)"
             )
+
+
+def planned_iterations(trainer: L.Trainer, steps_per_iteration: int) -> int | None:
+    """Return the iterations of a run by ``max_epochs`` or ``max_steps``, whichever ends it; None without an end."""
+    ends = [trainer.max_epochs] if trainer.max_epochs is not None and trainer.max_epochs >= 0 else []
+    if trainer.max_steps >= 0:
+        ends.append(trainer.max_steps // steps_per_iteration)
+    return min(ends, default=None)
+
+
+def validation_due(trainer: L.Trainer, every: int | None, steps_per_iteration: int) -> bool:
+    """Return whether held-out episodes are played now: after some iterations of a fit, and always outside of one.
+
+    Args:
+        trainer: of the run.
+        every: as in :class:`ValidationConfig`.
+        steps_per_iteration: of the optimizer.
+    """
+    if trainer.state.fn != TrainerFn.FITTING or cast(Any, trainer).fast_dev_run:
+        return True
+    done = trainer.current_epoch + 1
+    if every is None:
+        last = planned_iterations(trainer, steps_per_iteration)
+        due = trainer.check_val_every_n_epoch != 1 or done == last
+    else:
+        due = every > 0 and done % every == 0
+    return due and not trainer.sanity_checking
 
 
 class EpisodeSeeds:

@@ -28,8 +28,8 @@ class KeepSampled(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         engine: Any = trainer.datamodule.engine  # type: ignore[attr-defined]
         assert isinstance(engine, transformers.engine.TransformersEngine)
-        assert engine._handle is not None
-        self.dtypes = stored_in(engine._handle.policy)
+        assert engine._batch is not None
+        self.dtypes = stored_in(engine._batch.policy)
 
 
 def stored_in(model: nn.Module | None) -> set[torch.dtype]:

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from lightning_agentrl.engines import SamplingRequest
-from lightning_agentrl.engines.transformers.admission import Admission, Asked, Seat
-from lightning_agentrl.engines.waiting import Waiting
+from lightning_agentrl.engines.transformers.admission import Admission, Draft, Seat
 from lightning_agentrl.types import ModelInput
 
-Ask = Callable[..., Asked]
+Ask = Callable[..., Draft]
 QUIET = 0.05  # seconds in which nothing may happen
 
 
@@ -24,12 +23,12 @@ def ask() -> Iterator[Ask]:
     """Ask as the player of a seat."""
     loop = asyncio.new_event_loop()
 
-    def ask(desk: Admission, seat: Seat | None, *number: int, seed: int = 0) -> Asked:
+    def ask(desk: Admission, seat: Seat | None, *number: int, seed: int = 0) -> Draft:
         request = SamplingRequest(ModelInput.of_ids((1, 2, 3)), 4, 1.0, seed, number)
         player = contextvars.copy_context()
         if seat is not None:
             player.run(seat.__enter__)
-        return player.run(desk.ask, Waiting(request, loop.create_future()))
+        return player.run(desk.ask, request, loop.create_future())
 
     yield ask
     loop.close()
@@ -49,7 +48,7 @@ def a_desk(
 
 
 def admitted(found: Future) -> list[tuple[int, ...]]:
-    return [asked.waiting.request.number for asked in found.result(timeout=30)]
+    return [draft.request.number for draft in found.result(timeout=30)]
 
 
 def waits(found: Future) -> bool:
@@ -66,7 +65,7 @@ def test_nothing_is_sampled_while_a_player_is_between_two_requests(ask: Ask, run
         asked = ask(desk, seats[1], 1, 0)
         assert admitted(first) == [(0, 0), (1, 0), (2, 0)]
         assert admitted(following(running=True)) == []  # all are being sampled
-        desk.settle(asked)
+        desk.settle([asked])
         second = following(running=True)
         assert waits(second)
         ask(desk, seats[1], 1, 1)
@@ -96,7 +95,7 @@ def test_the_order_is_of_admissions_first_and_then_of_numbers(ask: Ask) -> None:
         for i in (3, 1, 0, 2):
             last = ask(desk, seats[i], i, 0)
         assert admitted(following(room=2)) == [(0, 0), (1, 0)]
-        desk.settle(last)  # of number 2, who was waiting and is cancelled
+        desk.settle([last])  # of number 2, who was waiting and is cancelled
         ask(desk, seats[2], 2, 1)
         assert admitted(following(room=2, running=True)) == [(3, 0), (2, 1)]  # 3 has waited for longer
 
@@ -111,7 +110,7 @@ def test_between_admissions_replies_grow_by_a_fixed_number_of_tokens(ask: Ask) -
     with a_desk(every=3) as (desk, following), desk.seats(2) as seats:
         asked = [ask(desk, seats[i], i, 0) for i in range(2)]
         assert len(admitted(following())) == 2
-        desk.settle(asked[0])
+        desk.settle([asked[0]])
         assert [admitted(following(running=True)) for _ in range(2)] == [[], []]
         third = following(running=True)
         assert waits(third)
@@ -129,7 +128,7 @@ def test_whoever_is_away_for_too_long_is_told_and_not_waited_for(ask: Ask) -> No
         late = ask(desk, seats[1], 1, 0)
         assert late.late
         assert admitted(following(running=True)) == [(1, 0)]
-        desk.settle(late)
+        desk.settle([late])
         back = following(running=True)
         assert waits(back)  # it is a player like any other again
         assert not ask(desk, seats[1], 1, 1).late
@@ -148,10 +147,10 @@ def test_a_player_who_asks_for_two_replies_is_away_when_both_are_there(ask: Ask)
     with a_desk() as (desk, following), desk.seats(1) as seats:
         one, two = ask(desk, seats[0], 0, 0), ask(desk, seats[0], 0, 1)
         assert len(admitted(following())) == 2
-        desk.settle(one)
-        desk.settle(one)  # nothing is counted twice
+        desk.settle([one])
+        desk.settle([one])  # nothing is counted twice
         assert admitted(following(running=True)) == []
-        desk.settle(two)
+        desk.settle([two])
         assert waits(following(running=True))
 
 
@@ -175,15 +174,3 @@ def test_the_first_to_come_waits_for_company(ask: Ask) -> None:
         assert waits(first)
         ask(desk, None, 2, 0)
         assert admitted(first) == [(1, 0), (2, 0)]
-
-
-def test_a_closed_desk_takes_and_admits_nothing(ask: Ask) -> None:
-    with a_desk() as (desk, following), desk.seats(2) as seats:
-        asked, first = ask(desk, seats[0], 0, 0), following(running=True)
-        assert waits(first)
-        assert desk.close() == [asked]
-        assert first.result(timeout=30) == []  # what is running may end
-        assert following().result(timeout=30) is None
-        with pytest.raises(RuntimeError, match="stopped"):
-            ask(desk, seats[1], 1, 0)
-        assert desk.close() == []

@@ -105,7 +105,7 @@ def test_nothing_is_kept_over_new_weights(engine: TransformersEngine, policy: La
 
 
 def test_the_oldest_conversations_are_dropped(engine: TransformersEngine, policy: LanguageModel) -> None:
-    engine._conversations.most_tokens = 100
+    engine._batch.most_tokens = 100
     played = play(engine, 3)
-    assert sum(len(one.keys) for one in engine._conversations._kept.values()) <= 100
+    assert sum(len(one.keys) for one in engine._batch._conversations.values()) <= 100
     assert len(played) == 3

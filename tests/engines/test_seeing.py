@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_agentrl.engines.transformers.batch import PaddedPrefill, Rows, TreePrefill
+from lightning_agentrl.engines.transformers.rows import PaddedPrefill, Rows, TreePrefill
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
@@ -64,8 +64,8 @@ def test_cached_replies_are_what_the_trainer_reads(
     policy = policy_of(family)
     prompts = [row.input for row in rows_with_images(reader_of(policy))]
     ids = replies(policy, len(prompts))
-    hidden, rows_of = kind(policy)(prompts)
-    sampled = decoded(policy, hidden, rows_of(range(len(prompts))), ids)
+    hidden, rows = kind(policy)(prompts)
+    sampled = decoded(policy, hidden, rows, ids)
     expected = forced(policy, prompts, ids)
     torch.testing.assert_close(sampled, expected, **CLOSE)
     stray = [prompt + ModelInput.of_ids(reply) + text(1) for prompt, reply in zip(prompts, ids, strict=True)]
@@ -82,9 +82,9 @@ def test_replies_that_count_tokens_instead_of_positions_show(
     policy = policy_of(family)
     prompts = [row.input for row in rows_with_images(reader_of(policy))]
     ids = replies(policy, len(prompts))
-    hidden, rows_of = TreePrefill(policy)(prompts)
+    hidden, rows = TreePrefill(policy)(prompts)
     lengths = torch.tensor([[len(prompt) - 1] for prompt in prompts])
-    wrong = decoded(policy, hidden, replace(rows_of(range(len(prompts))), positions=lengths), ids)
+    wrong = decoded(policy, hidden, replace(rows, positions=lengths), ids)
     assert (wrong - forced(policy, prompts, ids)).abs().max() > 0.3
 
 
@@ -101,16 +101,16 @@ def test_a_kept_prefix_knows_its_images(policy_of: Callable[[str], LanguageModel
     prefill = TreePrefill(policy)
     for image, kept in ((a, False), (a, True), (b, False)):  # dropped for another one of equal ids
         asked, before = prompts(image), prefill._prefix_cache
-        hidden, rows_of = prefill(asked)
+        hidden, rows = prefill(asked)
         assert (prefill._prefix_cache is before) == kept
         assert prefill._prefix == asked[0].keys[: len(prefill._prefix)]
         assert set(image.keys) <= set(prefill._prefix)
         ids = replies(policy, len(asked))
-        torch.testing.assert_close(decoded(policy, hidden, rows_of((0, 1)), ids), forced(policy, asked, ids), **CLOSE)
+        torch.testing.assert_close(decoded(policy, hidden, rows, ids), forced(policy, asked, ids), **CLOSE)
     short = [text(1, 2) + a, text(1, 2) + a + text(3)]  # which end in an image, or behind it
-    hidden, rows_of = prefill(short)
+    hidden, rows = prefill(short)
     ids = replies(policy, 2)
-    torch.testing.assert_close(decoded(policy, hidden, rows_of((0, 1)), ids), forced(policy, short, ids), **CLOSE)
+    torch.testing.assert_close(decoded(policy, hidden, rows, ids), forced(policy, short, ids), **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
@@ -122,10 +122,8 @@ def test_rows_with_images_join_and_leave(policy_of: Callable[[str], LanguageMode
     prefill = TreePrefill(policy)
     _, first = prefill(prompts[:4])
     _, others = prefill(prompts[4:])
-    rows = first(range(4))
-    rows.join(others((0, 1, 4)))  # prompts 4, 5 and 8
     left = [1, 3, 5, 8]
-    rows = rows.kept([1, 3, 5, 6])
+    rows = first.joined(others.kept((0, 1, 4))).kept([1, 3, 5, 6])  # first prompts 4, 5 and 8 join
     hidden = torch.stack([rows.read_on(policy, [ids[i][k] for i in left]) for k in range(STEPS)], 1)
     expected = forced(policy, [prompts[i] for i in left], [ids[i] for i in left])[:, 1:]
     torch.testing.assert_close(hidden, expected, **CLOSE)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from lightning_agentrl.engines.base import SamplingRequest
-from lightning_agentrl.engines.waiting import Waiting, tell_all
+from lightning_agentrl.engines.base import SamplingRequest, Waiting, tell_all
 from lightning_agentrl.types import ModelInput
 
 
@@ -18,7 +17,7 @@ def test_an_error_is_not_told_for_a_caller_who_has_just_left() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: said.append(context["message"]))
         request = SamplingRequest(ModelInput.of_ids((1, 2)), max_tokens=1, temperature=1.0, seed=0)
-        waiting = Waiting.for_reply(request)
+        waiting = Waiting(request, loop.create_future())
 
         async def caller() -> None:
             await waiting.future

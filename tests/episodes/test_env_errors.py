@@ -15,7 +15,6 @@ from PIL import Image
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors.faults import EnvError
-from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.types import StopReason
 from tests.rollout.scripted import Scripted, Workplace, story, workplace
 
@@ -131,11 +130,6 @@ def test_an_error_that_stays_is_raised_with_its_place(retries, tiny_folder):
         assert "the game server is gone" in caught.value.trace
         seed = session.episode_seed(0)
         assert f"environment 0, episode 0 with seed {seed}, in turn 1, action 'two'" in caught.value.__notes__[0]
-
-
-def test_retries_below_zero_are_refused():
-    with pytest.raises(ValueError, match=r"data.init_args.env.retries.*0.*-1"):
-        RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0", retries=-1))
 
 
 class Reporting(Scripted):

@@ -22,7 +22,6 @@ import torch
 
 from lightning_agentrl.episodes.interaction import TurnInteraction
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge
-from lightning_agentrl.episodes.sources import all_sources
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import read_images
 from lightning_agentrl.prompts.template import RunDate
@@ -178,12 +177,6 @@ def test_a_pattern_is_searched_in_the_whole_reply():
     ]
     with pytest.raises(ValueError, match="not a regular expression"):
         PatternJudge("(", 1.0)
-
-
-@pytest.mark.parametrize("share", [0.0, math.nan, math.inf])
-def test_the_share_of_a_source_is_a_number(share):
-    with pytest.raises(ValueError, match=r"env\.share must be above 0 and finite"):
-        all_sources(EnvConfig("agentrl_envs:Bandit-v0", share=share), None)
 
 
 def test_a_model_is_asked_and_its_last_number_counts(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,8 @@ from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError,
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.faults import EnvError
-from lightning_agentrl.models.loading import load_tokenizer, read_images
-from lightning_agentrl.prompts.memory import WindowMemory
-from lightning_agentrl.prompts.messages import PromptFormat
-from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.rollout import EnvConfig, Session
 from tests.rollout.scripted import Scripted
 from tests.seen_game import Corner
-from tests.tiny import tiny_vision_folder
 
 GAME = "tests.seen_game:Corner-v0"
 GREY = np.full((8, 8, 3), 100, dtype=np.uint8)
@@ -123,15 +116,3 @@ def test_a_replay_that_shows_something_else_is_found() -> None:
         worker.replay_now(start, [], answer.fingerprint)
     worker = EnvWorker(lambda: Environment(Corner))
     assert worker.replay_now(start, [], worker.reset_now(start).fingerprint).images
-
-
-def test_an_image_that_the_model_cannot_read_is_an_error_of_the_environment(tmp_path: Path) -> None:
-    """Here one with sides that differ too much."""
-    folder = str(tiny_vision_folder(tmp_path, "qwen3_vl"))
-    chat = ChatRenderer(load_tokenizer(folder), PromptFormat(), read_images(folder))
-    thin = np.zeros((1, 201, 3), dtype=np.uint8)
-    worker = EnvWorker(lambda: Environment(lambda: Showing({"text": "", "images": [thin]})))
-    session = Session(0, worker, lambda episode: 0, chat, WindowMemory())
-    with pytest.raises(EnvError, match="the model cannot read: the sides of an image may differ by a factor of 200"):
-        session.begin()
-    assert EnvConfig(GAME).make_worker().reset_now(Start(0, 0, 0)).images

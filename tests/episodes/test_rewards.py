@@ -13,7 +13,6 @@ from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.episode import Prompt
 from lightning_agentrl.episodes.recorder import Recorder
-from lightning_agentrl.episodes.tasks import OneTurn, Scorer, Task
 from lightning_agentrl.errors import EnvError
 from tests.types.samples import action, prompt, turn
 
@@ -60,21 +59,6 @@ def test_an_array_of_rewards_is_a_broken_contract():
     with pytest.raises(EnvError, match="a reward of type ndarray; it must be a number") as error:
         play([np.zeros(2)], retries=0)
     assert error.value.kind == "contract"
-
-
-class Unsure(Scorer):
-    needs_answer = False
-
-    def score(self, prompt: str, reply: str, answer: str | None) -> float:
-        return math.nan
-
-
-def test_a_score_of_a_task_is_a_reward():
-    environment = Environment(lambda: OneTurn([Task("1 + 1 =")], Unsure()))
-    environment.reset(0)
-    with pytest.raises(EnvError) as error:
-        environment.step("2")
-    assert error.value.kind == "reward"
 
 
 @pytest.mark.parametrize("field", ["reward", "env_reward", "episode_return"])

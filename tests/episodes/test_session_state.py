@@ -8,7 +8,6 @@ import re
 from contextlib import nullcontext
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -256,20 +255,6 @@ def test_replay_gives_actions_and_seed_of_the_running_episode_only(tiny_folder):
         assert env.seeds == [place.sessions[0].episode_seed(1)]
         episode = session.episode
         assert (episode.number, episode.turns_taken, episode.env_return) == (1, 6, 3.0)
-
-
-@pytest.mark.parametrize("config", [EnvConfig("agentrl_envs:NoSuch-v0"), EnvConfig("no_such_module:X-v0")])
-def test_unknown_environments_name_their_keys(config):
-    with pytest.raises(ValueError, match=r"key data\.init_args\.env\.id") as error:
-        config.make()
-    assert config.id in str(error.value)
-
-
-def test_wrong_arguments_name_their_keys():
-    for kwargs in ({"no_such": 1}, {"highest": 1}):
-        with pytest.raises(ValueError, match=r"data\.init_args\.env\.kwargs"):
-            EnvConfig("agentrl_envs:GuessNumber-v0", kwargs).make()
-    assert isinstance(GUESS.make(), gymnasium.Env)
 
 
 class Nearest(ActionParser):

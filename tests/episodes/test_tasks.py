@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import time
@@ -27,13 +28,13 @@ from lightning_agentrl.rollout import (
     GroupRollout,
     PatternMatch,
     PromptFormat,
-    RawParser,
     RolloutDataModule,
     Scorer,
     TaskSet,
     TurnInteraction,
     WindowMemory,
 )
+from lightning_agentrl.rollout.collector import origin_of
 from tests.rollout.scripted import Learner, play_held_out
 
 SUMS = [{"prompt": f"{a} + {b} =", "answer": a + b} for a in range(4) for b in range(4)]
@@ -68,10 +69,6 @@ def collect(folder: Path, count: int = 1, **settings: Any) -> list[Any]:
         return [data.stream.collect() for _ in range(count)] + [play_held_out(data, held_out_seeds()[:4])]
     finally:
         data.teardown("fit")
-
-
-def check(folder: Path, **settings: Any) -> None:
-    RolloutDataModule(**settings, groups=GroupRollout(2, 2, 2)).check(Learner(folder).tokenizer, 2048)
 
 
 @pytest.mark.parametrize(
@@ -197,14 +194,6 @@ def test_tasks_and_environments_are_played_in_one_rollout(
     assert {result.turns for result in validation} > {1}
 
 
-def test_an_environment_that_needs_a_parser_is_still_refused_beside_tasks(tiny_folder: Path, sums: str) -> None:
-    with pytest.raises(ValueError, match=r"names no actions .* RawParser"):
-        check(tiny_folder, envs=[EnvConfig("Varied-v0"), TaskSet(sums)])
-    settings = {"envs": [EnvConfig("Varied-v0"), TaskSet(sums)], "interaction": TurnInteraction(4, RawParser())}
-    with pytest.raises(ValueError, match=r"set data.init_args.prompt.think to false"):
-        check(tiny_folder, **settings)
-
-
 BANDIT = "agentrl_envs:Bandit-v0"
 
 
@@ -215,6 +204,8 @@ BANDIT = "agentrl_envs:Bandit-v0"
         ({"envs": []}, ["data.init_args.env)", "data.init_args.envs)"]),
         ({"env": EnvConfig(BANDIT), "envs": [EnvConfig(BANDIT)]}, ["data.init_args.env ", "data.init_args.envs "]),
         ({"env": EnvConfig(BANDIT, share=-1)}, ["data.init_args.env.share"]),
+        ({"env": EnvConfig(BANDIT, share=math.nan)}, ["data.init_args.env.share"]),
+        ({"env": EnvConfig(BANDIT, share=math.inf)}, ["data.init_args.env.share"]),
         ({"env": EnvConfig(BANDIT, retries=-1)}, ["data.init_args.env.retries"]),
         ({"envs": [EnvConfig(BANDIT), TaskSet("tasks.jsonl", share=0)]}, ["data.init_args.envs[1].share"]),
         ({"envs": [EnvConfig(BANDIT, retries=-1), TaskSet("tasks.jsonl")]}, ["data.init_args.envs[0].retries"]),
@@ -253,12 +244,16 @@ def test_a_wrong_source_among_several_is_told_by_its_place(
 def test_the_label_of_a_checkpoint_does_not_depend_on_how_sources_are_given() -> None:
     """As it was written before there was a list, so checkpoints of that time go on."""
     sources = [EnvConfig(BANDIT, {"arms": 3}, share=2), EnvConfig("Varied-v0"), TaskSet("sums.jsonl", share=3)]
-    assert RolloutDataModule(envs=sources, seed=5)._origin == (
+
+    def origin(**given: Any) -> str:
+        data = RolloutDataModule(**given, seed=5)
+        return origin_of(data.pool, data.sizes, data.seed)
+
+    assert origin(envs=sources) == (
         "agentrl_envs:Bandit-v0 with {'arms': 3} (share 2) and Varied-v0 with {} (share 1) and tasks of sums.jsonl "
         "(share 3), seed 5"
     )
-    one, listed = RolloutDataModule(sources[0], seed=5), RolloutDataModule(envs=sources[:1], seed=5)
-    assert one._origin == listed._origin == "agentrl_envs:Bandit-v0 with {'arms': 3}, seed 5"
+    assert origin(env=sources[0]) == origin(envs=sources[:1]) == "agentrl_envs:Bandit-v0 with {'arms': 3}, seed 5"
 
 
 @pytest.mark.parametrize("shares", [[1.0], [1.0, 1.0], [3.0, 1.0], [0.5, 0.25, 0.125]])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lightning_agentrl.engines.transformers.batch import PaddedPrefill, TreePrefill
+from lightning_agentrl.engines.transformers.rows import PaddedPrefill, TreePrefill
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.families import FAMILIES, SHARING, STATES, check_family, why_unshared, without_dropout
 from lightning_agentrl.models.kernels import checkpoint_activations
@@ -297,8 +297,7 @@ def test_the_engine_reads_prompts_of_the_family(family, plain, policy):
     prefill = (TreePrefill if policy.engine_shares else PaddedPrefill)(policy.eval())
     expected = torch.stack([alone(plain, row)[-PROMPT_ENDS - 1 : -1] for row in ROWS])
     for _ in range(2):
-        first, rows_of = prefill([text(*row.ids[:-PROMPT_ENDS]) for row in ROWS])
-        rows = rows_of(range(len(ROWS)))
+        first, rows = prefill([text(*row.ids[:-PROMPT_ENDS]) for row in ROWS])
         hidden = [first, *(rows.read_on(policy, [row.ids[-k] for row in ROWS]) for k in range(PROMPT_ENDS, 1, -1))]
         assert error(torch.stack(hidden, 1), expected) < 1e-5
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_agentrl.prompts.parser import ParsedReply, RawParser, TolerantParser, split_reply
+from lightning_agentrl.prompts.parser import ParsedReply, RawParser, TolerantParser
 
 BABYAI = ["turn left", "turn right", "go forward", "pick up", "drop", "toggle"]
 BABYAI_ALIASES = {
@@ -207,10 +207,6 @@ def test_raw_parser():
 )
 def test_thought(reply, thought):
     assert TolerantParser().parse(reply, BABYAI, {}).thought == thought
-
-
-def test_split_reply_without_keys():
-    assert split_reply("turn left") == ("", "turn left", 0)
 
 
 @pytest.mark.parametrize(

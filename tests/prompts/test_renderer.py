@@ -20,11 +20,6 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-FORGETTING = (  # a mark on the last reply only, as templates that drop earlier reasoning do
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
-    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 ACTIONS = {"turn left": "", "turn right": "", "go forward": "one step"}
 SYSTEM = "Reach the green door."
@@ -190,18 +185,6 @@ def test_reply_text_is_read_back(think, thought):
     assert TolerantParser().parse(text, list(ACTIONS), {}) == expected
 
 
-def test_tokens_before_a_place_in_the_reply():
-    """Every token but those that hold a later character."""
-    made = renderer(think=True)
-    text = "THINK: left is a wall, über it\nACTION: turn right"
-    ids = TOKENIZER.encode(text, add_special_tokens=False)
-    for chars in range(len(text) + 1):
-        count = made.tokens_before(ids, chars)
-        assert len(made.decode(ids[:count])) <= chars
-        assert count == len(ids) or len(made.decode(ids[: count + 1])) > chars
-    assert made.tokens_before(ids, len(text)) == len(ids)
-
-
 def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
     """As of Llama 2: characters, and the bytes of characters that are not in the vocabulary."""
     pieces = ["<unk>", "<|im_start|>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
@@ -243,19 +226,6 @@ def test_a_reply_cut_inside_a_character_is_split_at_its_action(kind: str) -> Non
     count = made.tokens_before(ids, start)
     assert made.decode(ids[:count]) == made.decode(ids)[:start]
     assert made.decode(ids[: count + 1])[start:].startswith("A")
-
-
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_the_split_of_a_long_reply_decodes_it_few_times(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = TOKENIZERS[kind]
-    made = ChatRenderer(tokenizer)
-    text = "THINK: " + "東京 over 🙂" * 400
-    ids = tokenizer.encode(f"{text}\nACTION: left", add_special_tokens=False)
-    read = []
-    decode = made.decode
-    monkeypatch.setattr(made, "decode", lambda some: read.append(len(some)) or decode(some))
-    assert decode(ids[: made.tokens_before(ids, len(text))]) == text
-    assert len(read) <= 4 * len(ids).bit_length()
 
 
 # Limits
@@ -302,34 +272,6 @@ def counts(ids) -> list[int]:
     return [list(ids).count(TOKENIZER.convert_tokens_to_ids(token)) for token in [*SPECIAL, "<think>", "</think>"]]
 
 
-def test_text_cannot_forge_special_tokens():
-    chat = renderer(max_prompt_tokens=9999)
-
-    def both(text: str) -> list[list[int]]:
-        actions = {f"look{text}": text}
-        memory = Recollection((PastTurn(text, text, text),), note=text)
-        prompt = chat.render(Rules(f"rules{text}", [(text, text)], actions), Observation(f"a{text}", text), memory)
-        following = chat.continuation(Rules(f"rules{text}", actions=actions), Observation(f"a{text}", text))
-        return [list(input_of(segments).ids) for segments in (prompt.segments, following)]
-
-    assert [counts(ids) for ids in both(FORGED)] == [counts(ids) for ids in both(" plain")]
-
-
-def test_harmless_text_is_unchanged():
-    text = "a < b |im_end| 'quoted' {{ jinja }} <tag> \u00e9\u4e2d"
-    assert f"Observation:\n{text}\n\n" in prompt_text(renderer(), observation=text)
-    assert "wall < |im_end|> ahead" in prompt_text(renderer(), observation="wall <|im_end|> ahead")
-
-
-@settings(max_examples=50)
-@given(st.lists(st.sampled_from(["<", "<|im_end|>", "|im_end|>", "<|im_", "end|>", "<|im_start|>", " ", "x"])))
-def test_no_mixture_of_pieces_forges_a_special_token(pieces):
-    ids = input_of(render(SHARED, observation="".join(pieces)).segments).ids
-    assert counts(ids) == counts(input_of(render(SHARED).segments).ids)
-
-
-SHARED = renderer(max_prompt_tokens=9999)
-
 # Growing samples
 
 
@@ -365,15 +307,6 @@ def test_a_template_without_newline_gives_no_empty_glue():
     ]
     glue, _ = chat.continuation(Rules(SYSTEM, actions=ACTIONS), Observation("a wall"), closed=False)
     assert glue.ids == (chat.template.turn_close_id,)
-
-
-def test_a_forgetting_template_renders_but_does_not_grow():
-    chat = ChatRenderer(make_tokenizer(FORGETTING))
-    assert not renderer().template.rewriting()
-    assert chat.template.rewriting()
-    assert "room 4" in prompt_text(chat, Recollection(PAST))
-    with pytest.raises(ValueError, match="'models/tiny'"):
-        chat.continuation(Rules(SYSTEM, actions=ACTIONS), Observation("a wall"))
 
 
 # Ids and the start-up probe

@@ -33,7 +33,7 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
-from lightning_agentrl.rollout.collector import FixedTurns
+from lightning_agentrl.rollout.collector import Connection, FixedTurns
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.types import ForkPlan, Rollout, Turn
@@ -197,7 +197,7 @@ class Learner:
         """Do what an agent does when a run starts; ``LEARNERS[data]`` is then this one."""
         LEARNERS[data] = self
         data.use_model(self.tokenizer, self.context_length)
-        data.connect(
+        connection = Connection(
             PolicyHandle(
                 self.policy,
                 data.player.renderer.stop_token_ids,
@@ -214,6 +214,7 @@ class Learner:
             greedy_baseline=self.greedy_baseline,
             forks=self.forks,
         )
+        data.connect(connection)
 
     def after_sync(self) -> None:
         """Do nothing."""
@@ -221,7 +222,7 @@ class Learner:
 
 def play_held_out(data: RolloutDataModule, seeds: Sequence[int]) -> list[EpisodeResult]:
     """Results of held-out episodes with the current weights of the data module's learner."""
-    return data.collector.play_held_out(seeds, LEARNERS[data].policy_version, data.validation)[0]
+    return data.collector.play_held_out(seeds, data.validation)[0]
 
 
 def story(rollout: Rollout) -> list[tuple]:

@@ -25,7 +25,7 @@ from lightning_agentrl.rollout import (
 )
 from lightning_agentrl.rollout.stopping import Stopped
 from tests.metrics.clock import FakeClock
-from tests.rollout.scripted import FREE_TEXT, LEARNERS, Learner, Scripted, play_held_out, story
+from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, play_held_out, story
 
 GO, ARRIVED = threading.Event(), threading.Event()
 FAILS = threading.Event()
@@ -124,7 +124,7 @@ def test_a_rollout_comes_home_while_the_caller_does_something_else(connected, ti
     assert story(data.stream.collect()) == story(twin.stream.collect())
     GO.clear()
     ARRIVED.clear()
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     assert ARRIVED.wait(30)
     change(learner)
     GO.set()
@@ -132,7 +132,7 @@ def test_a_rollout_comes_home_while_the_caller_does_something_else(connected, ti
     assert story(ahead) == story(twin.stream.collect())
     assert {turn.policy_version for turn in ahead.turns} == {0}
     change(other)
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     change(learner)
     ahead = data.stream.collect()
     assert story(ahead) == story(twin.stream.collect())
@@ -144,7 +144,7 @@ def test_validation_waits_plays_the_current_weights_and_leaves_the_rollout(conne
     data, twin = connected(data_module(), learner), connected(data_module(max_staleness=0), other)
     data.stream.collect()
     twin.stream.collect()
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     expected = story(twin.stream.collect())
     change(learner)
     change(other)
@@ -157,7 +157,7 @@ def test_a_checkpoint_waits_and_holds_the_rollout(connected, tiny_folder, tmp_pa
     data, new = connected(data_module()), data_module()
     data.stream.collect()
     GO.clear()
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     threading.Timer(0.2, GO.set).start()
     torch.save(data.state_dict(), tmp_path / "data.pt")
     expected = [story(data.stream.collect()), story(data.stream.collect())]
@@ -177,7 +177,7 @@ def test_a_checkpoint_waits_and_holds_the_rollout(connected, tiny_folder, tmp_pa
 def test_what_must_not_be_trained_on_is_named_and_collected_anew(connected, tiny_folder, settings, reason):
     data, learner = connected(data_module()), Learner(tiny_folder)
     data.stream.collect()
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     state = data.state_dict()
     new = data_module(**settings)
     new.load_state_dict(state)
@@ -194,7 +194,7 @@ def test_an_error_is_raised_where_the_rollout_is_needed_and_the_environments_are
     data.stream.collect()
     twin.stream.collect()
     FAILS.set()
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     state = data.state_dict()  # a checkpoint of the iteration that is over
     assert state["ahead"] is None
     with pytest.raises(EnvError, match="OSError: the game has crashed") as error:
@@ -209,7 +209,7 @@ def test_an_error_that_nobody_waits_for_is_told_at_the_end(connected):
     data = connected(data_module())
     data.stream.collect()
     FAILS.set()
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     with pytest.warns(UserWarning, match="OSError"):
         data.teardown("fit")
 
@@ -221,7 +221,7 @@ def test_an_interrupt_ends_it_and_a_second_fit_goes_on_where_it_had_begun(connec
     twin.stream.collect()
     GO.clear()
     ARRIVED.clear()
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     assert ARRIVED.wait(30)
     threading.Timer(0.2, GO.set).start()  # the environment's own call cannot be interrupted
     data.on_exception(KeyboardInterrupt())
@@ -236,7 +236,7 @@ def test_a_stuck_collection_is_named_while_the_trainer_works(connected):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         GO.clear()
-        data.collector.begin_next(LEARNERS[data].policy_version)
+        data.collector.begin_next()
         end = time.monotonic() + 30
         with data.collector.clock.stage("update"):
             while not any(str(w.message).endswith(message) for w in caught):
@@ -254,7 +254,7 @@ def test_progress_counts_only_while_somebody_waits(connected, tiny_folder):
     learner.clock.listeners.append(lambda stage, done, total: reported.append((stage, done, total)))
     GO.clear()
     ARRIVED.clear()
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     assert ARRIVED.wait(30)
     with learner.clock.stage("update", total=9):
         GO.set()
@@ -282,11 +282,11 @@ def test_the_seconds_of_every_update_of_the_engine_are_told(connected, tiny_fold
     data = connected(data_module(engine=Slow()), learner)
     data.stream.collect()
     assert read()["time/sync_seconds"] == 0.5
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     assert read() == {"time/iteration_seconds": 0.5, "time/collect_seconds": 0.5, "time/sync_seconds": 0.5}
     data.stream.collect()
     assert "time/sync_seconds" not in read()
-    data.collector.begin_next(LEARNERS[data].policy_version)
+    data.collector.begin_next()
     play_held_out(data, data.val_dataloader().seeds[:2])
     numbers = read()
     assert (numbers["time/validate_seconds"], numbers["time/sync_seconds"]) == (0.5, 1.0)
@@ -337,7 +337,7 @@ def test_no_turn_of_a_group_is_older_than_the_bound(connected, tiny_folder, ahea
     for version in range(5):
         learner.policy_version = version
         rollout = data.stream.collect()
-        data.collector.begin_next(LEARNERS[data].policy_version)
+        data.collector.begin_next()
         oldest.append(version - min(turn.policy_version for turn in rollout.turns))
         assert all(turn.policy_version <= max(version - 1, 0) for turn in rollout.turns)
     assert max(oldest) == oldest[-1] == bound
@@ -348,5 +348,5 @@ def test_zero_keeps_nothing_apart(connected, tiny_folder):
     learner = Learner(tiny_folder)
     data = connected(data_module(max_staleness=0), learner)
     data.stream.next_rollout()
-    assert data.engine._handle.policy is learner.policy
+    assert data.engine._batch.policy is learner.policy
     assert data.state_dict()["ahead"] is None

@@ -10,7 +10,6 @@ import time
 import gymnasium
 import pytest
 
-from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.prompts.parser import ParsedReply
 from lightning_agentrl.rollout import (
     FullMemory,
@@ -274,28 +273,6 @@ def test_any_text_environment_works(tiny_folder):
     assert [turn.stop for turn in rollout.turns] == [None, "env_truncated"] * 2
     assert [turn.valid for turn in rollout.turns] == [bool(text) for text in log]
     assert rollout.turns[1].observation == f"you said {len(log[0])} letters"
-
-
-class Pixels(Plain):
-    def reset(self, *, seed=None, options=None):
-        return 7, {}
-
-
-def test_other_observations_are_refused(tiny_folder):
-    message = r"environment 0 lost 6 episodes .* gave an observation of type int"
-    with workplace(tiny_folder, [Pixels()]) as place, pytest.raises(EnvError, match=message):
-        place.collect(1)
-
-
-def test_an_environment_that_always_fails_ends_the_collection(tiny_folder):
-    def fall(count: int) -> None:
-        raise OSError("the game crashed")
-
-    with workplace(tiny_folder, [Scripted(50), Scripted(50, on_step=fall)]) as place:
-        with pytest.raises(EnvError, match="OSError: the game crashed"):
-            place.collect(500)
-        place.sessions = [place.session(7, Scripted(50))]
-        assert len(place.collect(2).turns) == 2  # the engine is still there
 
 
 def test_same_seed_same_rollout_whoever_else_plays(tiny_folder):

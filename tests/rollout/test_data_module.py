@@ -122,11 +122,6 @@ def test_validation_that_does_not_fit(make, key):
         make()
 
 
-def test_a_wrong_environment_is_told_in_setup():
-    with pytest.raises(ValueError, match=r"data\.init_args\.env\.id"):
-        data_module(env=EnvConfig("agentrl_envs:NoSuch-v0")).setup("fit")
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -254,19 +249,6 @@ def test_every_environment_is_made_once_for_training_and_once_for_validation(con
     play_held_out(data, data.val_dataloader().seeds)
     assert (MADE - trained).total() <= 2 * 2  # of each source at most as many as play at a time
     data.teardown("fit")
-
-
-@pytest.mark.slow
-def test_a_fit_makes_no_environment_twice(tiny_folder, tmp_path):
-    """From the constructor to the end of the first rollout, by Python alone."""
-    MADE.clear()
-    settings = {
-        "env": EnvConfig("Counting-v0", {"name": "only"}),
-        "validation": ValidationConfig(episodes=4, num_envs=3),
-    }
-    trainer = make_trainer(tmp_path, 2, limit_val_batches=1.0)
-    trainer.fit(make_agent(tiny_folder), make_data(**settings))
-    assert MADE["only"] == 4 + 3  # num_envs, and validation.num_envs
 
 
 def test_what_cannot_work_is_refused_by_python_too_before_weights_are_read(tiny_folder, tmp_path, monkeypatch):

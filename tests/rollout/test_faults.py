@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason, inp
 from tests.episodes.small_envs import GARBAGE, Walk
 from tests.episodes.test_env_worker import config, replace_sessions
 from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, Workplace, play_held_out, story, workplace
-from tests.rollout.test_groups import Rank
+from tests.rollout.test_groups import Rank, data_module
 from tests.started import outcomes
 from tests.types import samples
 
@@ -252,8 +252,11 @@ def test_one_loss_after_the_other_stops_the_run_with_a_sentence(tiny_folder):
         def reset(self, **settings):
             raise ConnectionError("no server")
 
-    with workplace(tiny_folder, [Closed(4)]) as place, pytest.raises(EnvError) as error:
-        place.collect(3)
+    with workplace(tiny_folder, [Closed(4), Scripted(4)]) as place:
+        with pytest.raises(EnvError) as error:
+            place.collect(3)
+        place.sessions = [place.session(7, Scripted(50))]
+        assert len(place.collect(2).turns) == 2  # the engine is still there
     assert "environment 0 lost 6 episodes in a row" in str(error.value)
     assert "data.init_args.faults.in_a_row" in str(error.value)
     assert "no server" in str(error.value)
@@ -287,7 +290,7 @@ def broken_on_one(rank: int, store: Path, folder: Path, ahead: int) -> None:
     Learner(folder).connect(data)
     try:
         if ahead:
-            data.collector.begin_next(0)
+            data.collector.begin_next()
         data.stream.collect()
     finally:
         data.teardown("fit")
@@ -427,25 +430,11 @@ for cls in (Moody, Moodier, Shut):
     gymnasium.register(f"{cls.__name__}-v0", cls)
 
 
-@contextmanager
 def group_data(
-    folder: Any, groups: GroupRollout = SIZES, learner: Learner | None = None, **settings: Any
-) -> Iterator[RolloutDataModule]:
-    defaults: dict[str, Any] = {
-        "env": EnvConfig("Moody-v0", retries=0),
-        "num_envs": 4,
-        "prompt": PromptFormat(think=False, max_prompt_tokens=600),
-        "interaction": TurnInteraction(4, RawParser()),
-        "faults": FaultLimits(share=1.0),
-        "seed": 3,
-    }
-    data = RolloutDataModule(**(defaults | {"groups": groups} | settings))
-    data.setup("fit")
-    (learner or Learner(folder)).connect(data)
-    try:
-        yield data
-    finally:
-        data.teardown("fit")
+    folder: Any, groups: GroupRollout | None = SIZES, **settings: Any
+) -> AbstractContextManager[RolloutDataModule]:
+    own = {"env": EnvConfig("Moody-v0", retries=0), "faults": FaultLimits(share=1.0)}
+    return data_module(folder, cast(Any, groups), **(own | settings))
 
 
 @pytest.mark.parametrize("memory", [pytest.param(WindowMemory(), marks=pytest.mark.slow), FullMemory()])

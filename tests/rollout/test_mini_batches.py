@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,9 +91,9 @@ class Order:
         yield
         self.iteration += 1
 
-    def begin_next(self, version: int) -> None: ...
+    def begin_next(self) -> None: ...
 
-    def collect(self, version: int) -> Rollout:
+    def collect(self) -> Rollout:
         self.events.append("collect")
         samples = [
             Sample((prompt(1), action(10 * env + index)), (turn(env=env, index=index),))
@@ -110,7 +109,7 @@ class Order:
 
 def make_stream(learner: Order, seed: int = 0, update_epochs: int = 2) -> RolloutStream:
     sizes = RolloutSizes(num_envs=4, turns_per_env=2, mini_batch_turns=2, update_epochs=update_epochs)
-    return RolloutStream(cast(Collector, learner), learner.prepare, lambda: 0, sizes, seed)
+    return RolloutStream(cast(Collector, learner), learner.prepare, sizes, seed)
 
 
 def test_stream_has_constant_length_and_shows_every_turn_once_per_pass():
@@ -145,8 +144,3 @@ def test_stream_shuffles_anew_in_every_iteration_and_alike_in_every_run():
     resumed = make_stream(order := Order(), update_epochs=1)
     order.iteration = 2
     assert [[(t.env, t.index) for t in batch.rollout.turns] for batch in resumed] == orders(0)[2]
-
-
-@pytest.mark.parametrize("envs", [[], [3, 3, 3]])
-def test_few_rows(envs):
-    assert sorted(row for part in split(spread(envs, 4, 0), 2) for row in part) == list(range(len(envs)))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
-from lightning_agentrl.engines.waiting import Waiting
+import torch
+
+from lightning_agentrl.engines.base import Reply, SamplingRequest, Waiting
 
 Rule = Literal["by_number", "as_they_come"]
 
 
 class Seat:
-    """The place of one player. What is asked inside is its own; it is away while it asks for nothing."""
+    """The place of one player, who enters it. What is asked inside is its own; it is away while it asks for nothing."""
 
     def __init__(self, admission: Admission) -> None:
         self.asks = 0  # requests that were not answered yet
@@ -36,25 +41,33 @@ class Seat:
 _SEAT: ContextVar[Seat | None] = ContextVar("seat", default=None)
 
 
-class Asked:
-    """A request, from when it came until its reply is there.
+@dataclass(eq=False)
+class Draft(Waiting):
+    """A request and what was sampled for it, from when it came until its reply is there.
 
-    Args:
-        waiting: request and caller.
-        seat: of the player who asks; None: of nobody in a seat.
-        after: number of admissions before it came.
+    Its random numbers are drawn when it comes, so batching cannot change it.
     """
 
-    def __init__(self, waiting: Waiting, seat: Seat | None, after: int) -> None:
-        self.waiting = waiting
-        self.seat = seat
-        self.late = seat is not None and seat.late  # the others had gone on without it
-        self.settled = False  # it was answered, or its caller has left
-        request = waiting.request
-        self._order = after, request.number, request.seed, request.temperature
+    seat: Seat | None  # of the player who asks; None: of nobody in a seat
+    after: int  # number of admissions before it came
+    settled: bool = False  # it was answered, or its caller has left
+    done: bool = False  # all of it is sampled
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
 
-    def __lt__(self, other: Asked) -> bool:
-        return self._order < other._order
+    def __post_init__(self) -> None:
+        request = self.request
+        self.late = self.seat is not None and self.seat.late  # the others had gone on without it
+        self.order = self.after, request.number, request.seed, request.temperature
+        random = torch.Generator().manual_seed(request.seed)
+        self.shares = torch.rand(
+            request.max_tokens, generator=random, dtype=torch.float64
+        ).numpy()  # one for each token
+
+    @property
+    def over(self) -> bool:
+        """Whether no more tokens are needed: it is done, or nobody waits for it."""
+        return self.done or self.settled
 
 
 class Admission:
@@ -78,8 +91,7 @@ class Admission:
         self.gather_seconds = gather_seconds
         self._changed = threading.Condition()  # guards all that follows
         self._seats: set[Seat] = set()
-        self._away: set[Seat] = set()  # those of them that ask for nothing
-        self._queue: list[Asked] = []
+        self._queue: list[Draft] = []
         self._admissions = 0
         self._steps_left = 0  # until the next admission
         self._came_at = 0.0  # the last request
@@ -93,7 +105,6 @@ class Admission:
         seats = [Seat(self) for _ in range(players)]
         with self._changed:
             self._seats.update(seats)
-            self._away.update(seats)
             self._changed.notify()
         try:
             yield seats
@@ -104,13 +115,12 @@ class Admission:
     def leave(self, seat: Seat) -> None:
         """Expect nothing more from a seat."""
         with self._changed:
-            if seat in self._seats:
-                self._seats.remove(seat)
-                self._away.discard(seat)
-                self._wake_sampler()
+            self._seats.discard(seat)
+            if not self._awaited():
+                self._changed.notify()
 
-    def ask(self, waiting: Waiting) -> Asked:
-        """Take a request.
+    def ask(self, request: SamplingRequest, future: asyncio.Future[Reply]) -> Draft:
+        """Take a request, and the future for its reply.
 
         Raises:
             RuntimeError: the desk is closed.
@@ -119,39 +129,37 @@ class Admission:
             if self._closed:
                 raise RuntimeError("the engine was stopped")
             seat = _SEAT.get()
-            asked = Asked(waiting, seat if seat in self._seats else None, self._admissions)
-            if asked.seat is not None:
-                asked.seat.asks += 1
-                asked.seat.late = False
-                self._away.discard(asked.seat)
-            self._queue.append(asked)
+            draft = Draft(request, future, seat if seat in self._seats else None, self._admissions)
+            if draft.seat is not None:
+                draft.seat.asks += 1
+                draft.seat.late = False
+            self._queue.append(draft)
             self._came_at = time.monotonic()
-            self._wake_sampler()
-            return asked
+            if not self._awaited():  # so the thread that samples wakes once a batch, not at each request
+                self._changed.notify()
+            return draft
 
-    def settle(self, asked: Asked) -> None:
-        """Note that a request is about to be answered, or that its caller has left."""
+    def settle(self, drafts: Sequence[Draft]) -> None:
+        """Note that requests are about to be answered, or that their callers have left."""
         with self._changed:
-            if asked.settled:
-                return
-            asked.settled = True
-            if asked in self._queue:
-                self._queue.remove(asked)
-            if asked.seat is not None:
-                asked.seat.asks -= 1
-                asked.seat.away_since = time.monotonic()
-                if not asked.seat.asks and asked.seat in self._seats:
-                    self._away.add(asked.seat)
+            for draft in drafts:
+                if draft.settled:
+                    continue
+                draft.settled = True
+                if draft in self._queue:
+                    self._queue.remove(draft)
+                if draft.seat is not None:
+                    draft.seat.asks -= 1
+                    draft.seat.away_since = time.monotonic()
             self._changed.notify()
 
-    def _wake_sampler(self) -> None:
-        """Wake the thread that samples unless it waits for somebody else too: once a batch, not at each request."""
-        if all(seat.late for seat in self._away):
-            self._changed.notify()
+    def _awaited(self) -> list[Seat]:
+        """Return the seats of players who are between two requests, and not for too long."""
+        return [seat for seat in self._seats if not seat.asks and not seat.late]
 
     # For the thread that samples
 
-    def next(self, room: int, running: bool) -> list[Asked] | None:
+    def next(self, room: int, running: bool) -> list[Draft] | None:
         """Wait until it is clear what joins now, and return it.
 
         Args:
@@ -170,7 +178,7 @@ class Admission:
             if self._closed:
                 return [] if running else None
             if self.by_number:
-                self._queue.sort()
+                self._queue.sort(key=attrgetter("order"))
             admitted, self._queue = self._queue[:room], self._queue[room:]
             self._admissions += 1
             self._steps_left = self.every - 1 if self.by_number else 0
@@ -179,24 +187,23 @@ class Admission:
     def _seconds_to_wait(self, room: int, running: bool) -> float:
         """Return how long to wait for a change at most; 0: no longer."""
         now = time.monotonic()
-        away = [(seat, seat.away_since + self.absence_seconds - now) for seat in self._away]
-        for seat, seconds in away:
-            if seconds <= 0 and not seat.late:
+        for seat in self._awaited():
+            if seat.away_since + self.absence_seconds <= now:
                 seat.late = True
                 warnings.warn(
                     f"an environment asked for nothing for {self.absence_seconds:g} s (key data.init_args.engine."
                     "init_args.absence_seconds); the others go on, and this run cannot be repeated to the bit",
                     stacklevel=1,
                 )
-        if waited_for := [seconds for seat, seconds in away if not seat.late]:
-            return min(waited_for)
+        if awaited := self._awaited():
+            return min(map(attrgetter("away_since"), awaited)) + self.absence_seconds - now
         if running or len(self._queue) >= room:
             return 0.0
         if not self._queue:
             return math.inf
         return 0.0 if self._seats else max(0.0, self._came_at + self.gather_seconds - now)
 
-    def close(self) -> list[Asked]:
+    def close(self) -> list[Draft]:
         """Take and admit nothing more, and return what was never admitted."""
         with self._changed:
             self._closed = True

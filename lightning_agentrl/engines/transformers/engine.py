@@ -15,13 +15,20 @@ from typing import ClassVar
 
 import torch
 
-from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.engines.transformers.admission import Admission, Asked, Rule
-from lightning_agentrl.engines.transformers.batch import Batch, Draft, PaddedPrefill, TreePrefill, check_prompt
-from lightning_agentrl.engines.transformers.conversations import Conversations
-from lightning_agentrl.engines.waiting import Waiting, tell_all
+from lightning_agentrl.engines.base import (
+    Engine,
+    EngineMemory,
+    PolicyHandle,
+    Reply,
+    SamplingRequest,
+    Waiting,
+    tell_all,
+)
+from lightning_agentrl.engines.transformers.admission import Admission, Draft, Rule
+from lightning_agentrl.engines.transformers.batch import Batch
 from lightning_agentrl.engines.weights import copied_bytes, copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.types.model_input import check_text_only
 
 
 class TransformersEngine(Engine):
@@ -57,12 +64,10 @@ class TransformersEngine(Engine):
         self.admit_every = admit_every
         self.absence_seconds = absence_seconds
         self.policy_version = 0
-        self._handle: PolicyHandle | None = None  # holds the policy that samples
         self._trained: LanguageModel | None = None  # the original, if the sampling policy is a copy
-        self._desk: Admission | None = None  # while started
+        self._desk: Admission | None = None  # while started, as the two below
+        self._batch: Batch | None = None
         self._worker: threading.Thread | None = None
-        self._prefill: TreePrefill | PaddedPrefill | None = None
-        self._conversations = Conversations(0)
 
     @property
     def holds_copy(self) -> bool:
@@ -83,9 +88,7 @@ class TransformersEngine(Engine):
         self._trained = handle.policy if handle.trained_meanwhile else None
         if self._trained is not None:
             handle = replace(handle, policy=frozen_copy(self._trained, handle.rounds_to))
-        self._handle = handle
-        self._prefill = (TreePrefill if handle.policy.engine_shares else PaddedPrefill)(handle.policy)
-        self._conversations = Conversations(self.max_batch * handle.window)
+        self._batch = Batch(handle, self.max_batch * handle.window)
         if self._worker is None:
             self._desk = Admission(self.admission, self.admit_every, self.absence_seconds, self.gather_seconds)
             self._worker = threading.Thread(target=self._serve, name="transformers-engine", daemon=True)
@@ -95,16 +98,15 @@ class TransformersEngine(Engine):
         self.policy_version = policy_version
         if self._trained is None:
             torch.clear_autocast_cache()  # of the old weights
-        elif self._handle is not None:
-            copy_weights(self._trained, to=self._handle.policy)
-        if self._prefill is not None:
-            self._prefill.forget()  # computed with the old weights
-        self._conversations.forget()  # also where the weights are the same, or a run that goes on would differ
+        elif self._batch is not None:
+            copy_weights(self._trained, to=self._batch.policy)
+        if self._batch is not None:
+            self._batch.forget()  # also where the weights are the same, or a run that goes on would differ
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Gather all weights of the policy on this rank, since ranks sample different numbers of batches."""
-        with self._started()[1].gathered():
+        with self._started()[1].handle.gathered():
             try:
                 yield
             finally:
@@ -119,85 +121,76 @@ class TransformersEngine(Engine):
         if self._desk is not None and self._worker is not None:
             rest = self._desk.close()
             self._worker.join()
-            for asked in rest:  # too late: nobody else would answer them
-                asked.waiting.tell(RuntimeError("the engine was stopped"))
-        self._desk = self._worker = self._prefill = None
-        self._handle = self._trained = None
+            for draft in rest:  # too late: nobody else would answer them
+                draft.tell(RuntimeError("the engine was stopped"))
+        self._desk = self._worker = self._batch = self._trained = None
 
     async def generate(self, request: SamplingRequest) -> Reply:
-        desk, handle, _ = self._started()
-        check_prompt(handle.policy, request.prompt)
-        asked = desk.ask(Waiting.for_reply(request))
+        desk, batch = self._started()
+        if batch.policy.image_reader is None:
+            check_text_only([request.prompt], "TransformersEngine")
+        else:
+            for image in request.prompt.images:
+                batch.policy.image_reader.grid(image)  # raises if the policy cannot read it
+        draft = desk.ask(request, asyncio.get_running_loop().create_future())
         try:
-            return await asked.waiting.future
+            return await draft.future
         except asyncio.CancelledError:
-            desk.settle(asked)
+            desk.settle([draft])
             raise
 
-    def _started(self) -> tuple[Admission, PolicyHandle, TreePrefill | PaddedPrefill]:
-        if self._desk is None or self._handle is None or self._prefill is None:
+    def _started(self) -> tuple[Admission, Batch]:
+        if self._desk is None or self._batch is None:
             raise RuntimeError("the engine was not started")
-        return self._desk, self._handle, self._prefill
+        return self._desk, self._batch
 
     @torch.no_grad()
     def _serve(self) -> None:
-        desk, handle, _ = self._started()
+        """Sample batch after batch in a thread, until the desk is closed."""
+        desk, batch = self._started()
         try:
-            if (device := handle.policy.lm.device).type == "cuda":
+            if (device := batch.policy.lm.device).type == "cuda":
                 torch.cuda.set_device(device)  # a new thread begins with the first one
-            self._sample_all(desk)
+            first = desk.next(self.max_batch, running=False)
+            while first is not None:
+                batch = self._started()[1]
+                # Leaving autocast drops the weights that it has cast, of all threads: those of the batch before, and
+                # also those that are trained on meanwhile.
+                with batch.handle.precision():
+                    while first is not None and batch is self._batch:  # else it was started anew
+                        self._sample(desk, batch, first)
+                        first = desk.next(self.max_batch, running=False)
         except BaseException as error:  # such as a warning that counts as an error
-            for asked in desk.close():  # and what comes later is refused
-                asked.waiting.tell(RuntimeError(_ended_by(error)))
+            for draft in desk.close():  # and what comes later is refused
+                draft.tell(RuntimeError(_ended_by(error)))
             raise
 
-    def _sample_all(self, desk: Admission) -> None:
-        first = desk.next(self.max_batch, running=False)
-        while first is not None:
-            handle = self._started()[1]
-            # Leaving autocast drops the weights that it has cast, of all threads: those of the batch before, and also
-            # those that are trained on meanwhile.
-            with handle.precision():
-                while first is not None and handle is self._handle:  # else it was started anew
-                    self._sample_batch(first)
-                    first = desk.next(self.max_batch, running=False)
-
-    def _sample_batch(self, first: Sequence[Asked]) -> None:
-        desk, handle, prefill = self._started()
-        batch = Batch(prefill, set(handle.stop_token_ids), self._conversations, handle.decode)
+    def _sample(self, desk: Admission, batch: Batch, new: Sequence[Draft]) -> None:
+        """Sample until nothing is left to do. An error is passed to everyone who waits for a reply."""
         try:
-            with _evaluating(handle.policy):
-                last = self._sample(desk, batch, first)
-            self._tell(desk, batch, last)
-        except BaseException as error:  # passed to everyone who waits for a reply of this batch
+            with _evaluating(batch.policy):
+                done = batch.step(new)
+                while batch.drafts:
+                    self._answer(desk, batch, done)
+                    room = self.max_batch - len(batch.drafts)
+                    done = batch.step((desk.next(room, running=True) if batch.prefill.whole_rows else None) or ())
+            self._answer(desk, batch, done)  # when the policy is as it was
+        except BaseException as error:
             fault = error if isinstance(error, Exception) else RuntimeError(_ended_by(error))
-            for asked in [*first, *batch.new, *(draft.asked for draft in batch.drafts)]:
-                if not asked.settled:
-                    desk.settle(asked)
-                    asked.waiting.tell(fault)
+            for draft in batch.drop():
+                if not draft.settled:
+                    desk.settle([draft])
+                    draft.tell(fault)
             if fault is not error:
                 raise
 
-    def _sample(self, desk: Admission, batch: Batch, first: Sequence[Asked]) -> list[Draft]:
-        """Sample until nothing is left to do; return what was done last, to be told when the policy is as it was."""
-        new = first
-        while True:
-            done = batch.step(new)
-            if not batch.drafts:
-                return done
-            self._tell(desk, batch, done)
-            more = desk.next(self.max_batch - len(batch.drafts), running=True) if batch.prefill.whole_rows else None
-            new = more or ()
-
-    def _tell(self, desk: Admission, batch: Batch, done: Sequence[Draft]) -> None:
-        outcomes = []
+    def _answer(self, desk: Admission, batch: Batch, done: Sequence[Draft]) -> None:
+        outcomes: list[tuple[Waiting, Reply | Exception]] = []
         for draft in done:
-            ids = tuple(draft.ids)
-            closed = ids[-1] in batch.stop_token_ids
-            reply = Reply(ids, tuple(draft.logps), closed, self.policy_version, draft.asked.late)
-            outcomes.append((draft.asked.waiting, reply))
-        for draft in done:
-            desk.settle(draft.asked)  # first, since its caller asks again at once
+            closed = draft.ids[-1] in batch.handle.stop_token_ids
+            reply = Reply(tuple(draft.ids), tuple(draft.logps), closed, self.policy_version, draft.late)
+            outcomes.append((draft, reply))
+        desk.settle(done)  # first, since their callers ask again at once
         tell_all(outcomes)
 
 

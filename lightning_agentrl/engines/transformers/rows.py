@@ -1,20 +1,36 @@
-"""Rows of tokens side by side, with the keys and values that were computed of them."""
+"""Rows of tokens side by side, with the keys and values that were computed of them, and how prompts become rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from lightning_agentrl.models.attention.tree import no_mask
 from lightning_agentrl.models.language_model import LanguageModel, read_tokens
-from lightning_agentrl.models.vision import PackedImages, text_decoder
+from lightning_agentrl.models.loading import UNIQUE_POSITIONS
+from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
+from lightning_agentrl.models.vision import PackedImages, find_tokens, text_decoder
+from lightning_agentrl.types.model_input import ModelInput
+from lightning_agentrl.types.transfer import integers
+
+LEAST_PREFIX = 8  # tokens; reading fewer again costs less than keeping them apart
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One row, kept after its reply: the keys of its tokens, and keys and values [heads, L, D] of each layer."""
+
+    keys: Keys
+    layers: Sequence[tuple[Tensor, Tensor]]
+    next: int  # position behind the last token; an image takes fewer than it has tokens
 
 
 @dataclass
@@ -29,49 +45,44 @@ class Rows:
         """Read one more token of each row and return hidden states [B, H]."""
         self.seen = torch.cat([self.seen, self.seen.new_ones(len(tokens_B), 1)], 1)
         self.positions = self.positions + 1
-        return read(
-            policy,
-            torch.tensor(tokens_B, device=self.seen.device)[:, None],
-            self.positions,
-            attention_mask=self.seen,
-            cache=self.cache,
-        )[:, -1]
-
-    @property
-    def layers(self) -> list[Any]:
-        return cast(Any, self.cache).layers
-
-    def packed(self) -> Rows:
-        """Close the gaps between the tokens of a row, so that each ends with all of them, and return the rows."""
-        order = self.seen.argsort(dim=1, stable=True)  # columns without a token first
-        width = int(self.seen.sum(1).max())
-        order = order[:, -width:]
-        self.seen = self.seen.gather(1, order)
-        for layer in self.layers:
-            index = order[:, None, :, None].expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])
-            layer.keys = layer.keys.gather(2, index)
-            layer.values = layer.values.gather(2, index[..., :1].expand(-1, -1, -1, layer.values.shape[3]))
-        return self
+        ids = torch.tensor(tokens_B, device=self.seen.device)[:, None]
+        return read(policy, ids, self.positions, attention_mask=self.seen, cache=self.cache)[:, -1]
 
     def kept(self, rows: Sequence[int]) -> Rows:
         """Return some of the rows without the columns that only others need. All layers must hold whole rows."""
         places = torch.tensor(rows, device=self.seen.device)
         first = self.seen.shape[1] - int(self.seen[places].sum(1).max())
-        cache = DynamicCache()
-        for index, layer in enumerate(self.layers):
-            cache.update(layer.keys[places, :, first:], layer.values[places, :, first:], index)
+        cache = cache_of((keys[places, :, first:], values[places, :, first:]) for keys, values in layers_of(self.cache))
         return Rows(cache, self.seen[places, first:], self.positions[places])
 
-    def join(self, others: Rows) -> None:
-        """Take rows in, behind these. The caches of all layers must hold whole rows."""
+    def joined(self, others: Rows) -> Rows:
+        """Return these rows and others behind them. The caches of all layers must hold whole rows."""
         width = max(self.seen.shape[1], others.seen.shape[1])
-        self.positions = torch.cat([self.positions, others.positions])
-        self.seen = torch.cat([pad(rows.seen, (width - rows.seen.shape[1], 0)) for rows in (self, others)])
-        for own, new in zip(self.layers, others.layers, strict=True):
-            own.keys, own.values = (
-                torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])
-                for pair in ((own.keys, new.keys), (own.values, new.values))
-            )
+        seen = torch.cat([pad(rows.seen, (width - rows.seen.shape[1], 0)) for rows in (self, others)])
+        both = zip(layers_of(self.cache), layers_of(others.cache), strict=True)
+        cache = cache_of(
+            [torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in pair]) for pair in zip(*layers, strict=True)]
+            for layers in both
+        )
+        return Rows(cache, seen, torch.cat([self.positions, others.positions]))
+
+    def conversation(self, row: int, keys: Keys) -> Conversation:
+        """Return a copy of one row, whose tokens have these keys."""
+        layers = [(k[row, :, -len(keys) :].clone(), v[row, :, -len(keys) :].clone()) for k, v in layers_of(self.cache)]
+        return Conversation(keys, layers, int(self.positions[row]) + 1)
+
+
+def layers_of(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
+    """Return keys and values [B, heads, L, D] of each layer."""
+    return [(layer.keys, layer.values) for layer in cast(Any, cache).layers]
+
+
+def cache_of(layers: Iterable[Sequence[Tensor]]) -> DynamicCache:
+    """Return a cache with these keys and values, in whole rows even if layers have windows."""
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(layers):
+        cache.update(keys, values, index)
+    return cache
 
 
 def read(
@@ -93,3 +104,161 @@ def read(
 def _name_of_cache(decoder: type[nn.Module]) -> str:
     """Return what a decoder's forward pass calls its cache; transformers has renamed it."""
     return "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"
+
+
+class TreePrefill:
+    """Prefill as a prefix tree: a common prefix is computed once, that of all prompts once for many batches.
+
+    Prefixes are compared by keys, so prompts with different images share nothing behind the first of them.
+    """
+
+    whole_rows: ClassVar[bool] = True  # are in the cache, so rows can join and leave
+
+    def __init__(self, policy: LanguageModel) -> None:
+        self.policy = policy
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the kept prefix, as the weights have changed."""
+        self._prefix: Keys = ()
+        self._next = 0  # position behind the prefix; an image takes fewer than it has tokens
+        self._prefix_cache = DynamicCache()
+
+    def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
+        """Read prompts.
+
+        Args:
+            prompts: to be read.
+            beside: those of the replies that are being sampled meanwhile, whose prefix is worth keeping too.
+
+        Returns:
+            Hidden states [B, H] of their last tokens, and their rows.
+        """
+        self.keep_common_prefix([*prompts, *beside])
+        past, device = len(self._prefix), self.policy.lm.device
+        layout = lay_out([prompt.keys[past:] for prompt in prompts], device)
+        ends = [layout.find(k, (len(prompt) - past - 1,))[0] for k, prompt in enumerate(prompts)]
+        cache = cache_of(layers_of(self._prefix_cache))  # since the model appends to it
+        positions, images = self._next + layout.tree.positions, [prompt.images for prompt in prompts]
+        tokens = find_tokens(layout.keys, positions, layout.tree.ends, images, self.policy.image_reader)
+        hidden_N = read(
+            self.policy,
+            tokens.ids[None],
+            tokens.positions[..., None, :],
+            tokens.images,
+            attention_mask=no_mask(device),
+            cache=cache,
+            tree=layout.tree,
+            **{UNIQUE_POSITIONS: integers(sorted(set(ends)), device)},
+        )[0]
+        columns_BL = past + _left_padded([[*range(-past, 0), *layout.places(k)] for k in range(len(prompts))], device)
+        rows = cache_of(
+            (keys[0][:, columns_BL].transpose(0, 1), values[0][:, columns_BL].transpose(0, 1))
+            for keys, values in layers_of(cache)
+        )
+        return hidden_N[ends], Rows(rows, _seen(prompts, device), _last(tokens.positions)[ends, None])
+
+    def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
+        """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
+
+        At least one token of each prompt is left out, since its hidden state is needed. A few tokens are not kept. On a
+        GPU none are: FlexAttention reads no tree behind a past, and dense attention has a mask of all pairs of tokens.
+        """
+        rows = [prompt.keys for prompt in prompts]
+        common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
+        common = len(prompts[0].head(common))
+        if common < LEAST_PREFIX or self.policy.lm.device.type == "cuda":
+            common = 0
+        kept = self._prefix
+        if common >= len(kept) and rows[0][: len(kept)] == kept and common <= 2 * len(kept):
+            return
+        self.forget()
+        if common:
+            self._prefix = rows[0][:common]
+            order = torch.arange(common, device=self.policy.lm.device)
+            ends, reader = torch.full_like(order, common), self.policy.image_reader
+            tokens = find_tokens(self._prefix, order, ends, [prompts[0].images], reader)
+            positions = tokens.positions[..., None, :]
+            read(self.policy, tokens.ids[None], positions, tokens.images, cache=self._prefix_cache)
+            self._next = int(_last(tokens.positions)[-1]) + 1
+
+
+class PaddedPrefill:
+    """Prefill of padded prompts side by side, for models whose layers cannot read a tree.
+
+    What such layers keep of the past may be anything, so no row joins or leaves before all are done.
+    """
+
+    whole_rows: ClassVar[bool] = False
+
+    def __init__(self, policy: LanguageModel) -> None:
+        self.policy = policy
+
+    def forget(self) -> None:
+        """Do nothing: no prefix is kept."""
+
+    def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
+        """Read prompts; see :class:`TreePrefill`."""
+        device, cache = self.policy.lm.device, DynamicCache(config=self.policy.lm.config)
+        seen = _seen(prompts, device)
+        width = seen.shape[1]
+        keys = [key for prompt in prompts for key in (*[0] * (width - len(prompt)), *prompt.keys)]
+        positions = (seen.cumsum(1) - 1).clamp_min(0)
+        ends = torch.arange(1, len(prompts) + 1, device=device).repeat_interleave(width) * width
+        images, reader = [prompt.images for prompt in prompts], self.policy.image_reader
+        tokens = find_tokens(keys, positions.flatten(), ends, images, reader)
+        ids, positions = tokens.ids.view(seen.shape), tokens.positions.unflatten(-1, seen.shape)
+        hidden = read(self.policy, ids, positions, tokens.images, attention_mask=seen, cache=cache)
+        return hidden[:, -1], Rows(cache, seen, _last(tokens.positions).view(seen.shape)[:, -1:])
+
+
+def read_on(
+    policy: LanguageModel, prompts: Sequence[ModelInput], conversations: Sequence[Conversation]
+) -> tuple[Tensor, Rows]:
+    """Read what prompts add to their conversations, side by side.
+
+    Returns:
+        Hidden states [B, H] of their last tokens, and their rows.
+    """
+    device = policy.lm.device
+    known = [len(one.keys) for one in conversations]
+    new = [prompt.ids[n:] for n, prompt in zip(known, prompts, strict=True)]
+    past, width = max(known), max(map(len, new))
+    cache = cache_of(
+        [torch.stack([pad(x, (0, 0, past - x.shape[1], 0)) for x in side]) for side in zip(*layers, strict=True)]
+        for layers in zip(*(one.layers for one in conversations), strict=True)
+    )
+    # Behind the new tokens of a row are blanks, which none of them sees; between old and new ones there are none, since
+    # layers with a window count columns.
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in new], device=device)
+    seen = torch.zeros(len(new), past + width, dtype=torch.int64, device=device)
+    positions = torch.zeros(len(new), width, dtype=torch.int64, device=device)
+    for row, (one, n, tokens) in enumerate(zip(conversations, known, new, strict=True)):
+        seen[row, past - n : past + len(tokens)] = 1
+        positions[row] = torch.arange(one.next, one.next + width, device=device)
+    hidden = read(policy, ids, positions, attention_mask=seen, cache=cache)
+    last = torch.tensor([len(row) - 1 for row in new], device=device)
+    # Close the gaps: columns without a token come first, and those that no row needs are left out.
+    order = seen.argsort(dim=1, stable=True)[:, -int(seen.sum(1).max()) :]
+    packed = cache_of(
+        [x.gather(2, order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])) for x in layer]
+        for layer in layers_of(cache)
+    )
+    rows = Rows(packed, seen.gather(1, order), positions.gather(1, last[:, None]))
+    return hidden[torch.arange(len(new), device=device), last], rows
+
+
+def _left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return [B, L]: rows of integers that end in the same column, 0 before each."""
+    width = max(map(len, rows))
+    return integers([x for row in rows for x in (*[0] * (width - len(row)), *row)], device).view(len(rows), width)
+
+
+def _seen(prompts: Sequence[ModelInput], device: torch.device) -> Tensor:
+    """Return int64 [B, L]: 1 on the tokens of left-padded prompts."""
+    return _left_padded([[1] * len(prompt) for prompt in prompts], device)
+
+
+def _last(positions: Tensor) -> Tensor:
+    """Return [N]: for each token the position that the next text token follows."""
+    return positions if positions.dim() == 1 else positions.amax(0)

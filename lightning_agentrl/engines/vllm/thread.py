@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import queue
 import threading
@@ -10,8 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lightning_agentrl.engines.base import Reply, SamplingRequest
-from lightning_agentrl.engines.waiting import Waiting
+from lightning_agentrl.engines.base import Reply, SamplingRequest, Waiting
 from lightning_agentrl.errors import one_line
 
 T = TypeVar("T")
@@ -74,7 +74,8 @@ class VLLMThread:
 
     async def ask(self, request: SamplingRequest) -> Reply:
         """Sample one reply; if the caller is cancelled, its request is aborted."""
-        waiting, name = Waiting.for_reply(request), str(next(self._numbers))
+        waiting = Waiting(request, asyncio.get_running_loop().create_future())
+        name = str(next(self._numbers))
 
         def begin(engine: Any) -> None:
             self._in_flight[name] = waiting  # notified with the others if this ends the thread
