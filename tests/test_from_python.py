@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -19,7 +18,7 @@ from lightning_agentrl.advantages import GAE, AdvantageEstimator, estimated
 from lightning_agentrl.agents import KL
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
-from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic, values_of
+from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.prompts.memory import Recollection
 from lightning_agentrl.rollout import EnvConfig, TurnInteraction, WindowMemory
 from lightning_agentrl.types import Rollout
@@ -195,13 +194,6 @@ def test_a_loss_that_would_be_broadcast_is_refused(shape: tuple[int, ...]) -> No
 def test_rewards_that_are_forgotten_or_broadcast_are_refused(given: Any) -> None:
     with pytest.raises((AttributeError, ValueError)):
         build(draw_episodes(3)).rollout.union(shaped_rewards=given)
-
-
-def test_a_critic_with_two_columns_is_refused() -> None:
-    critic: Any = lambda packed, hidden: torch.zeros(3, 2)  # noqa: E731
-    packed: Any = SimpleNamespace(logit_positions=torch.arange(3))
-    with pytest.raises(RuntimeError, match="invalid for input of size 6"):
-        values_of(critic, packed, None)
 
 
 class Bare(AdvantageEstimator):

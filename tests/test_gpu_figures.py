@@ -13,10 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from benchmarks import gpu_figures
-from benchmarks.engines.busy import BusyGPU, Usage
 from benchmarks.gpu_figures import Part, measure, run
 from benchmarks.speed.layouts import Case
-from benchmarks.speed.random_models import wide_tokenizer
 from benchmarks.speed.utilisation import sizes_of, step_flops
 from tests.engines.servers import is_running
 
@@ -90,23 +88,3 @@ def test_operations_of_a_step_are_those_that_torch_counts(tiny_folder: Path, sha
         pairs = shared * (shared + 1) // 2
         saved = 2 * (sizes.linear - sizes.last) * shared + 4 * sizes.attention * pairs
         assert step_flops(sizes, apart, 3) - step_flops(sizes, together, 3) == 3 * 2 * saved
-
-
-def test_every_id_of_a_random_model_decodes() -> None:
-    tokenizer = wide_tokenizer(1000)
-    assert len(tokenizer) == 1000
-    assert tokenizer.decode([999]) == "<word999>"
-    assert tokenizer.encode("go forward") == wide_tokenizer(600).encode("go forward")
-
-
-def test_use_of_a_gpu_is_read_from_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text("#!/bin/sh\necho '[N/A], 1024'; echo '30, 2048'; echo '50, 1024'; sleep 100\n")
-    driver.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    began = time.time()
-    with BusyGPU() as gpu:
-        while len(gpu.samples) < 2:
-            time.sleep(0.01)
-        assert gpu.between(began, time.time()) == Usage(share=0.4, gib=2.0)
-    assert gpu.between(0, began) is None

@@ -13,9 +13,7 @@ import yaml
 
 from lightning_agentrl import __version__
 from lightning_agentrl.commands import main as commands
-from lightning_agentrl.commands.clone import CloneCLI
 from lightning_agentrl.commands.fit import AgentCLI
-from lightning_agentrl.commands.inspect import InspectCLI
 from lightning_agentrl.run_files import read_turns
 from tests.cli import Config, changed, fit, run_command
 from tests.disks import mounted
@@ -53,16 +51,6 @@ def test_own_commands_explain_themselves(agentrl: Callable[..., tuple[int, str, 
     code, shown, _ = agentrl(command, "--help")
     assert code == 0
     assert f"usage: agentrl {command}" in shown
-
-
-@pytest.mark.parametrize("command", ["clone", pytest.param("inspect", marks=pytest.mark.slow)])
-def test_commands_with_the_config_of_a_run_say_what_they_are(
-    agentrl: Callable[..., tuple[int, str, str]], command: str
-) -> None:
-    code, shown, _ = agentrl(command, "--help")
-    assert code == 0
-    command_class = {"clone": CloneCLI, "inspect": InspectCLI}[command]
-    assert " ".join(shown.split()).count(command_class.__doc__.splitlines()[0]) == 1
 
 
 def test_a_file_that_cannot_be_used_is_told_in_words(
@@ -111,22 +99,6 @@ def test_runs_are_listed_and_two_are_compared(
         assert f"port {taken.getsockname()[1]} is taken" in printed
     assert code == 2
     assert "--port" in printed
-
-
-@pytest.mark.slow
-def test_a_page_of_a_real_run(
-    agentrl: Callable[..., tuple[int, str, str]],
-    config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fit(changed(config, "trainer.callbacks", [{"class_path": "TurnLog"}]), tmp_path, monkeypatch)
-    code, shown, _ = agentrl("view", str(tmp_path))
-    assert code == 0
-    assert shown == f"written to {tmp_path / 'view.html'}\n"
-    assert (tmp_path / "view.html").stat().st_size > 10_000
-    assert agentrl("view", str(tmp_path), "--out", str(tmp_path / "page.html"))[0] == 0
-    assert (tmp_path / "page.html").is_file()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.callbacks import CriticWarmup, RunSummary
+from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.commands.memory import (
     AllocatedBytes,
     LiveBytes,
@@ -26,19 +26,16 @@ from lightning_agentrl.commands.plan import (
     PlanShown,
     example_rows,
     first_prompts,
-    held_out_plays,
     step_rows,
 )
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.critic import Critic, LeastSquaresCritic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
 from lightning_agentrl.models.packing import plan_micro_batches
-from lightning_agentrl.models.prefix_tree import shared_length
-from lightning_agentrl.rollout import RolloutDataModule, ValidationConfig
+from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import Row
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.cli import Config, changed, fit
-from tests.inputs import text
 from tests.tiny import tiny_model_folder
 
 
@@ -170,20 +167,6 @@ def test_live_bytes_are_those_that_are_there() -> None:
         assert (live.now, live.peak) == (0, 4000)
 
 
-@pytest.mark.parametrize(
-    ("every", "plays"),
-    [
-        (3, "128 before the run, after every 3 epochs and after it; 640 in all"),
-        (0, "128 before the run and after it; 256 in all"),
-        (None, "128 before the run, after the last epoch and after it; 384 in all"),
-    ],
-)
-def test_the_plays_around_a_run_are_told(every: int | None, plays: str, tmp_path: Path) -> None:
-    validation = ValidationConfig(every=every)
-    assert held_out_plays(make_trainer(tmp_path, 10, [RunSummary()], limit_val_batches=1.0), validation, 10) == plays
-    assert held_out_plays(make_trainer(tmp_path, 10), validation, 10) == "none"
-
-
 @pytest.mark.slow
 def test_the_plan_of_a_run_that_goes_on_is_of_what_is_left(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -294,13 +277,3 @@ def test_copies_that_autocast_keeps_of_both_models_are_counted(tmp_path: Path) -
     read.pop(id(agent.critic.backbone.get_output_embeddings().weight))
     assert micro_batch_bytes(agent, 4, 1) >= sum(2 * weight.numel() for weight in read.values())
     data.teardown("fit")
-
-
-def test_further_rows_part_where_the_given_ones_do(tiny_folder) -> None:
-    """The first two prompts share three tokens, the third shares one with them; the fourth is the first again."""
-    prompts = [text(*ids) for ids in ((11, 12, 13, 14), (11, 12, 13, 16), (11, 18, 19), (11, 12, 13, 14))]
-    rows = [row.ids for row in example_rows(prompts, 8, make_data())]
-    given, further = rows[:4], rows[4:]
-    shared = [max(shared_length(row, other) for other in given) for row in further]
-    assert shared == [3, 3, 1, 3]
-    assert len(set(rows)) == 8

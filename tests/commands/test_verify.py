@@ -86,11 +86,6 @@ def test_the_weights_of_a_checkpoint_are_compared_if_the_command_line_names_one(
     assert verify(config, "--ckpt_path", "gone.ckpt")[0] == 2
 
 
-def test_wrong_input_is_told(verify: Verify, config: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify(changed(config, "model.init_args.modl", "x"))[0] == 2
-    assert verify(config, "--bund", "1")[0] == 2
-
-
 @pytest.mark.slow
 def test_it_compares_in_float32_unless_told_otherwise(verify: Verify, config: Config) -> None:
     rough = changed(config, "trainer.precision", "bf16-mixed")
