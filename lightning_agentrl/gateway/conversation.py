@@ -8,11 +8,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES = ("system", "user", "assistant", "tool")
+REMEMBERED = 8192  # messages whose digest is remembered
 
 
 class Refusal(Exception):
@@ -92,7 +93,8 @@ class Call:
         """The conversation before its first message, after the first one, and so on."""
         found = [Beginning(_digest(b"", _canonical(self.tools)))]
         for message in self.messages:
-            found.append(found[-1].then(message))
+            then = Beginning.then if message.images else _then  # images are not remembered
+            found.append(then(found[-1], message))
         return found
 
     @cached_property
@@ -121,6 +123,9 @@ class Beginning:
         content = repr((message.role, message.text, images, calls, answered)).encode()
         ids = tuple([call.id for call in message.tool_calls])
         return Beginning(_digest(self.digest, content), ids if message.role == "assistant" else self.open_calls)
+
+
+_then = lru_cache(REMEMBERED)(Beginning.then)  # each call sends the whole conversation again
 
 
 @dataclass(frozen=True)
