@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -400,3 +401,29 @@ def test_images_are_refused_by_a_model_without_eyes_and_from_the_net(tmp_path: P
         train(tmp_path, tiny_folder, looking(tmp_path, picture(3)), iterations=1)
     with pytest.raises(EnvError, match="a call was refused: an image must be given as data:"):
         train(tmp_path, tiny_folder, looking(tmp_path, "http://127.0.0.1/x.png"), iterations=1)
+
+
+class SamplesOn(TransformersEngine):
+    """Does not end where a call says, as vLLM does not."""
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        return await super().generate(replace(request, stop=()))
+
+
+@pytest.mark.slow
+def test_stop_ends_a_reply_with_any_engine_at_the_token_that_completes_it(tmp_path: Path, tiny_folder: Path) -> None:
+    stopping = tmp_path / "stopping.py"
+    stopping.write_text(
+        SCRIPT.read_text().replace('"messages": messages,', '"messages": messages, "stop": ["e", " "],')
+    )
+    source = program(tmp_path)
+    source.command[1] = str(stopping)
+    rows = []
+    for engine in (TransformersEngine(), SamplesOn()):
+        settings = {"engine": engine, "interaction": TurnInteraction(max_reply_tokens=24)}
+        (rollout,) = train(tmp_path, tiny_folder, source, iterations=1, **settings)
+        rows.append([(sample.ids, [one.logps for one in sample.actions]) for sample in rollout.samples])
+        ended = [turn for turn in rollout.turns if any(stop in turn.reply for stop in ("e", " "))]
+        assert ended
+        assert all(turn.reply.count("e") <= 1 for turn in ended)
+    assert [ids for ids, _ in rows[0]] == [ids for ids, _ in rows[1]]
