@@ -23,8 +23,7 @@ from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, Tra
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
-from lightning_agentrl.types import ModelInput
-from lightning_agentrl.types.segment import Row
+from lightning_agentrl.types import ModelInput, Row
 
 NEW, REPLY = 16, 8  # tokens that a call adds to the conversation, and of its reply
 FEW, MANY = 10, 200  # calls

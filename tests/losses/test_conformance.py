@@ -87,6 +87,14 @@ class Case:
             setattr(part, name, x[index])
         return part
 
+    def padded(self, columns: int, value: float) -> Case:
+        """More columns, off the mask."""
+        part = object.__new__(Case)
+        for name, x in vars(self).items():
+            fill = False if name == "mask" else value
+            setattr(part, name, x if x.dim() == 1 else torch.nn.functional.pad(x, (0, columns), value=fill))
+        return part
+
     def spread(self, value: float) -> tuple[Case, Tensor]:
         """Columns off the mask before, between and behind those that are there, and the columns [B, T] of those."""
         rows, width = self.mask.shape
