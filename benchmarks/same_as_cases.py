@@ -18,7 +18,9 @@ TURNS: list[Rule] = []  # fields of the turn log; (r"metrics\.old", "metrics.new
 WEIGHTS: list[Rule] = []  # keys of the state dict
 
 # What one side may lack: metrics and fields of the turn log that are new.
-ADDED = re.compile(r"guard/.*|stop/(env_fault|reply_budget)|val/lost_episodes|lost|asked_again|call|model|.*\.initial_lr")
+ADDED = re.compile(
+    r"guard/.*|stop/(env_fault|reply_budget)|val/lost_episodes|lost|asked_again|call|model|.*\.initial_lr"
+)
 
 OPTIM = ("lr_actor", "lr_critic", "weight_decay", "max_grad_norm_actor", "max_grad_norm_critic")
 COMPUTE = ("max_tokens_per_micro_batch", "gradient_checkpointing", "recompute_logits", "kernels")
