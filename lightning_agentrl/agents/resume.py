@@ -33,7 +33,7 @@ from lightning_agentrl.rollout import AgentProgram, RolloutSource
 from lightning_agentrl.types.plain_config import by_key, to_plain
 
 KEY = "agent"
-FORMAT = 3  # raise it with any change of what a checkpoint holds (entries: tests/agents/test_checkpoint_format.py)
+FORMAT = 4  # raise it with any change of what a checkpoint holds (entries: tests/agents/test_checkpoint_format.py)
 OTHER_MODEL = "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out"
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),

@@ -29,7 +29,14 @@ from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.plan import DryRun
 from lightning_agentrl.errors import ConfigError, Problem, one_line
-from lightning_agentrl.errors.config_errors import OPTIONS, Given, check_arguments, config_problem, constructor_problem
+from lightning_agentrl.errors.config_errors import (
+    OPTIONS,
+    Given,
+    check_arguments,
+    config_problem,
+    constructor_problem,
+    options_of,
+)
 from lightning_agentrl.errors.secrets import check_secrets
 from lightning_agentrl.rollout import RolloutDataModule
 
@@ -90,6 +97,10 @@ class AgentCLI(LightningCLI):
         """Parse the keys; what the parser refuses is described with its place."""
         self.given = with_shipped_configs(args if isinstance(args, list) else sys.argv[1:])
         given = Given(self.given)
+        for name, _ in options_of(self.given):
+            if re.match(r"data\.(init_args\.)?envs\b.", name):  # the parser would change the last one
+                what = f"--{name} would change one of several sources and does not say which"
+                raise ConfigError(f"{what}; change the list in the config, or give a whole one with --data.envs")
         try:
             self.config = parser.parse_object(args) if isinstance(args, dict) else parser.parse_args(self.given)
         except ArgumentError as error:

@@ -117,6 +117,14 @@ def test_a_wrong_item_of_a_list_of_sources_has_its_place(case: str, config: Conf
     assert "given.yaml, line" in message
 
 
+def test_an_option_for_one_of_several_sources_is_refused(config: Config, agentrl: Command) -> None:
+    data = config["data"]["init_args"]
+    data["envs"] = [data.pop("env"), {"id": "agentrl_envs:GuessNumber-v0"}]
+    for option in ("--data.init_args.envs.share=2", "--data.envs.id=x", "--data.init_args.envs[1].share=2"):
+        message = sentence(agentrl(option, config=config))
+        assert "would change one of several sources" in message
+
+
 @pytest.mark.slow
 def test_a_list_of_sources_is_given_as_a_whole_on_the_command_line(config: Config, agentrl: Command) -> None:
     both = "[{id: 'agentrl_envs:Bandit-v0', share: 2}, {id: 'agentrl_envs:GuessNumber-v0'}]"

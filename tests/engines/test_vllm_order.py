@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from transformers import Qwen3Config
 
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMEngine
 from lightning_agentrl.engines.vllm.start import decoding_graphs, engine_arguments
@@ -154,7 +155,7 @@ def test_the_base_below_adapters_is_kept_since_it_is_not_sent_again(
 
 def handle_on(device: str) -> PolicyHandle:
     """As much of one as is read, since no model can be put on a GPU that is not there."""
-    lm = SimpleNamespace(name_or_path="model", device=torch.device(device))
+    lm = SimpleNamespace(name_or_path="model", device=torch.device(device), config=Qwen3Config())
     settings = {"window": 100, "computes_in": torch.bfloat16, "trained_meanwhile": False}
     return cast(PolicyHandle, SimpleNamespace(policy=SimpleNamespace(lm=lm, image_reader=None), **settings))
 

@@ -128,8 +128,8 @@ def test_files_are_told_apart_by_their_ids_whatever_their_times(tmp_path: Path) 
 
 def test_a_checkpoint_is_that_of_the_run_whose_id_it_has(tmp_path: Path) -> None:
     def saved(name: str, iterations: int, **content: Any) -> Path:
-        loops = {"fit_loop": {"epoch_progress": {"current": {"ready": iterations}}}}
-        torch.save({"loops": loops, **content}, tmp_path / name)
+        loops = {"fit_loop": {"epoch_progress": {"current": {"ready": iterations, "completed": iterations}}}}
+        torch.save({"loops": loops, "global_step": iterations, **content}, tmp_path / name)
         return tmp_path / name
 
     saved("iteration-00005.ckpt", 5, run_id=A)
