@@ -136,7 +136,9 @@ class KLCeiling(Guard):
     Args:
         ceiling: largest KL, a mean over tokens.
         of: ``reference``, ``kl/reference`` of a rollout; or ``update``, ``policy/approx_kl`` of each step.
-        action, factor, patience: see :class:`Guard`.
+        action: see :class:`Guard`.
+        factor: see :class:`Guard`.
+        patience: see :class:`Guard`.
     """
 
     def __init__(
@@ -166,7 +168,9 @@ class ValidActionFloor(Guard):
 
     Args:
         floor: smallest share.
-        action, factor, patience: see :class:`Guard`.
+        action: see :class:`Guard`.
+        factor: see :class:`Guard`.
+        patience: see :class:`Guard`.
     """
 
     def __init__(self, floor: float = 0.5, action: Action = "warn", factor: float = 0.5, patience: int = 1) -> None:
@@ -178,7 +182,9 @@ class RepetitionGuard(Guard):
 
     Args:
         floor: smallest share of distinct word pairs among those of a reply.
-        action, factor, patience: see :class:`Guard`.
+        action: see :class:`Guard`.
+        factor: see :class:`Guard`.
+        patience: see :class:`Guard`.
     """
 
     def __init__(self, floor: float = 0.3, action: Action = "warn", factor: float = 0.5, patience: int = 1) -> None:
@@ -193,7 +199,9 @@ class EntropyBounds(Guard):
     Args:
         low: smallest entropy of a token in nats; null: none.
         high: largest entropy; null: none.
-        action, factor, patience: see :class:`Guard`.
+        action: see :class:`Guard`.
+        factor: see :class:`Guard`.
+        patience: see :class:`Guard`.
     """
 
     def __init__(
@@ -219,7 +227,9 @@ class GradientSpikes(Guard):
         deviations: how many of these units (each at least a factor of 1.1) make a spike.
         window: number of previous steps to compare with.
         after: number of first steps that are never spikes.
-        action, factor, patience: see :class:`Guard`.
+        action: see :class:`Guard`.
+        factor: see :class:`Guard`.
+        patience: see :class:`Guard`.
     """
 
     skips_iteration: ClassVar[bool] = False

@@ -147,7 +147,8 @@ def forgetful(lm: PreTrainedModel) -> Engine:
 
     class Forgetful(TransformersEngine):
         def sync(self, policy_version: int) -> None:
-            prefill: Any = self._prefill
+            assert self._batch is not None
+            prefill: Any = self._batch.prefill
             kept = prefill._prefix, prefill._prefix_cache
             super().sync(policy_version)
             if kept[0]:

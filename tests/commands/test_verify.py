@@ -37,7 +37,8 @@ def test_weights_that_are_not_taken_over_are_found(
     sync = TransformersEngine.sync
 
     def forgetful(self: TransformersEngine, policy_version: int) -> None:
-        prefill: Any = self._prefill
+        assert self._batch is not None
+        prefill: Any = self._batch.prefill
         kept = prefill._prefix, prefill._prefix_cache
         sync(self, policy_version)
         if kept[0]:

@@ -15,7 +15,7 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import ModelInput, Row
-from tests.models.seen import VISION_FAMILIES, own_hidden, picture, reader_of, rows_with_images, text
+from tests.models.seen import OTHERS, VISION_FAMILIES, own_hidden, picture, reader_of, rows_with_images, text
 from tests.tiny import VisionFamily, tiny_vision_folder
 
 CLOSE = {"rtol": 0.0, "atol": 2e-5}
@@ -29,6 +29,11 @@ def policy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Langu
         return LanguageModel(load_causal_lm(str(folder))).eval()
 
     return lru_cache(load)
+
+
+def kind_of(policy: LanguageModel) -> type[TreePrefill | PaddedPrefill]:
+    """As the engine reads prompts; a cache of rows in a tree holds no states."""
+    return TreePrefill if policy.engine_shares else PaddedPrefill
 
 
 def replies(policy: LanguageModel, count: int) -> list[list[int]]:
@@ -55,21 +60,22 @@ def forced(policy: LanguageModel, prompts: Sequence[ModelInput], ids: Sequence[S
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
-@pytest.mark.parametrize("kind", [TreePrefill, PaddedPrefill])
+@pytest.mark.parametrize("kind", ["as the engine does", PaddedPrefill])
 @torch.no_grad()
 def test_cached_replies_are_what_the_trainer_reads(
-    policy_of: Callable[[str], LanguageModel], family: str, kind: type[TreePrefill | PaddedPrefill]
+    policy_of: Callable[[str], LanguageModel], family: str, kind: type[PaddedPrefill] | str
 ) -> None:
     """A stray placeholder in a reply is text in prefill, decoding and training."""
     policy = policy_of(family)
+    prefill = kind if isinstance(kind, type) else kind_of(policy)
     prompts = [row.input for row in rows_with_images(reader_of(policy))]
     ids = replies(policy, len(prompts))
-    hidden, rows = kind(policy)(prompts)
+    hidden, rows = prefill(policy)(prompts)
     sampled = decoded(policy, hidden, rows, ids)
     expected = forced(policy, prompts, ids)
     torch.testing.assert_close(sampled, expected, **CLOSE)
     stray = [prompt + ModelInput.of_ids(reply) + text(1) for prompt, reply in zip(prompts, ids, strict=True)]
-    hidden, _ = kind(policy)(stray)
+    hidden, _ = prefill(policy)(stray)
     again = policy.hidden(pack([Row(one, (len(one) - 1,)) for one in stray], reader=policy.image_reader))
     torch.testing.assert_close(hidden, again, **CLOSE)
 
@@ -88,7 +94,9 @@ def test_replies_that_count_tokens_instead_of_positions_show(
     assert (wrong - forced(policy, prompts, ids)).abs().max() > 0.3
 
 
-@pytest.mark.parametrize("family", VISION_FAMILIES)
+@pytest.mark.parametrize(
+    "family", ["qwen3_vl", "smolvlm", *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS[:4])]
+)
 @torch.no_grad()
 def test_a_kept_prefix_knows_its_images(policy_of: Callable[[str], LanguageModel], family: str) -> None:
     policy = policy_of(family)
@@ -135,5 +143,5 @@ def test_prompts_are_read_as_the_model_itself_does(policy_of: Callable[[str], La
     policy = policy_of(family)
     rows = [Row(row.input, (len(row.input) - 1,)) for row in rows_with_images(reader_of(policy))]
     expected = torch.cat([own_hidden(policy.lm, reader_of(policy), row) for row in rows])
-    hidden, _ = TreePrefill(policy)([row.input for row in rows])
+    hidden, _ = kind_of(policy)(policy)([row.input for row in rows])
     torch.testing.assert_close(hidden, expected, **CLOSE)
