@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,7 +38,10 @@ def test_its_runs_could_start(
     (tmp_path / "configs").symlink_to(CONFIGS)
     (tmp_path / "docs").symlink_to(CONFIGS.parent / "docs")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # for programs of a guide
-    small = ("--model.init_args.model", str(tiny_folder), "--data.init_args.prompt.max_prompt_tokens", "2000")
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    if page == "agents.md":  # some of its runs show tools
+        shutil.copy(CONFIGS.parent / "lightning_agentrl" / "models" / "demo_tools.jinja", model / "chat_template.jinja")
+    small = ("--model.init_args.model", str(model), "--data.init_args.prompt.max_prompt_tokens", "2000")
     write_files(page, tmp_path)
     with importable(tmp_path):
         for arguments in runs_of(page):

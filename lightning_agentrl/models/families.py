@@ -62,7 +62,7 @@ FAMILIES: dict[str, Family] = {
             *("fuyu", "gemma", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode"),
             *("gpt_neox", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "jais2", "jetmoe", "laguna"),
             *("llama", "longcat_flash", "mellum", "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3"),
-            *("mistral", "mixtral", "modernbert-decoder", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon"),
+            *("mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon"),
             *("phi", "phi3", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_moe", "qwen3_vl_moe_text"),
             *("qwen3_vl_text", "seed_oss", "smollm3", "solar_open", "starcoder2", "youtu"),
         ),
