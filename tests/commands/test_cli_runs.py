@@ -21,6 +21,7 @@ from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.callbacks.run_folder import claim, release
 from lightning_agentrl.commands.run_config import LookOnce
 from lightning_agentrl.engines import TransformersEngine
+from lightning_agentrl.engines.transformers.batch import Batch
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.collector import Collector
 from tests.cli import Command, Config, changed, fit, sentence
@@ -82,12 +83,12 @@ def test_null_on_the_command_line_is_no_text(
     ("owner", "name", "command", "parts"),
     [
         pytest.param(
-            *(TransformersEngine, "_sample", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+            *(Batch, "step", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            TransformersEngine,
-            "_sample",
+            Batch,
+            "step",
             "validate",
             ["in stage validate", "data.init_args.validation.num_envs"],
             marks=pytest.mark.slow,

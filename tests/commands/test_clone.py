@@ -39,7 +39,7 @@ def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, a
         ((), "--out"),
         (("--out", "/proc/x"), "key --out"),
         (("--out", "x", "--lr", "-1"), "optim.lr_actor must be at least 0, got -1"),
-        (("--out", "x", "--action_share", "3"), "--action_share"),
+        (("--out", "x", "--action_share", "3"), "action_share"),
         (("--out", "x", "--recorded", "nowhere"), "nowhere"),
         (("--out", "x", "--recorded", "nowhere", "--episodes", "5"), "give one of them"),
         (("--out", "x", "--ckpt_path", "last"), "export the checkpoint"),
