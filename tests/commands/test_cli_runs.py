@@ -83,12 +83,12 @@ def test_null_on_the_command_line_is_no_text(
     ("owner", "name", "command", "parts"),
     [
         pytest.param(
-            *(Batch, "step", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+            *(Batch, "_read", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
             marks=pytest.mark.slow,
         ),
         pytest.param(
             Batch,
-            "step",
+            "_read",
             "validate",
             ["in stage validate", "data.init_args.validation.num_envs"],
             marks=pytest.mark.slow,
