@@ -176,9 +176,11 @@ gpu-figures: ## measure this machine's GPU in short parts, then docs/results/gpu
 	$(PYTHON_GPU) benchmarks/gpu_figures.py $(GPU_FIGURES_ARGS)
 
 # DeepSpeed has no wheel of its own: it is built without its kernels, which it compiles when they are used.
-agents: ## install agent frameworks into build/agents, for tests/gateway/test_frameworks.py
+agents: ## install agent frameworks below build/, for tests/gateway/test_frameworks.py
 	test -d build/agents || $(PYTHON) -m venv build/agents
 	build/agents/bin/pip --disable-pip-version-check install -q openai-agents "smolagents[openai]" "pydantic-ai-slim[openai]" anthropic
+	test -d build/verifiers || $(PYTHON) -m venv build/verifiers
+	build/verifiers/bin/pip --disable-pip-version-check install -q "verifiers>=0.4,<0.5" uv
 
 gpu-wheels: ## download into build/wheels what a CUDA image with torch and Python 3.12 lacks for `make gpu-figures`
 	rm -rf $(WHEELS)
