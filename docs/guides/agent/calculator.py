@@ -35,7 +35,7 @@ def answer(call):
 
 
 messages = [{"role": "system", "content": "Answer with the number alone. Use the tool."}]
-for expression, value in (("31 * 7", "217"), ("58 + 64", "122")):  # two solved tasks show what is wanted
+for expression, value in (("31 * 7", "217"), ("58 + 64", "122"), ("90 - 13", "77")):  # solved tasks show what is wanted
     messages += [
         {"role": "user", "content": expression},
         called(expression, "example00"),
