@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from lightning_agentrl.distributed import Mean
 from lightning_agentrl.types import Turn
 
+TOOLS = "tools/"  # names of numbers that count over all turns
 GAINED, DEVIATIONS = slice(5, 7), slice(7, 9)  # columns of return and progression: sums, squared deviations
 
 
@@ -28,7 +29,7 @@ class EpisodeResult:
     lost: bool = False  # the environment failed
     progression: float = 0.0  # as the environment reports it, else 1 for success
     source: int = 0  # what it was played in, its place in the list of sources
-    metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment reported in the last turn
+    metrics: Mapping[str, float] = field(default_factory=dict)  # what was reported in the last turn; tool calls of all
 
 
 def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> EpisodeResult:
@@ -37,6 +38,7 @@ def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> Epi
         return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost, source=source)
     last = turns[-1]
     success, valid, numbers = last.succeeded, sum(turn.valid for turn in turns), last.finite_metrics
+    numbers |= {n: sum(turn.metrics.get(n, 0.0) for turn in turns) for n in numbers if n.startswith(TOOLS)}
     progression = numbers.get("progression", float(success))
     return EpisodeResult(success, last.episode_return, len(turns), valid, lost, progression, source, numbers)
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.distributed import Max, Mean, Number, Sum, all_gather
+from lightning_agentrl.metrics.episodes import TOOLS
 from lightning_agentrl.types import Rollout, StopReason, Turn
 from lightning_agentrl.types.rounding import all_equal
 
-TOOLS = "tools/"  # names of numbers that count over all turns
 LIMIT = 20.0  # of log-ratios and of their sums over a sample
 AT_ONCE = 4096  # members of sets that are compared
 _WORD = re.compile(r"\w+")

@@ -174,6 +174,8 @@ def test_an_episode_is_summed_up_by_its_last_turn_and_its_valid_turns():
     assert summarise(turns) == EpisodeResult(True, 1.5, turns=3, valid_turns=2, progression=1.0)
     reporting = [*turns[:-1], replace(end, metrics={"progression": 0.25})]
     assert summarise(reporting, source=2) == EpisodeResult(True, 1.5, 3, 2, False, 0.25, 2, {"progression": 0.25})
+    calling = [replace(one, metrics={"tools/parsed": calls}) for one, calls in zip(turns, (1.0, 2.0, 0.0), strict=True)]
+    assert summarise(calling).metrics == {"tools/parsed": 3.0}  # calls of all turns: the last one seldom has any
 
 
 @pytest.mark.parametrize(("rewards", "success"), [((0.1, 0.2, -0.3), False), ((0.1, 0.2), True), ((-0.1,), False)])
