@@ -26,8 +26,9 @@ from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
 from lightning_agentrl.agents import KL
 from lightning_agentrl.agents.checks import check_trainer, warn_of_kl_in_groups
 from lightning_agentrl.commands import main as commands
+from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.episodes.contract import ContractReader
-from lightning_agentrl.models import demo
+from lightning_agentrl.models import demo, loading
 from lightning_agentrl.prompts import ChatRenderer, PromptFormat
 from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.renderer import shown
@@ -271,6 +272,29 @@ def test_a_config_is_understood(
     given = yaml.safe_load(path.read_text())
     assert shown["trainer"]["max_epochs"] == given["trainer"]["max_epochs"]
     assert shown["data"]["init_args"]["num_envs"] == given["data"]["init_args"]["num_envs"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_is_planned_without_its_devices_its_engine_and_the_hub(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(VLLMEngine, "check", lambda engine: pytest.fail("vLLM is looked for"))
+    monkeypatch.setattr(loading, "model_info", no_hub)
+    agentrl(monkeypatch, "fit", "--config", str(path), "--dry-run")
+    shown = capsys.readouterr().out
+    given = yaml.safe_load(path.read_text())
+    bundled = given["model"]["init_args"]["model"].startswith("demo")
+    assert bool(re.search(r"\none prompt: \d+ tokens", shown)) is bundled
+    assert ("the prompt is missing" in shown) is not bundled
+    assert re.search(r"expected peak +[\d.]+ GiB", shown)
+    if given["trainer"]["accelerator"] == "gpu":
+        (size,) = re.findall(r"needs +GPUs of (\d+) GB", shown)
+        said = re.findall(r"(?:GPUs? of|measured\):) (\d+) GB", " ".join(path.read_text().replace("#", " ").split()))
+        assert int(size) <= int(said[0])  # the head of the config
+
+
+def no_hub(*args: Any, **kwargs: Any) -> None:
+    raise OSError("the hub cannot be reached")
 
 
 def optimizers_in(checkpoint: Path) -> set[str]:

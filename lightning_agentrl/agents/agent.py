@@ -37,6 +37,7 @@ from lightning_agentrl.agents.scoring import (
     scoring,
 )
 from lightning_agentrl.agents.selection import corrected, lost_rows, select, without_not_finite, without_rows
+from lightning_agentrl.agents.sharding import check_mesh
 from lightning_agentrl.agents.update import CurrentScores, compute_gradient, take_step
 from lightning_agentrl.distributed import Ranks, over_ranks, raise_once
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
@@ -286,6 +287,7 @@ class Agent(L.LightningModule, ABC):
         warnings.filterwarnings("ignore", message=r".*It is recommended to use `self\.log.*sync_dist=True.*")
         with raise_once():
             check_run(self, stage)
+            check_mesh(self.trainer.strategy)
             prepare_strategy(self.trainer)
             self.tokenizer, self.image_reader, self.context_length = readers_for(self)
             self.datamodule.check(self.tokenizer, self.context_length, self.image_reader)

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.optim import check_schedules, planned_steps
-from lightning_agentrl.agents.sharding import check_mesh, check_strategy, in_lockstep, trainer_of
+from lightning_agentrl.agents.sharding import check_strategy, in_lockstep, trainer_of
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, TruncatedWeights
 from lightning_agentrl.models.critic import Critic
@@ -43,12 +43,13 @@ CALLBACKS = {  # by name, since some versions of Lightning lack some
 }
 
 
-def check_run(agent: Any, stage: str) -> None:
+def check_run(agent: Any, stage: str, on_gpu: bool | None = None) -> None:
     """Refuse settings that do not fit together, before weights are read.
 
     Args:
         agent: an ``Agent`` that is attached to a trainer.
         stage: of Lightning, such as ``fit``.
+        on_gpu: whether a GPU runs it; None: as the trainer has it.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -64,7 +65,6 @@ def check_run(agent: Any, stage: str) -> None:
     if stage == "fit":
         advantage, takes_kl = agent.advantage, agent.takes_kl_from_rewards
         check_trainer(trainer, data.steps_per_iteration, agent.lora is not None)
-        check_mesh(trainer.strategy)
         check_schedules(agent.optim.schedule, planned_steps(trainer))
         check_tower(agent.train_tower, agent.model, agent.lora is not None)
         check_critic(agent.critic, trainer.strategy)
@@ -74,9 +74,9 @@ def check_run(agent: Any, stage: str) -> None:
         warn_of_kl_in_groups(advantage, takes_kl, agent.group_filter)
     if agent.lora is not None:
         agent.lora.check(agent.model)
-    on_gpu = isinstance(trainer.accelerator, CUDAAccelerator)
+    on_gpu = isinstance(trainer.accelerator, CUDAAccelerator) if on_gpu is None else on_gpu
     check_kernels(agent.compute.kernels, on_gpu, in_lockstep(trainer.strategy))
-    if isinstance(trainer.accelerator, CPUAccelerator) and (slow := slow_in_bfloat16(trainer.precision)):
+    if not on_gpu and isinstance(trainer.accelerator, CPUAccelerator) and (slow := slow_in_bfloat16(trainer.precision)):
         rank_zero_warn(slow)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -197,6 +197,7 @@ def build_models(
     precision: str | None,
     mesh: DeviceMesh | None,
     train_tower: bool = False,
+    load: Callable[..., PreTrainedModel] = load_causal_lm,
 ) -> Models:
     """Load or create all weights, one model after the other; each is sharded before the next is loaded.
 
@@ -210,13 +211,14 @@ def build_models(
         precision: of the trainer; None outside of one.
         mesh: the ranks that share the weights (FSDP2); None: each rank has all of them.
         train_tower: whether what reads images is trained too; without images it must be False.
+        load: gives a model by its name.
     """
-    base = None if lora is None else load_causal_lm(model)
+    base = None if lora is None else load(model)
 
     def backbone(name: str, other: str | None = None) -> PreTrainedModel:
         if lora is None or base is None or other:
             key = "model.init_args.critic.init_args.model" if other else KEY
-            lm = load_causal_lm(other or model, head=name != "critic", key=key)
+            lm = load(other or model, head=name != "critic", key=key)
         else:
             lm = lora.adapt(base, name)
         for part in () if train_tower else tower(lm).values():
@@ -239,9 +241,10 @@ def build_models(
     frozen = None
     if reference is not None:
         key = "model.init_args.kl.reference"
-        lm = base if reference == model and base is not None else load_causal_lm(reference, key=key)
+        lm = base if reference == model and base is not None else load(reference, key=key)
         frozen = LanguageModel(lm).requires_grad_(False).eval()
-        _check_images(actor, frozen, reference)
+        if reference != model:
+            _check_images(actor, frozen, reference)
         share_out(frozen)
     compared = frozen.lm if frozen is not None and mesh is None else None  # a sharded one is rounded as it is gathered
     to_round = [lm for lm in (base, compared) if lm is not None] if precision == "bf16-mixed" else []
@@ -276,7 +279,7 @@ def _check_critic_images(actor: LanguageModel, critic: Critic) -> None:
     Raises:
         ValueError: one sentence with the key to change.
     """
-    if actor.image_reader is None or not isinstance(critic, SeparateCritic) or critic.model is None:
+    if not isinstance(critic, SeparateCritic) or critic.model is None or actor.image_reader is None:
         return
     own = image_reader(critic.backbone.config, critic.backbone.name_or_path)
     if own is None or own.settings != actor.image_reader.settings:

@@ -27,7 +27,7 @@ from lightning_agentrl.callbacks.trainer import DEFAULTS, with_defaults
 from lightning_agentrl.commands.files import with_shipped_configs
 from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.commands.held_out_table import held_out_table
-from lightning_agentrl.commands.plan import DryRun
+from lightning_agentrl.commands.plan import Place, RunPlan, planned_trainer
 from lightning_agentrl.errors import ConfigError, Problem, one_line
 from lightning_agentrl.errors.config_errors import (
     OPTIONS,
@@ -60,6 +60,7 @@ class AgentCLI(LightningCLI):
     model: Agent
     datamodule: RolloutDataModule
     config: Any
+    place: Place | None = None  # of a run that is only planned
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         parser = {"allow_abbrev": False, "exit_on_error": False}
@@ -169,8 +170,8 @@ class AgentCLI(LightningCLI):
         self.signals = cast(Any, callbacks[0])
         self.signals.command = ["agentrl", *self.given]
         if self.settings.get("dry_run"):  # nothing is written
-            callbacks = [DryRun(), *callbacks]
-            self.save_config_callback, kwargs["logger"] = None, False
+            self.place, instead = planned_trainer(config)
+            self.save_config_callback, kwargs = None, {**kwargs, **instead, "logger": False}
         try:
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
@@ -193,7 +194,12 @@ class AgentCLI(LightningCLI):
 
     def fit(self, **kwargs: Any) -> None:
         with guarded(self, "fit"):
-            self.trainer.fit(**kwargs)
+            if self.place is None:
+                self.trainer.fit(**kwargs)
+                return
+            plan = RunPlan(self.trainer, self.model, self.datamodule, self.place, kwargs.get("ckpt_path"))
+            rank_zero_only(print)(plan.text(), flush=True)
+            plan.close()
 
     def validate(self, **kwargs: Any) -> None:
         with guarded(self, "validate"):

@@ -22,7 +22,6 @@ from lightning_agentrl.agents.checkpoint import last_good_checkpoint
 from lightning_agentrl.agents.checks import check_keys
 from lightning_agentrl.agents.sharding import check_strategy
 from lightning_agentrl.commands.ending import explained, lost_reader
-from lightning_agentrl.commands.plan import PlanShown
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, causes, first_line, one_line
 from lightning_agentrl.errors.config_errors import OWN_PACKAGES
 from lightning_agentrl.rollout.stopping import Stopped
@@ -58,8 +57,6 @@ def guarded(cli: Any, stage: str) -> Iterator[None]:
         interrupted = isinstance(error.__context__, KeyboardInterrupt)  # Lightning has shut down and exits with 1
         with _ending(error, cli.signals.ends_at) if interrupted or isinstance(error, Stopped) else nullcontext():
             cli.datamodule.teardown(stage)  # a thread inside torch would abort the process as it exits
-        if isinstance(error, PlanShown):
-            return
         path = last_good_checkpoint(cli.trainer)
         # until the run plays, Lightning's counts are not those of the checkpoint that it continues
         when = f"after iteration {cli.trainer.current_epoch}" if playing else "before its first rollout"

@@ -1,297 +1,293 @@
-"""What memory a run will need: counted, and measured on short rows before it starts."""
+"""What memory a run will need on each device, counted from the shapes of its models before any weight is read."""
 
 from __future__ import annotations
 
-import math
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-import numpy as np
 import torch
-from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import nn
+from transformers import PreTrainedConfig
 
-from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.scoring import policy_handle
-from lightning_agentrl.agents.sharding import zero_stage
-from lightning_agentrl.models.allocator import resident_bytes, trim
-from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
-from lightning_agentrl.models.lora import has_adapters
-from lightning_agentrl.models.sharding import gathered, local_bytes, units
-from lightning_agentrl.rollout import RolloutDataModule
-from lightning_agentrl.types import ModelInput, Row
+from lightning_agentrl.agents.models import Compute, Models
+from lightning_agentrl.engines import EngineMemory
+from lightning_agentrl.models.critic import SeparateCritic
+from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
+from lightning_agentrl.models.loading import decoder_layers
 
-PROBE_TOKENS = 1024  # the longest micro-batch that is measured
+GPUS = (24, 40, 48, 80, 141)  # memory of common ones, in GB of 10^9 bytes
+ROOM = 1.05  # times what is counted is left to the allocator and libraries
 HOLES = 0.5  # of the activations; 0.25 to 0.75 were measured (docs/results/memory.md)
-ROOM = 0.9  # of a GPU's free memory that a plan may use; the allocator and libraries need some
-
 
 Rows = list[tuple[str, str]]
+Sharing = Literal["", "ddp", "fsdp2", "zero1", "zero2"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The devices of a run, and what they share.
+
+    Args:
+        on_gpu: whether GPUs or processors compute.
+        processes: of the run, one for each device.
+        nodes: that they are spread over.
+        sharing: of weights, gradients and Adam state.
+        precision: of the trainer.
+    """
+
+    on_gpu: bool = False
+    processes: int = 1
+    nodes: int = 1
+    sharing: Sharing = ""
+    precision: str = "32-true"
+
+    @property
+    def computes_in(self) -> torch.dtype:
+        """The dtype of matrix products."""
+        return {"bf16": torch.bfloat16, "64": torch.float64}.get(self.precision.split("-")[0], torch.float32)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether weights are in float32 where products are in bfloat16."""
+        return self.precision == "bf16-mixed"
+
+    @property
+    def shards(self) -> int:
+        """Processes that share each weight."""
+        return self.processes if self.sharing == "fsdp2" else 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an optimizer step reads on one process.
+
+    Args:
+        micro_batches: their number.
+        tokens: of the largest micro-batch.
+        reads: the most replied tokens in one.
+        total: tokens of all.
+    """
+
+    micro_batches: int
+    tokens: int
+    reads: int
+    total: int
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of one process at the peak of an update, in bytes."""
+    """Memory of one process at its peak, in bytes."""
 
     program: int  # interpreter and libraries, on a CPU only
     weights: int  # of actor, critic and reference
     gradients: int
-    optimizer: int  # two moments of every trained parameter; under ZeRO a share of them and of a copy of the weights
-    activations: int  # of one micro-batch at its token budget, with copies of weights that autocast makes
+    optimizer: int  # two moments of every trained parameter, and under ZeRO and bf16-true a copy of the weights
+    gathered: int  # under FSDP2: the units that are whole at a time, and their gradients
+    activations: int  # of the largest micro-batch, with copies of weights that autocast makes
     holes: int  # on a CPU: freed memory between the gradients of earlier micro-batches, too small for the next one
     engine: int  # what it holds all the time
     sampling: int  # of the engine while it samples, with what is gathered of a sharded policy; not in the update
+    share: float = 0.0  # of a GPU, that the engine takes on top
+    released: bool = False  # whether it gives that share back before an update
+
+    def peaks(self, gpu: int = 0) -> tuple[int, int]:
+        """Return the bytes of an update and of a collection on a GPU with so many."""
+        always = self.program + self.weights + self.optimizer + self.engine
+        share = int(self.share * gpu)
+        update = self.gradients + self.gathered + self.activations + self.holes + share * (not self.released)
+        return always + update, always + self.sampling + share
 
     @property
     def peak(self) -> int:
-        always = self.program + self.weights + self.optimizer + self.engine
-        return always + max(self.gradients + self.activations + self.holes, self.sampling)
+        """Bytes without the engine's share of a GPU."""
+        return max(self.peaks())
+
+    def fits(self, gpu: int) -> bool:
+        """Return whether a GPU with so many bytes is large enough."""
+        return ROOM * max(self.peaks(gpu)) <= gpu
+
+    @property
+    def smallest_gpu(self) -> int | None:
+        """The smallest common GPU that is large enough, in GB; None: none is."""
+        return next((size for size in GPUS if self.fits(size * 10**9)), None)
 
     def lines(self) -> Rows:
-        rows = [(f"{name}", _size(getattr(self, name))) for name in self.__dataclass_fields__ if getattr(self, name)]
-        return [*rows, ("expected peak", _size(self.peak))]
+        """Return the parts that there are, and the peak, in words."""
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("share", "released")}
+        rows = [(name, size_text(size)) for name, size in sizes.items() if size]
+        if self.share:
+            when = "while it samples" if self.released else "all the time"
+            rows.append(("engine", f"{self.share:g} of the GPU, {when}"))
+        beside = " beside the engine" if self.share and not self.released else ""
+        return [*rows, ("expected peak", f"{size_text(self.peak)}{beside}")]
 
 
-def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> MemoryPlan:
-    """Count weights, measure micro-batches on short rows, and extrapolate to the longest.
+def memory_plan(
+    models: Models,
+    compute: Compute,
+    place: Place,
+    step: Step,
+    engine: EngineMemory,
+    sends_layers: bool = False,
+    program: int = 0,
+) -> MemoryPlan:
+    """Count what a process needs.
 
     Args:
-        agent: whose models have been loaded.
-        data: connected to it.
-        rows: of an optimizer step on this process, as long as they can be expected.
+        models: on the meta device, not sharded.
+        compute: the agent's settings.
+        place: of the run.
+        step: of its updates.
+        engine: what samples needs.
+        sends_layers: the engine takes a sharded policy layer by layer, not whole.
+        program: bytes of interpreter and libraries.
     """
-    every = _weights(agent)
-    trained = _bytes(p for p in every if p.requires_grad)
-    gradients, optimizer = trained_state(trained, zero_stage(agent.trainer.strategy), agent.trainer.world_size)
-    plans = agent.reader.micro_batches(rows)
-    longest = max(agent.reader.pack([rows[i] for i in index]).tokens for index in plans)
-    if len(plans) > 1:  # other rows may fill the budget, which a single one of them may exceed
-        longest = max(longest, agent.compute.max_tokens_per_micro_batch)
-    reads = max(sum(len(rows[i].logit_positions) for i in index) for index in plans)
-    engine = data.engine.memory(policy_handle(agent), data.sizes.at_a_time(agent.trainer.world_size))
-    activations, on_cpu = activation_bytes(agent, longest, reads), agent.device.type == "cpu"
+    parts = [model for model in (models.actor, models.critic, models.reference) if model is not None]
+    weights = unique(p for part in parts for p in part.parameters())
+    gradients, optimizer = trained_state([p for p in weights if p.requires_grad], place)
+    activations = activation_bytes(models, compute, place, step.tokens, step.reads)
+    gathered = 0
+    if place.shards > 1:
+        whole = place.computes_in.itemsize * sum(p.numel() for p in unique(models.actor.parameters()))
+        gathered = unit_bytes(models.actor, place) if sends_layers else whole
     return MemoryPlan(
-        program=program_bytes(agent) if on_cpu else 0,  # with what libraries keep once models ran
-        weights=_bytes(every),
-        # DDP keeps a second copy in its buckets
-        gradients=gradients * (2 if isinstance(agent.trainer.strategy, DDPStrategy) else 1),
+        program=program,
+        weights=count(weights) // place.shards,
+        gradients=gradients,
         optimizer=optimizer,
+        gathered=unit_bytes(models.actor, place, trained=True) if place.shards > 1 else 0,
         activations=activations,
-        holes=int(HOLES * activations) if on_cpu and len(plans) > 1 else 0,
+        holes=0 if place.on_gpu or step.micro_batches == 1 else int(HOLES * activations),
         engine=engine.resident,
-        sampling=engine.sampling
-        + gathered_bytes(agent.actor, data.engine.sends_layers and not has_adapters(agent.actor.lm)),
+        sampling=engine.sampling + gathered,
+        share=engine.share,
+        released=engine.released,
     )
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Return the bytes of a GPU that this process may use; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+def trained_state(trained: Iterable[nn.Parameter], place: Place) -> tuple[int, int]:
+    """Return the bytes of gradients and of the optimizer on a process.
+
+    ZeRO shares out the optimizer, with a copy of the weights, and from stage 2 on the gradients. DDP keeps a second
+    copy of the gradients in its buckets. With bf16-true gradients are summed, and weights stepped on, in float32.
+    """
+    trained = list(trained)
+    own = count(trained) // place.shards
+    share = -(-own // place.processes)
+    exact = 4 * sum(p.numel() for p in trained) if place.precision == "bf16-true" else 0
+    gradients = share if place.sharing == "zero2" else own * (2 if place.sharing == "ddp" else 1) + exact
+    return gradients, 3 * share if place.sharing.startswith("zero") else (3 * exact if exact else 2 * own)
 
 
-def suggested_budget(agent: Agent, plan: MemoryPlan, rows: Sequence[Row], free: int | None) -> Rows:
-    """Return a line with the token budget of a micro-batch that fits into free memory; none if that is not known."""
-    if free is None:
-        return []
-    budget = agent.compute.max_tokens_per_micro_batch
-    packed = [agent.reader.pack([rows[i] for i in index]) for index in agent.reader.micro_batches(rows)]
-    tokens, reads = sum(one.tokens for one in packed), sum(len(row.logit_positions) for row in rows)
-    peaks = {}
-    for size in (budget * factor // 4 or 1 for factor in (1, 2, 4, 8, 16, 32)):  # sharded models need all ranks
-        activations = activation_bytes(agent, size, max(reads * size // tokens, 1))
-        peaks[size] = replace(plan, activations=activations).peak
-    return [("micro-batch budget", budget_text(peaks, budget, tokens, free))]
-
-
-def budget_text(peaks: Mapping[int, int], budget: int, tokens: int, free: int) -> str:
-    """Return which token budget fits.
+def unit_bytes(model: nn.Module, place: Place, trained: bool = False) -> int:
+    """Return the bytes of what is whole at a time under FSDP2: what is in no layer, and two layers.
 
     Args:
-        peaks: bytes by budget, smallest first.
+        model: a policy.
+        place: of the run.
+        trained: with the gradients of what is in no layer, as they arise and as they are summed in float32.
+    """
+    layers = decoder_layers(model)
+    inside = {id(p) for layer in layers for p in layer.parameters()}
+    root = [p for p in unique(model.parameters()) if id(p) not in inside]
+    largest = max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=0)
+    width = place.computes_in.itemsize
+    gradients = (width + 4) * sum(p.numel() for p in root if p.requires_grad) if trained else 0
+    return width * (sum(p.numel() for p in root) + 2 * largest) + gradients
+
+
+def activation_bytes(models: Models, compute: Compute, place: Place, tokens: int, reads: int) -> int:
+    """Return the most bytes of a micro-batch's forward and backward pass, beside the gradients that are summed.
+
+    A layer keeps what the backward pass of its norms, attention and network reads, in the dtype of products, and the
+    residual stream in that of the weights. With gradient checkpointing that is of one layer, and the inputs of all.
+    Log-probs and entropy keep five arrays of logits, of one chunk of replied tokens if they are recomputed. When the
+    activations are gone, the gradient of an embedding is there up to three times: that of a tied head waits for it.
+
+    Args:
+        models: on the meta device.
+        compute: the agent's settings.
+        place: of the run.
+        tokens: that the micro-batch computes.
+        reads: replied tokens among them.
+    """
+    lm = models.actor.lm
+    hidden, layers, wide, queries, keys = layer_sizes(lm.config.get_text_config())
+    width = place.computes_in.itemsize
+    residual = 4 if place.mixed and place.shards == 1 else width
+    # Rotary positions are in float32 under autocast, and the kernel of a CPU reads what they give.
+    attention = 2 * (residual if not place.on_gpu else width) * (queries + keys)
+    layer = 2 * (2 * residual + width) * hidden + attention + width * (4 * wide + (queries if place.mixed else 0))
+    backward = width * (queries + keys + 2 * wide) + 2 * residual * hidden
+    kept = residual * hidden * layers + layer if compute.gradient_checkpointing else layers * layer
+    rows = min(reads, LOGITS_PER_CHUNK) if compute.recompute_logits else reads
+    logits = rows * lm.get_input_embeddings().num_embeddings * ((width if width < 4 else 0) + 5 * max(width, 4))
+    embedding = lm.get_input_embeddings().weight
+    dense = embedding.numel() * embedding.element_size() // place.shards if embedding.requires_grad else 0
+    tied = lm.get_output_embeddings().weight is embedding
+    casts, own = cast_bytes(models, place)
+    return casts + max(tokens * (kept + backward) + logits + dense * tied, own + dense * (3 if tied else 1))
+
+
+def layer_sizes(config: PreTrainedConfig) -> tuple[int, int, int, int, int]:
+    """Return hidden size, number of layers, and the numbers that a token has in a network, in queries and in keys."""
+    sizes: Any = config
+    hidden, heads = sizes.hidden_size, sizes.num_attention_heads
+    head = getattr(sizes, "head_dim", None) or hidden // heads
+    dense = getattr(sizes, "intermediate_size", None) or 4 * hidden
+    wide = getattr(sizes, "moe_intermediate_size", None) or dense
+    experts = getattr(sizes, "num_experts_per_tok", None) or 1
+    keys = getattr(sizes, "num_key_value_heads", None) or heads
+    return hidden, sizes.num_hidden_layers, wide * experts, head * heads, head * keys
+
+
+def cast_bytes(models: Models, place: Place) -> tuple[int, int]:
+    """Return the bytes of the copies that autocast keeps of trained weights, and of the policy's gradients of them.
+
+    From the second micro-batch on, these gradients wait for the end of the backward pass. FSDP2 gathers weights in
+    bfloat16 instead.
+    """
+    if not place.mixed or place.shards > 1:
+        return 0, 0
+    sizes = []
+    for part in (models.actor, models.critic):
+        modules = [] if part is None else part.modules()
+        unread = part.backbone.get_output_embeddings() if isinstance(part, SeparateCritic) else None
+        read = unique(m.weight for m in modules if isinstance(m, nn.Linear) and m is not unread)
+        sizes.append(2 * sum(p.numel() for p in read if p.requires_grad))
+    return sum(sizes), sizes[0]
+
+
+def budget_text(peak: Callable[[int], int], budget: int, tokens: int, gpu: int) -> str:
+    """Return which token budget of a micro-batch fits a GPU.
+
+    Args:
+        peak: gives the bytes for a budget.
         budget: the configured one.
         tokens: of an optimizer step; a larger budget than that saves nothing more.
-        free: bytes of the GPU that this process may use.
+        gpu: its bytes.
     """
-    fitting = [size for size, peak in peaks.items() if peak <= ROOM * free]
+    sizes = [budget * factor // 4 or 1 for factor in (1, 2, 4, 8, 16, 32)]
+    fitting = [size for size in sizes if ROOM * peak(size) <= gpu]
     useful = [size for size in fitting if size < 2 * tokens or size <= budget]
     if not useful:
-        return f"none fits into {_size(free)} of free memory; turn on gradient_checkpointing or use more GPUs"
+        return f"none fits into {size_text(gpu)}; turn on gradient_checkpointing or use more GPUs"
     best = useful[-1]
-    what = f"{best} tokens need {_size(peaks[best])} of {_size(free)} free memory"
+    what = f"{best} tokens need {size_text(peak(best))} of {size_text(gpu)}"
     return f"{what}; keep it" if best == budget else f"{what}; set compute.max_tokens_per_micro_batch to it"
 
 
-def trained_state(trained: int, stage: int, processes: int) -> tuple[int, int]:
-    """Return the bytes of gradients and of the optimizer on a process, given those of its trained weights.
-
-    Args:
-        trained: of the weights that it has and trains; under FSDP2 those of its share.
-        stage: of ZeRO, which shares out the optimizer, with a copy of the weights, and from 2 on the gradients; or 0.
-        processes: of the run.
-    """
-    share = -(-trained // processes)
-    return share if stage >= 2 else trained, 3 * share if stage else 2 * trained
+def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Return each parameter once."""
+    return list({id(p): p for p in parameters}.values())
 
 
-def program_bytes(agent: Agent) -> int:
-    """Return the main memory of the process without what it has loaded: interpreter, libraries, games.
-
-    Weights are loaded, and the state of the optimizer where a run goes on from a checkpoint.
-    """
-    weights = _weights(agent)
-    for weight in weights:  # some are mapped from files, and not there before they are read
-        (weight.to_local() if isinstance(weight, DTensor) else weight).detach().sum()
-    trim()
-    states = tree_leaves([list(optimizer.state.values()) for optimizer in agent.trainer.optimizers])
-    loaded = [*weights, *(state for state in states if isinstance(state, Tensor))]
-    return max(resident_bytes() - _bytes(loaded), 0)
+def count(parameters: Iterable[nn.Parameter]) -> int:
+    """Return the bytes of parameters."""
+    return sum(p.numel() * p.element_size() for p in parameters)
 
 
-def _weights(agent: Agent) -> list[torch.nn.Parameter]:
-    """Return each weight of actor, critic and reference once."""
-    models = [model for model in (agent.actor, agent.critic, agent.models.reference) if model is not None]
-    return list({id(p): p for model in models for p in model.parameters()}.values())
-
-
-def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
-    """Return the most bytes that the update needs for one micro-batch, gradients of weights not counted.
-
-    A micro-batch of up to PROBE_TOKENS is measured. Beyond that, a parabola through three measurements has a constant
-    (weights cast by autocast), a part that grows with the tokens, and one that grows with their square (attention,
-    where it is dense). They have the same share of logit positions as the micro-batch, up to one chunk of them if
-    logits are recomputed: a multiple of four in the longest, since far outside a row too many would count a thousand
-    times.
-    """
-    kept = min(reads, LOGITS_PER_CHUNK) if agent.compute.recompute_logits else reads
-    longest = max(min(PROBE_TOKENS, agent.actor.context_length, tokens), 3)
-    lengths = [max(longest // 4, 1), longest // 2 + longest % 2, longest]
-    most = 4 * math.ceil(longest * min(kept / tokens, 1.0) / 4)
-
-    def measured() -> list[int]:
-        return [micro_batch_bytes(agent, n, min(most // parts, n)) for n, parts in zip(lengths, (4, 2, 1), strict=True)]
-
-    if agent.device.type == "cuda":
-        measured()  # libraries take memory of their own at their first use
-    return int(np.polynomial.Polynomial.fit(lengths, measured(), deg=2)(tokens))
-
-
-def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:
-    """Measure :func:`activation_bytes` on one row, as the update goes: the actor, then a critic of its own.
-
-    Sharded models are only read, since what differentiates them needs all ranks.
-    """
-    packed = agent.reader.pack([Row(ModelInput.of_ids((0,) * (tokens + 1)), tuple(range(tokens - reads, tokens)))])
-    critic, whole = agent.critic, not units(agent.actor)
-    with gathered(agent.actor), gathered(critic or agent.actor):
-        live = AllocatedBytes() if agent.device.type == "cuda" else LiveBytes([*agent.parameters(), *agent.buffers()])
-        with agent.reader.precision(), live:
-            for _ in range(2 if torch.is_autocast_enabled(agent.device.type) else 1):  # then with what that has cast
-                hidden = agent.actor.hidden(packed)
-                scores = agent.actor.token_scores(hidden, packed.targets, agent.temperature)
-                outputs = [scores.logps, scores.entropy]
-                if critic is not None and critic.shares_trunk:
-                    outputs.append(critic(packed, hidden))
-                del hidden, scores
-                if whole:
-                    _differentiate(outputs, agent.actor if critic is None else agent)
-                outputs.clear()
-                if critic is not None and not critic.shares_trunk:
-                    outputs = [critic(packed, None)]
-                    if whole:
-                        _differentiate(outputs, critic)
-    return live.peak
-
-
-def _differentiate(outputs: list[Tensor], module: torch.nn.Module) -> None:
-    """Run the backward pass, which frees the graph. Each gradient is dropped once it is made.
-
-    Nothing is accumulated, so no hook of a strategy runs.
-    """
-    trained = [p for p in module.parameters() if p.requires_grad]
-    hooks = [p.register_hook(lambda gradient: gradient.new_zeros(()).expand_as(gradient)) for p in trained]
-    sums = [output.float().sum() for output in outputs if output.requires_grad]
-    torch.autograd.grad(sums, trained, allow_unused=True)
-    for hook in hooks:
-        hook.remove()
-
-
-class AllocatedBytes:
-    """As :class:`LiveBytes`, of a GPU, by its allocator: FlexAttention is not compiled under a dispatch mode.
-
-    By what the allocator was asked for, since it gives up to a MiB more for each large tensor.
-    """
-
-    peak = 0
-
-    def __enter__(self) -> AllocatedBytes:
-        torch.cuda.reset_peak_memory_stats()
-        self._before = _asked("current")
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.peak = _asked("peak") - self._before
-
-
-def _asked(when: Literal["current", "peak"]) -> int:
-    kind = "requested" if torch.cuda.get_allocator_backend() == "native" else "allocated"  # which is all others tell
-    return int(torch.cuda.memory_stats()[f"{kind}_bytes.all.{when}"])
-
-
-class LiveBytes(TorchDispatchMode):
-    """Bytes of the tensors that operations inside have made and that are still there, and the most there were.
-
-    Args:
-        known: tensors that were there before.
-    """
-
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._sizes = {x.untyped_storage()._cdata: 0 for x in known}  # by the address of a storage
-        self._watched: dict[int, weakref.ref] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        storages = [x.untyped_storage() for x in tree_leaves(made) if isinstance(x, Tensor)]
-        for storage in storages:
-            if (key := storage._cdata) not in self._sizes:
-                self._sizes[key] = storage.nbytes()
-                self._watched[key] = weakref.ref(storage, partial(self._end, key))
-                self.now += self._sizes[key]
-                self.peak = max(self.peak, self.now)
-        return made
-
-    def _end(self, key: int, _: Any) -> None:
-        self.now -= self._sizes.pop(key)
-        del self._watched[key]
-
-
-def gathered_bytes(actor: LanguageModel, by_layer: bool) -> int:
-    """Return the bytes of the weights that are gathered at once beside this rank's share; 0 if it is not sharded.
-
-    Args:
-        actor: the policy.
-        by_layer: not all of it, but what is in no layer, a layer, and the copy of one that is sent.
-    """
-    if not units(actor):
-        return 0
-    with gathered(actor):
-        whole = _bytes(actor.parameters())
-        layers = [_bytes(cast(torch.nn.Module, layer).parameters()) for layer in units(actor)[1:]]
-    return whole - sum(layers) + 2 * max(layers) if by_layer else whole
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(map(local_bytes, tensors))
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.0f} MiB"
+def size_text(size: int) -> str:
+    """Return bytes in GiB or MiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"

@@ -1,89 +1,288 @@
-"""What a run would do: sizes, memory and one prompt, printed by `agentrl fit --dry-run` once everything is built."""
+"""What a run would do, printed by `agentrl fit --dry-run`: sizes, memory and one prompt, without weights or a GPU."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.strategy import Strategy
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.checkpoint import main_file
+from lightning_agentrl.agents.checks import check_run
+from lightning_agentrl.agents.models import Models, build_models, readers_for
 from lightning_agentrl.agents.optim import Schedule, planned_steps
-from lightning_agentrl.agents.sharding import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.run_folder import count_parameters
-from lightning_agentrl.commands.memory import Rows, free_memory, memory_plan, suggested_budget
+from lightning_agentrl.commands.memory import (
+    MemoryPlan,
+    Place,
+    Rows,
+    Sharing,
+    Step,
+    activation_bytes,
+    budget_text,
+    memory_plan,
+    size_text,
+)
+from lightning_agentrl.engines.base import PlannedPolicy
 from lightning_agentrl.episodes.prompt_check import prompt_parts
+from lightning_agentrl.models.allocator import resident_bytes
+from lightning_agentrl.models.loading import context_length_of
+from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
+from lightning_agentrl.models.shapes import empty_causal_lm, shape_of
 from lightning_agentrl.prompts.renderer import shown
 from lightning_agentrl.rollout import RolloutDataModule, Session, ValidationConfig
-from lightning_agentrl.rollout.collector import Collector, endless_session
+from lightning_agentrl.rollout.collector import endless_session
 from lightning_agentrl.rollout.groups import group_session
 from lightning_agentrl.types import ModelInput, Row
 
-
-class PlanShown(Exception):
-    """The end of a dry run, raised after the plan so that nothing is trained."""
+GPU = ("gpu", "cuda")  # as trainer.accelerator names it
 
 
-class DryRun(L.Callback):
-    """The plan of a run, printed in place of its start."""
+def planned_trainer(given: Any) -> tuple[Place, dict[str, Any]]:
+    """Return the place of a run, and arguments with which a machine without its devices can make its trainer.
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero or in_lockstep(trainer.strategy):  # sharded models are measured by all ranks
-            text = plan_text(trainer, cast(Agent, pl_module))
-            rank_zero_only(print)(text, flush=True)
-        raise PlanShown
+    Args:
+        given: arguments of the Trainer by name; `strategy` may be an object.
+    """
+    accelerator, devices = given["accelerator"], given["devices"]
+    on_gpu = accelerator in GPU or (accelerator == "auto" and torch.cuda.is_available())
+    if devices in ("auto", -1, "-1"):
+        devices = max(torch.cuda.device_count(), 1) if on_gpu else 1
+    elif isinstance(devices, str) and "," in devices:
+        devices = devices.strip(",").split(",")
+    devices, nodes = len(devices) if isinstance(devices, list) else int(devices), int(given["num_nodes"] or 1)
+    strategy, instead = given["strategy"], {}
+    stage = (strategy.config or {})["zero_optimization"]["stage"] if isinstance(strategy, DeepSpeedStrategy) else None
+    if isinstance(strategy, str) and strategy.startswith("deepspeed"):
+        stage = int(strategy[-1]) if strategy[-1].isdigit() else 2  # as Lightning reads it
+    if stage in (1, 2):  # its trainer would look for a GPU
+        instead["strategy"] = "ddp"
+    if accelerator in (*GPU, "auto"):
+        instead |= {"accelerator": "cpu", "devices": devices}
+    sharing = cast(Sharing, f"zero{stage}" if stage in (1, 2) else "")
+    return Place(on_gpu, devices * nodes, nodes, sharing, str(given["precision"] or "32-true")), instead
+
+
+def sharing_of(strategy: Strategy) -> Sharing:
+    """Return what the processes of a strategy share; that of ZeRO is known before its trainer is made."""
+    if isinstance(strategy, ModelParallelStrategy):
+        return "fsdp2"
+    return "ddp" if isinstance(strategy, DDPStrategy) else ""
+
+
+class RunPlan:
+    """The plan of a run, made without reading weights, starting processes or an engine. Close it after use.
+
+    Args:
+        trainer: that would run; its accelerator does not matter.
+        agent: to be trained.
+        data: its data module.
+        place: of the run; by default what the trainer says, on the processor.
+        checkpoint: that the run goes on from.
+
+    Raises:
+        ValueError: what the start of the run would refuse, as far as it follows from the configuration.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        agent: Agent,
+        data: RolloutDataModule,
+        place: Place | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> None:
+        place = place or Place(False, trainer.num_devices * trainer.num_nodes, trainer.num_nodes)
+        self.place = replace(place, sharing=place.sharing or sharing_of(trainer.strategy), precision=trainer.precision)
+        self.trainer, self.agent, self.data = trainer, agent, data
+        cast(Any, trainer).datamodule = data
+        agent.trainer = data.trainer = trainer
+        if checkpoint:
+            _take_progress(trainer, Path(checkpoint))
+        config, self.shape_known = shape_of(agent.model)
+        context = context_length_of(config.get_text_config(), agent.model)
+        check_run(agent, "fit", self.place.on_gpu)
+        data.sizes.check_processes(self.place.processes)
+        self.prompts: list[ModelInput] = []
+        self.reader = None
+        if self.shape_known:  # else there is no tokenizer, and data sets of environments may be on the hub, too
+            data.pool.make_one_of_each()
+            self.tokenizer, self.reader, context = readers_for(agent)
+            data.check(self.tokenizer, context, self.reader)
+            self.prompts = first_prompts(data, self.place.processes)
+        with trainer.strategy.precision_plugin.module_init_context(), torch.device("meta"):
+            self.models = self._build()
+        self.policy = PlannedPolicy(
+            self.models.actor,
+            self.place.on_gpu,
+            self.place.computes_in,
+            min(context, data.longest_turn),
+            data.max_staleness > 0,
+        )
+        self.rows = self._rows()
+        self.step = self._step()
+        self.memory = self._memory()
+
+    def close(self) -> None:
+        """Close what environments the plan has made."""
+        self.data.teardown("fit")
+
+    def _build(self) -> Models:
+        agent = self.agent
+        compute = replace(agent.compute, kernels="torch")
+        reference = agent.reference if agent.needs.ref_logps else None
+        rounding = None if self.place.shards > 1 else self.place.precision
+        tower = agent.train_tower
+        return build_models(
+            agent.model, agent.critic, reference, agent.lora, compute, rounding, None, tower, load=empty_causal_lm
+        )
+
+    def _rows(self) -> list[Row]:
+        """Return rows of an optimizer step on one process, with replies of full length; none without a tokenizer."""
+        turns = step_turns(self.data, self.place.processes)
+        return example_rows(self.prompts, turns, self.data) if self.prompts else []
+
+    def _step(self) -> Step:
+        budget, reply = self.agent.compute.max_tokens_per_micro_batch, self.data.interaction.max_reply_tokens
+        if not self.rows:  # the longest there can be, with nothing in common
+            turns, longest = step_turns(self.data, self.place.processes), self.data.longest_turn
+            fitting = max(budget // longest, 1)
+            tokens, reads = min(turns, fitting) * longest, min(turns, fitting) * reply
+            return Step(math.ceil(turns / fitting), max(tokens, longest), reads, turns * longest)
+        per_token = self.reader.patches_per_token if self.reader else 0
+        share = self.models.share_prefixes
+        plans = plan_micro_batches(self.rows, budget, share, per_token)
+        batches = [[self.rows[i] for i in index] for index in plans]
+        tokens = [pack(rows, share=share, reader=self.reader).tokens for rows in batches]
+        reads = [sum(len(row.logit_positions) for row in rows) for rows in batches]
+        # Other rows may fill the budget, which a single one of them may exceed.
+        return Step(len(plans), max([*tokens, *[budget] * (len(plans) > 1)]), max(reads), sum(tokens))
+
+    def _memory(self) -> MemoryPlan:
+        """Return the memory of one process."""
+        at_a_time = self.data.sizes.at_a_time(self.place.processes)
+        args = self.models, self.agent.compute, self.place, self.step
+        program = 0 if self.place.on_gpu else resident_bytes()
+        return memory_plan(
+            *args, self.data.engine.memory(self.policy, at_a_time), self.data.engine.sends_layers, program
+        )
+
+    # Sections
+
+    def text(self) -> str:
+        """Return the plan as readable text."""
+        sections = {
+            "models": self._models(),
+            "an iteration": self._iteration(),
+            "the run": [*_run(self.trainer, self.data), *_rates(self.trainer, self.agent)],
+            "memory of one process": [*self.memory.lines(), *self._fitting()],
+        }
+        width = max(len(name) for rows in sections.values() for name, _ in rows)
+        lines = []
+        for title, rows in sections.items():
+            lines += ["", f"{title}", *(f"  {name:<{width}}  {text}" for name, text in rows)]
+        return "\n".join([*lines[1:], "", *self._prompt()])
+
+    def _prompt(self) -> list[str]:
+        if not self.prompts:
+            return [
+                f"the prompt is missing: the tokenizer of {self.agent.model} is not in the cache, and the hub cannot",
+                "be reached. Sizes are from the table of shipped configs; all turns were taken as long as they can be.",
+            ]
+        with first_session(self.data) as session:
+            parts = prompt_parts(session, self.data.player.renderer)
+        counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
+        text = shown(self.tokenizer, self.prompts[0])
+        return [f"one prompt: {len(self.prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
+
+    def _models(self) -> Rows:
+        agent, models = self.agent, self.models
+        config = models.actor.lm.config
+        rows = [("actor", f"{agent.model}, {config.model_type}, {_trained(models.actor)}")]
+        if models.critic is not None:
+            rows.append(("critic", f"{type(models.critic).__name__}, {_trained(models.critic)}"))
+        return [*rows, ("reference", reference_text(agent))]
+
+    def _iteration(self) -> Rows:
+        data, world = self.data, self.place.processes
+        at_a_time = data.sizes.at_a_time(world)
+        per_process = f", {at_a_time} environments on each of {world} processes" if world > 1 else ""
+        turns, count = step_turns(data, world), self.step.micro_batches
+        lengths = [len(prompt) for prompt in self.prompts]
+        prompts = f"{_range(lengths)} tokens at the start of an episode, " if lengths else ""
+        return [
+            *_sizes(data, per_process),
+            (
+                "micro-batches",
+                f"about {count} of {math.ceil(turns / count)} turns in each step, at most "
+                f"{self.agent.compute.max_tokens_per_micro_batch} tokens" + _growth(data),
+            ),
+            ("prompts", f"{prompts}at most {data.prompt.max_prompt_tokens}"),
+            ("replies", f"at most {data.interaction.max_reply_tokens} tokens"),
+        ]
+
+    def _fitting(self) -> Rows:
+        """Return which GPUs and budgets fit, and the main memory of a node while models are read."""
+        if not self.place.on_gpu:
+            return []
+        here = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
+        size = self.memory.smallest_gpu
+        fits = f"GPUs of {size} GB, by this count" if size else "no common GPU; shard over more, or train adapters"
+        gpu = here or (size or 0) * 10**9
+        rows = [("needs", fits)]
+        if gpu:
+            compute, models, step = self.agent.compute, self.models, self.step
+
+            def peak(budget: int) -> int:
+                reads = max(step.reads * budget // step.tokens, 1)
+                activations = activation_bytes(models, compute, self.place, budget, reads)
+                return max(replace(self.memory, activations=activations).peaks(gpu))
+
+            rows.append(("micro-batch budget", budget_text(peak, compute.max_tokens_per_micro_batch, step.total, gpu)))
+        whole = 4 * sum(p.numel() for p in self.models.actor.parameters())
+        node = whole * self.place.processes // self.place.nodes
+        return [*rows, ("main memory of a node", f"{size_text(node)} while models are read")]
+
+
+def _take_progress(trainer: L.Trainer, checkpoint: Path) -> None:
+    """Let a trainer and its summary say what the run has done that a checkpoint is of."""
+    saved = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)
+    counts = saved["loops"]["fit_loop"]["epoch_progress"]["current"]
+    trainer.fit_loop.epoch_progress.current.completed = counts["ready"]
+    for callback in cast(Any, trainer).callbacks:
+        if isinstance(callback, RunSummary) and callback.state_key in saved["callbacks"]:
+            callback.load_state_dict(saved["callbacks"][callback.state_key])
 
 
 MOST_PROMPTS = 16  # that are looked at before a run
 
 
-def plan_text(trainer: L.Trainer, agent: Agent) -> str:
-    """Return the plan as readable text."""
-    data = agent.datamodule
-    prompts = first_prompts(data.collector)
-    of_step = step_rows(trainer, data, prompts)
-    memory = memory_plan(agent, data, of_step)
-    suggested = suggested_budget(agent, memory, of_step, free_memory(agent.device))
-    sections = {
-        "models": _models(agent),
-        "an iteration": _iteration(trainer, agent, data, prompts),
-        "the run": [*_run(trainer, data), *_rates(trainer, agent)],
-        "memory of one process": [*memory.lines(), *suggested],
-    }
-    width = max(len(name) for rows in sections.values() for name, _ in rows)
-    lines = []
-    for title, rows in sections.items():
-        lines += ["", f"{title}", *(f"  {name:<{width}}  {text}" for name, text in rows)]
-    with first_session(data.collector) as session:
-        parts = prompt_parts(session, data.player.renderer)
-    counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
-    text = shown(agent.tokenizer, prompts[0])
-    lines += ["", f"one prompt: {len(prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
-    return "\n".join(lines[1:])
-
-
-def first_prompts(collector: Collector) -> list[ModelInput]:
-    """Return the first prompts of some training environments of this rank."""
+def first_prompts(data: RolloutDataModule, world: int = 1) -> list[ModelInput]:
+    """Return the first prompts of some training environments of the first rank."""
     prompts = []
-    groups = collector.sizes.groups
+    groups = data.sizes.groups
     step = 1 if groups is None else groups.size  # all episodes of a group begin alike
-    for index in collector.sizes.own_envs(collector.rank, collector.world)[: MOST_PROMPTS * step : step]:
-        with first_session(collector, index) as session:
+    for index in data.sizes.own_envs(0, world)[: MOST_PROMPTS * step : step]:
+        with first_session(data, index) as session:
             prompts.append(session.prompt().input)
     return prompts
 
 
 @contextmanager
-def first_session(collector: Collector, index: int = 0) -> Iterator[Session]:
+def first_session(data: RolloutDataModule, index: int = 0) -> Iterator[Session]:
     """Yield a session at the start of its first training episode, apart from those that are trained on."""
-    player, groups = collector.player, collector.sizes.groups
+    player, groups = data.player, data.sizes.groups
     if groups is None:
         kind, session = player.pool.kind(index), endless_session(player, index)
     else:
@@ -94,15 +293,6 @@ def first_session(collector: Collector, index: int = 0) -> Iterator[Session]:
         yield session
     finally:
         player.pool.give_back(kind, session.worker)
-
-
-def _models(agent: Agent) -> Rows:
-    config = agent.actor.lm.config
-    rows = [("actor", f"{agent.model}, {config.model_type}, {_trained(agent.actor)}")]
-    if agent.critic is not None:
-        kind = type(agent.critic).__name__.removeprefix("FSDP")  # sharding renames classes
-        rows.append(("critic", f"{kind}, {_trained(agent.critic)}"))
-    return [*rows, ("reference", reference_text(agent))]
 
 
 def reference_text(agent: Agent) -> str:
@@ -117,24 +307,6 @@ def reference_text(agent: Agent) -> str:
 def _trained(module: torch.nn.Module) -> str:
     every, trained = count_parameters(module), count_parameters(module, trained=True)
     return f"{every:,} parameters" + ("" if every == trained else f", {trained:,} of them trained")
-
-
-def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelInput]) -> Rows:
-    several = trainer.world_size > 1
-    at_a_time = data.sizes.at_a_time(trainer.world_size)
-    per_process = f", {at_a_time} environments on each of {trainer.world_size} processes" if several else ""
-    rows = step_rows(trainer, data, prompts)
-    turns, micro_batches = len(rows), agent.reader.micro_batches(rows)
-    return [
-        *_sizes(data, per_process),
-        (
-            "micro-batches",
-            f"about {len(micro_batches)} of {math.ceil(turns / len(micro_batches))} turns in each step, at most "
-            f"{agent.compute.max_tokens_per_micro_batch} tokens" + _growth(data),
-        ),
-        ("prompts", f"{_range([len(prompt) for prompt in prompts])} tokens at the start of an episode"),
-        ("replies", f"at most {data.interaction.max_reply_tokens} tokens"),
-    ]
 
 
 def _range(numbers: Sequence[int]) -> str:
@@ -241,11 +413,6 @@ def held_out_plays(trainer: L.Trainer, validation: ValidationConfig, epochs: int
         return "none"
     total = "" if epochs is None else f"; {episodes * (between + before + after):,} in all"
     return f"{episodes} {' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)}{total}"
-
-
-def step_rows(trainer: L.Trainer, data: RolloutDataModule, prompts: Sequence[ModelInput]) -> list[Row]:
-    """Return rows of an optimizer step on one process, with replies of full length."""
-    return example_rows(prompts, step_turns(data, trainer.world_size), data)
 
 
 def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataModule) -> list[Row]:

@@ -80,11 +80,39 @@ class PolicyHandle:
 
 
 @dataclass(frozen=True)
-class EngineMemory:
-    """Memory of an engine on the policy's device, in this process, in bytes."""
+class PlannedPolicy:
+    """A policy whose weights have not been read, and where a run will have it.
 
-    resident: int = 0  # allocated during updates too
-    sampling: int = 0  # released before an update
+    Args:
+        model: on the meta device.
+        on_gpu: whether a GPU or the processor runs it.
+        computes_in: dtype in which the trainer scores and trains it.
+        window: the most tokens of a prompt with its reply.
+        trained_meanwhile: it is trained while replies are sampled.
+    """
+
+    model: LanguageModel
+    on_gpu: bool
+    computes_in: torch.dtype
+    window: int
+    trained_meanwhile: bool = False
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Memory of an engine on the policy's device, in this process.
+
+    Args:
+        resident: bytes that are allocated during updates too.
+        sampling: bytes that are released before an update.
+        share: of the memory of a GPU, whatever its size, on top of both.
+        released: whether the share is released before an update.
+    """
+
+    resident: int = 0
+    sampling: int = 0
+    share: float = 0.0
+    released: bool = False
 
 
 class Engine(ABC):
@@ -106,8 +134,8 @@ class Engine(ABC):
             ImportError: a package is missing.
         """
 
-    def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
-        """Return the memory, besides the policy, to sample ``concurrency`` replies at once; called before the start."""
+    def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
+        """Return the memory, besides the policy, to sample ``concurrency`` replies at once; for plans of runs."""
         return EngineMemory()
 
     @abstractmethod

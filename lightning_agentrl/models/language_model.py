@@ -15,7 +15,7 @@ from lightning_agentrl.models.attention.tree import no_mask
 from lightning_agentrl.models.families import final_logits, image_reader, text_family, why_unshared
 from lightning_agentrl.models.loading import UNIQUE_POSITIONS, context_length_of
 from lightning_agentrl.models.packing import Packed
-from lightning_agentrl.models.vision import PackedImages, image_features, text_decoder
+from lightning_agentrl.models.vision import FamilyReader, PackedImages, image_features, text_decoder
 
 LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
 
@@ -99,7 +99,11 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.lm = lm
         self.recompute_logits = recompute_logits
-        self.image_reader = image_reader(lm.config, lm.name_or_path)  # None: it reads text only
+
+    @cached_property
+    def image_reader(self) -> FamilyReader | None:
+        """What reads its images; None: it reads text only."""
+        return image_reader(self.lm.config, str(self.lm.name_or_path))
 
     @property
     def hidden_size(self) -> int:

@@ -139,8 +139,7 @@ def load_tokenizer(model: str, key: str = KEY) -> PreTrainedTokenizerBase:
         ValueError: there is no such model, it has no tokenizer that can be loaded, or one with tokens that the model
             cannot read; names the key.
     """
-    _refuse_missing_folder(model, key)
-    _refuse_unknown_id(model, key)
+    check_model_exists(model, key)
     with naming_model(model, key):
         tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
     _refuse_tokens_beyond(model, key, tokenizer)
@@ -302,6 +301,16 @@ def _refuse_tokens_beyond(model: str, key: str, tokenizer: PreTrainedTokenizerBa
             "model reads (vocab_size in its config.json); save the model after resize_token_embeddings, or give it its "
             f"own tokenizer (key {key})"
         )
+
+
+def check_model_exists(model: str, key: str = KEY) -> None:
+    """Refuse a folder that is not there, and an id that neither the cache nor the hub has.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    _refuse_missing_folder(model, key)
+    _refuse_unknown_id(model, key)
 
 
 def _refuse_unknown_id(model: str, key: str) -> None:

@@ -19,8 +19,7 @@ from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import action_rows, row_scores
 from lightning_agentrl.callbacks import CriticWarmup
-from lightning_agentrl.commands.memory import memory_plan
-from lightning_agentrl.commands.plan import DryRun, PlanShown, first_prompts, plan_text, step_rows
+from lightning_agentrl.commands.plan import RunPlan
 from lightning_agentrl.engines import Engine, TransformersEngine, VLLMEngine
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.losses import Bypass, NoCorrection, TruncatedWeights
@@ -332,15 +331,12 @@ def test_what_corrects_turns_of_older_weights_is_not_left_to_the_next_run(tmp_pa
 def test_the_plan_counts_the_engines_copy_and_says_how_old_turns_are(tmp_path, tiny_folder):
     texts, plans = [], []
     for bound in (0, 1):
-        trainer, agent = make_trainer(tmp_path, 2, [DryRun()]), make_agent(tiny_folder)
-        with pytest.raises(PlanShown):
-            trainer.fit(agent, make_data(max_staleness=bound))
-        data = agent.datamodule
-        texts.append(plan_text(trainer, agent))
-        plans.append(memory_plan(agent, data, step_rows(trainer, data, first_prompts(data.collector))))
-        data.teardown("fit")
+        plan = RunPlan(make_trainer(tmp_path, 2), make_agent(tiny_folder), make_data(max_staleness=bound))
+        texts.append(plan.text())
+        plans.append(plan.memory)
+        plan.close()
     message = "while the previous one trains; turns at most 1 iterations old"
     assert [message in text for text in texts] == [False, True]
-    weights = sum(p.nbytes for p in agent.actor.parameters())
+    weights = sum(p.nbytes for p in plan.models.actor.parameters())
     assert (plans[0].engine, plans[1].sampling) == (0, 0)
     assert plans[1].engine == plans[0].sampling + weights

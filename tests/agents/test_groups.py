@@ -23,7 +23,7 @@ from lightning_agentrl.advantages import (
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.run_folder import facts
-from lightning_agentrl.commands.plan import DryRun, PlanShown, plan_text
+from lightning_agentrl.commands.plan import RunPlan
 from lightning_agentrl.losses import AdaptiveKL, DropEqualScores, PPOClip
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.loading import load_causal_lm
@@ -237,8 +237,7 @@ def test_a_kl_that_counts_as_much_as_a_reward_is_told(tmp_path, tiny_folder, set
     agent = agent_of(tiny_folder, **{"advantage": GRPO(), **settings})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(PlanShown):
-            make_trainer(tmp_path, 1, [DryRun()]).fit(agent, group_data())
+        RunPlan(make_trainer(tmp_path, 1), agent, group_data()).close()
     assert any("alone gives advantages of full size" in str(each.message) for each in caught) == warned
 
 
@@ -285,13 +284,12 @@ def test_progress_counts_episodes(tmp_path, tiny_folder):
 
 
 def test_the_plan_and_the_record_tell_of_groups(tmp_path, tiny_folder):
-    agent, data = agent_of(tiny_folder, GRPO()), group_data()
-    trainer = make_trainer(tmp_path, 7, [DryRun()])
-    with pytest.raises(PlanShown):
-        trainer.fit(agent, data)
-    text = plan_text(trainer, agent)
+    plan = RunPlan(make_trainer(tmp_path, 7), agent_of(tiny_folder, GRPO()), group_data())
+    text = plan.text()
+    plan.close()
     for line in ("2 groups * 3 = 6, of as many turns as they take", "2, each on a share of 1/2 of the turns"):
         assert line in text
     assert "7, 42 episodes" in text
+    agent, trainer = agent_of(tiny_folder, GRPO()), make_trainer(tmp_path, 1)
+    trainer.fit(agent, group_data())
     assert facts(trainer, agent)["rollout"]["groups"]["size"] == 3
-    data.teardown("fit")

@@ -59,7 +59,7 @@ def test_validation_has_the_date_of_its_checkpoint(dated_folder: Path, tmp_path:
 
     class Watch(L.Callback):
         def on_validation_epoch_end(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-            with first_session(agent.datamodule.collector) as session:
+            with first_session(agent.datamodule) as session:
                 watched.append(tiny_tokenizer().decode(session.prompt().input.ids))
 
     trainer = make_trainer(tmp_path, 1, [Watch()], limit_val_batches=None)

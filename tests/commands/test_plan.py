@@ -1,39 +1,31 @@
-"""`agentrl fit --dry-run`: the plan is that of the run, nothing is trained and nothing is written."""
+"""`agentrl fit --dry-run`: the plan is that of the run, counted without weights; nothing is trained or written."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import HalfPrecision
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.callbacks import CriticWarmup
-from lightning_agentrl.commands.memory import (
-    AllocatedBytes,
-    LiveBytes,
-    activation_bytes,
-    budget_text,
-    memory_plan,
-    micro_batch_bytes,
-    suggested_budget,
-)
-from lightning_agentrl.commands.plan import (
-    DryRun,
-    PlanShown,
-    example_rows,
-    first_prompts,
-    step_rows,
-)
-from lightning_agentrl.engines import VLLMEngine
+from lightning_agentrl.agents.models import Compute, Models, build_models
+from lightning_agentrl.commands.memory import Place, Step, activation_bytes, budget_text, memory_plan
+from lightning_agentrl.commands.plan import RunPlan, example_rows, planned_trainer
+from lightning_agentrl.engines import EngineMemory, VLLMEngine
 from lightning_agentrl.models.critic import Critic, LeastSquaresCritic, SeparateCritic, SharedCritic
-from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
-from lightning_agentrl.models.packing import plan_micro_batches
-from lightning_agentrl.rollout import RolloutDataModule
-from lightning_agentrl.types import Row
+from lightning_agentrl.models.packing import pack, plan_micro_batches
+from lightning_agentrl.models.shapes import SHAPES, empty_causal_lm, shape_of
+from lightning_agentrl.types import ModelInput, Row
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.cli import Config, changed, fit
 from tests.tiny import tiny_model_folder
@@ -81,90 +73,24 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], st
 
 
 @pytest.mark.parametrize(
-    ("free", "tokens", "expected"),
+    ("gpu", "tokens", "expected"),
     [
-        (100, 10**6, "64 tokens"),  # 0.9 of the free memory is used
+        (90, 10**6, "64 tokens"),  # a twentieth is left to the allocator
         (65, 10**6, "32 tokens"),
         (1000, 40, "64 tokens"),  # the step has no more
         (1000, 10, "16 tokens"),
         (5, 10**6, "none fits"),
     ],
 )
-def test_plan_suggests_the_largest_useful_micro_batch_that_fits(free: int, tokens: int, expected: str) -> None:
-    peaks = {size: size + 10 for size in (4, 8, 16, 32, 64, 128)}
-    suggested = budget_text(peaks, budget=16, tokens=tokens, free=free)
+def test_plan_suggests_the_largest_useful_micro_batch_that_fits(gpu: int, tokens: int, expected: str) -> None:
+    suggested = budget_text(lambda size: size + 10, budget=16, tokens=tokens, gpu=gpu)
     assert suggested.startswith(expected)
     assert ("max_tokens_per_micro_batch" in suggested) is (expected not in ("16 tokens", "none fits"))
-
-
-@pytest.mark.gpu
-def test_a_dry_run_on_a_gpu_measures_a_model_that_shares_prefixes(
-    config: Config,
-    served_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """By FlexAttention, which takes heads of this width."""
-    small = changed(config, "model.init_args.model", str(served_folder))
-    small["trainer"] |= {"accelerator": "gpu", "logger": True, "default_root_dir": "runs/planned"}
-    fit(small, tmp_path, monkeypatch, "--dry-run")
-    shown = capsys.readouterr().out
-    assert re.search(r"expected peak +[1-9]", shown)
-    assert re.search(r"micro-batch budget +\d+ tokens need", shown)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_activations_on_a_gpu_are_foretold(served_folder: Path, tmp_path: Path, precision: str) -> None:
-    """Without what its libraries take for themselves at their first use, of which the curve would make gigabytes."""
-    agent, data = make_agent(served_folder, critic=SeparateCritic()), make_data()
-    with pytest.raises(PlanShown):
-        make_trainer(tmp_path, 3, [DryRun()], accelerator="gpu", precision=precision).fit(agent, data)
-    foretold = activation_bytes(agent, 12000, 500)
-    assert 0.9 <= foretold / micro_batch_bytes(agent, 12000, 500) <= 1.25
-    data.teardown("fit")
-
-
-@pytest.mark.gpu
-def test_the_allocator_of_a_gpu_tells_what_live_bytes_tell() -> None:
-
-    def peak(live: LiveBytes | AllocatedBytes) -> int:
-        with live:
-            for _ in range(2):
-                once = known * 2
-                (once * once).backward(torch.ones_like(once), inputs=[known])
-                more = known.detach() * 3
-                del once, more
-                known.grad = None
-        return live.peak
-
-    known = torch.zeros(10**6, device="cuda", requires_grad=True)
-    assert peak(AllocatedBytes()) == pytest.approx(peak(LiveBytes([known])), rel=0.01)
 
 
 @pytest.mark.slow
 def test_a_warm_up_that_outlasts_the_run_is_told(dry_run: Callable[[int], str]) -> None:
     assert "0, 0 turns; the actor would never be trained, raise trainer.max_epochs" in dry_run(3)
-
-
-def rows_of(agent: PPOAgent, data: RolloutDataModule) -> list[Row]:
-    return step_rows(agent.trainer, data, first_prompts(data.collector))
-
-
-def test_live_bytes_are_those_that_are_there() -> None:
-    """Views and what was there before count nothing, and what is freed leaves the count."""
-    known = torch.zeros(1000, requires_grad=True)
-    with LiveBytes([known]) as live:
-        doubled = known * 2
-        assert live.now == live.peak == 4000
-        view = doubled[:10].view(2, 5)
-        known.detach()
-        assert live.now == 4000
-        del doubled
-        assert live.now == 4000  # the view holds it
-        del view
-        assert (live.now, live.peak) == (0, 4000)
 
 
 @pytest.mark.slow
@@ -183,97 +109,143 @@ def test_the_plan_of_a_run_that_goes_on_is_of_what_is_left(
     assert re.search(r"held-out episodes +2 after every 2 epochs and after it; 6 in all\n", shown)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic, LeastSquaresCritic])
-def test_weights_gradients_and_optimizer_are_counted(
-    tiny_folder: Path, tmp_path: Path, critic: type[Critic], capsys: pytest.CaptureFixture[str]
+def test_weights_gradients_and_optimizer_are_those_of_the_run(
+    tiny_folder: Path, tmp_path: Path, critic: type[Critic]
 ) -> None:
+    plan = RunPlan(make_trainer(tmp_path, 3), make_agent(tiny_folder, critic=critic()), make_data())
     agent, data = make_agent(tiny_folder, critic=critic()), make_data()
-    callback = CriticWarmup(rollouts=1, rounds=1, fraction=1.0)
-    with pytest.raises(PlanShown):
-        make_trainer(tmp_path, 3, [DryRun(), callback]).fit(agent, data)
-    plan = memory_plan(agent, data, rows_of(agent, data))
-    assert ("learning rate of the critic" in capsys.readouterr().out) is not agent.critic.fitted
-    trained = sum(p.numel() * p.element_size() for p in agent.parameters())
-    reference = sum(p.numel() * p.element_size() for p in agent.models.reference.parameters())
-    assert plan.program > 2**26  # torch alone takes more
-    assert plan.weights == trained + reference
-    assert plan.gradients == trained
-    assert plan.optimizer == 2 * trained
-    assert plan.peak == plan.program + plan.weights + 3 * trained + plan.activations + plan.holes
-    rows = example_rows(first_prompts(data.collector), 8, data)
+    make_trainer(tmp_path, 1).fit(agent, data)
+    trained = sum(p.nbytes for p in agent.parameters())
+    reference = sum(p.nbytes for p in agent.models.reference.parameters())
+    memory = plan.memory
+    assert memory.program > 2**26  # torch alone takes more
+    assert (memory.weights, memory.gradients, memory.optimizer) == (trained + reference, trained, 2 * trained)
+    assert memory.peak == memory.program + memory.weights + 3 * trained + memory.activations + memory.holes
+    rows = example_rows(plan.prompts, 8, plan.data)
     assert len({row.ids for row in rows}) == 8
-    assert plan_micro_batches(rows, agent.compute.max_tokens_per_micro_batch)
-    data.teardown("fit")
+    assert plan_micro_batches(rows, 64)
+    plan.close()
 
 
-def test_plan_suggests_a_smaller_micro_batch_with_less_memory(tiny_folder: Path, tmp_path: Path) -> None:
-    agent, data = make_agent(tiny_folder, max_tokens_per_micro_batch=64), make_data()
-    with pytest.raises(PlanShown):
-        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
-    rows = rows_of(agent, data)
-    plan = replace(memory_plan(agent, data, rows), sampling=0)  # else it may be more than an update of so few tokens
-
-    def tokens(free: int) -> int:
-        ((_, suggested),) = suggested_budget(agent, plan, rows, free)
-        return int(suggested.split()[0])
-
-    assert tokens(2 * plan.peak) >= 64 > tokens((plan.peak - plan.activations // 2) * 10 // 9)
-    assert suggested_budget(agent, plan, rows, None) == []
-    data.teardown("fit")
+def models_of(model: Path | str, critic: Critic, compute: Compute, precision: str, empty: bool = True) -> Models:
+    args = str(model), critic, None, None, compute, precision, None
+    if not empty:
+        return build_models(*args)
+    with torch.device("meta"):
+        return build_models(*args, load=empty_causal_lm)
 
 
-@pytest.mark.slow
-def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("tokens", "reads"), [(1000, 60), (1400, 1300)])
+def test_activations_are_counted_as_they_are_measured(
+    tmp_path: Path, precision: str, checkpointing: bool, tokens: int, reads: int
+) -> None:
+    folder = tiny_model_folder(tmp_path, num_hidden_layers=8)
+    compute = Compute(gradient_checkpointing=checkpointing, kernels="torch")
+    counted = activation_bytes(
+        models_of(folder, SharedCritic(), compute, precision), compute, Place(precision=precision), tokens, reads
+    )
+    models = models_of(folder, SharedCritic(), compute, precision, empty=False)
+    packed = pack([Row(ModelInput.of_ids((0,) * (tokens + 1)), tuple(range(tokens - reads, tokens)))])
+    trained = list(models.actor.parameters())
+    live = LiveBytes([*trained, *models.actor.buffers()])
+    context = torch.autocast("cpu", torch.bfloat16) if precision == "bf16-mixed" else nullcontext()
+    with context, live:
+        scores = models.actor.token_scores(models.actor.hidden(packed), packed.targets, 1.0)
+        hooks = [p.register_hook(lambda gradient: gradient.new_zeros(()).expand_as(gradient)) for p in trained]
+        torch.autograd.grad([scores.logps.sum(), scores.entropy.sum()], trained, allow_unused=True)
+    assert len(hooks) == len(trained)
+    assert 0.85 <= counted / live.peak <= 1.35  # rather too much than too little
+
+
+def test_a_strategy_shares_what_it_shares() -> None:
+    """Per process, for eight processes and a model of 0.5B with bf16-mixed."""
+    compute, step = Compute(gradient_checkpointing=True), Step(2, 1024, 256, 4096)
+
+    def plan(sharing: Any, precision: str = "bf16-mixed", model: str = "Qwen/Qwen2.5-0.5B-Instruct") -> Any:
+        models = models_of(model, SharedCritic(), compute, precision)
+        return memory_plan(models, compute, Place(True, 8, 1, sharing, precision), step, EngineMemory())
+
+    weights = 4 * 494_032_768 + 4 * 897  # with the value head
+    ddp, fsdp2, zero1, zero2 = map(plan, ("ddp", "fsdp2", "zero1", "zero2"))
+    assert (ddp.weights, ddp.gradients, ddp.optimizer) == (weights, 2 * weights, 2 * weights)
+    assert (fsdp2.weights, fsdp2.gradients) == (weights // 8, weights // 8)
+    assert (zero1.gradients, zero1.optimizer) == (weights, 3 * -(-weights // 8))
+    assert (zero2.gradients, zero2.weights) == (-(-weights // 8), weights)
+    assert fsdp2.gathered > 0 == ddp.gathered
+    with HalfPrecision("bf16-true").module_init_context():
+        true = plan("", "bf16-true")
+    assert true.weights == 2 * 494_032_768 + 4 * 897
+    assert (true.gradients, true.optimizer) == (true.weights + weights, 3 * weights)  # summed and stepped in float32
+
+
+def test_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
     """An engine of vLLM has weights of its own, and keeps its keys and values while the policy is updated."""
-    agent, data = make_agent(tiny_folder), make_data()
-    with pytest.raises(PlanShown):
-        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
-    without = memory_plan(agent, data, rows_of(agent, data))
-    started, data.engine = data.engine, VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16")
-    plan = memory_plan(agent, data, rows_of(agent, data))
-    data.engine = started
-    own = sum(p.numel() for p in agent.actor.lm.parameters()) * 2
-    assert (plan.engine, plan.sampling) == (own + 2**28, 0)
-    assert plan.peak - plan.program == without.peak - without.program + plan.engine
-    assert without.engine == 0
-    assert without.sampling > 0
-    data.teardown("fit")
+    without = RunPlan(make_trainer(tmp_path, 3), make_agent(tiny_folder), make_data())
+    data = make_data(engine=VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16"))
+    plan = RunPlan(make_trainer(tmp_path, 3), make_agent(tiny_folder), data)
+    own = sum(p.numel() for p in plan.models.actor.lm.parameters()) * 2
+    assert (plan.memory.engine, plan.memory.sampling) == (own + 2**28, 0)
+    assert plan.memory.peak - plan.memory.program == without.memory.peak - without.memory.program + plan.memory.engine
+    assert without.memory.engine == 0
+    assert without.memory.sampling > 0
+    for each in (plan, without):
+        each.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("tokens", "reads", "recompute"),
+    ("given", "place"),
     [
-        (2000, 200, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((3000, 1024, True), (900, 30, True), (3000, 1400, False))
-        ),
+        ({"devices": 8, "num_nodes": 2}, Place(True, 16, 2)),
+        ({"devices": "0,1"}, Place(True, 2, 1)),
+        ({"devices": 4, "strategy": "deepspeed_stage_2"}, Place(True, 4, 1, "zero2")),
+        ({"accelerator": "cpu", "devices": "auto", "precision": "bf16-mixed"}, Place(False, 1, 1, "", "bf16-mixed")),
+        ({"devices": 1, "strategy": ModelParallelStrategy(data_parallel_size=1)}, Place(True)),
     ],
 )
-def test_activations_of_a_length_that_was_not_measured_are_foretold(
-    tiny_folder: Path, tmp_path: Path, tokens: int, reads: int, recompute: bool
-) -> None:
-    """The curve through short rows meets a longer one."""
-    agent, data = make_agent(tiny_folder, recompute_logits=recompute), make_data()
-    with pytest.raises(PlanShown):
-        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
-    foretold = activation_bytes(agent, tokens, reads)
-    assert 0.95 <= foretold / micro_batch_bytes(agent, tokens, reads) <= 1.25  # rather too much than too little
-    more = activation_bytes(agent, tokens, 4 * LOGITS_PER_CHUNK)  # in chunks, each of which is computed again
-    assert (more == activation_bytes(agent, tokens, LOGITS_PER_CHUNK)) is recompute
-    data.teardown("fit")
+def test_the_place_of_a_run_is_planned_on_any_machine(given: dict[str, Any], place: Place) -> None:
+    defaults = {"accelerator": "gpu", "num_nodes": 1, "strategy": "auto", "precision": None}
+    planned, instead = planned_trainer(defaults | given)
+    assert planned == place
+    assert instead.get("accelerator", "cpu") == "cpu"
 
 
-def test_copies_that_autocast_keeps_of_both_models_are_counted(tmp_path: Path) -> None:
-    """From the second micro-batch on those of the critic are there while the actor is differentiated."""
-    folder = tiny_model_folder(tmp_path / "model", num_hidden_layers=16)
-    agent, data = make_agent(folder, critic=SeparateCritic()), make_data()
-    with pytest.raises(PlanShown):
-        make_trainer(tmp_path, 3, [DryRun()], precision="bf16-mixed").fit(agent, data)
-    linear = [m.weight for m in (*agent.actor.modules(), *agent.critic.modules()) if isinstance(m, torch.nn.Linear)]
-    read = {id(weight): weight for weight in linear}  # the critic's output head is not
-    read.pop(id(agent.critic.backbone.get_output_embeddings().weight))
-    assert micro_batch_bytes(agent, 4, 1) >= sum(2 * weight.numel() for weight in read.values())
-    data.teardown("fit")
+def test_shapes_that_the_hub_cannot_give_are_in_the_table() -> None:
+    sizes = {name: sum(p.numel() for p in empty_causal_lm(name).parameters()) for name in SHAPES}
+    assert sizes["Qwen/Qwen2.5-3B-Instruct"] == 3_085_938_688
+    assert sizes["Qwen/Qwen2.5-7B-Instruct"] == 7_615_616_512
+    assert sizes["Qwen/Qwen2.5-VL-7B-Instruct"] == 8_292_166_656
+    assert sizes["Qwen/Qwen3-VL-2B-Instruct"] == 2_127_532_032
+    with pytest.raises(ValueError, match=r"hub does not have it.*model\.init_args\.model"):
+        shape_of("Qwen/Qwen2.5-3B-Instrukt")
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the tensors that operations inside have made and that are still there, and the most there were.
+
+    Args:
+        known: tensors that were there before.
+    """
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes = {x.untyped_storage()._cdata: 0 for x in known}  # by the address of a storage
+        self._watched: dict[int, weakref.ref] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        storages = [x.untyped_storage() for x in tree_leaves(made) if isinstance(x, Tensor)]
+        for storage in storages:
+            if (key := storage._cdata) not in self._sizes:
+                self._sizes[key] = storage.nbytes()
+                self._watched[key] = weakref.ref(storage, partial(self._end, key))
+                self.now += self._sizes[key]
+                self.peak = max(self.peak, self.now)
+        return made
+
+    def _end(self, key: int, _: Any) -> None:
+        self.now -= self._sizes.pop(key)
+        del self._watched[key]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_agentrl.engines import PolicyHandle, VLLMEngine
+from lightning_agentrl.engines import PlannedPolicy, PolicyHandle, VLLMEngine
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 
@@ -33,12 +33,11 @@ def test_vllm_computes_in_what_the_trainer_does_unless_told_otherwise(policy: La
     """As the bytes of its weights tell."""
     count = sum(p.numel() for p in policy.lm.parameters())
 
-    def width(engine: VLLMEngine, handle: PolicyHandle) -> float:
-        return (engine.memory(handle, 1).resident - 2**30) / count
+    def width(engine: VLLMEngine, dtype: torch.dtype) -> float:
+        return (engine.memory(PlannedPolicy(policy, False, dtype, 64), 1).resident - 2**30) / count
 
-    assert width(VLLMEngine(), PolicyHandle(policy, (), nullcontext)) == 4
-    assert width(VLLMEngine(), PolicyHandle(policy, (), mixed)) == 2
-    assert width(VLLMEngine("float32"), PolicyHandle(policy, (), mixed)) == 4
-    policy.lm.double()
+    assert width(VLLMEngine(), torch.float32) == 4
+    assert width(VLLMEngine(), torch.bfloat16) == 2
+    assert width(VLLMEngine("float32"), torch.bfloat16) == 4
     with pytest.raises(ValueError, match=r"trainer.precision.*32"):
-        VLLMEngine().memory(PolicyHandle(policy, (), nullcontext), 1)
+        width(VLLMEngine(), torch.float64)

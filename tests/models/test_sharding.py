@@ -8,14 +8,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from lightning_agentrl.commands.memory import gathered_bytes
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.sharding import gathered, release, shard, units
 from tests.inputs import text_row
-from tests.tiny import small_model
 
 PACKED = pack([text_row((5, 6, 7, 8), (1, 2)), text_row((5, 6, 9, 4), (1, 2))])
 
@@ -67,15 +65,6 @@ def test_gathered_weights_are_whole_inside_and_shares_again_afterwards(mesh, tin
     scores(policy).logps.sum().backward()  # layers let their weights go after a pass, as before
     release(policy)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in policy.parameters())
-
-
-def test_of_a_policy_that_is_sent_by_layers_less_is_gathered_at_once(mesh):
-    policy = LanguageModel(small_model("qwen2", vocab_size=64))
-    layers = [sum(p.numel() for p in layer.parameters()) * 2 for layer in policy.lm.model.layers]
-    whole = sum(p.numel() for p in policy.parameters()) * 2
-    shard(policy, mesh, torch.bfloat16)
-    assert gathered_bytes(policy, by_layer=False) == whole
-    assert gathered_bytes(policy, by_layer=True) == whole - sum(layers[2:])
 
 
 def test_values_stay_in_float32_where_the_backbone_computes_in_bfloat16(mesh, tiny_folder):

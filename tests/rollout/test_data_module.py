@@ -240,7 +240,7 @@ def test_every_environment_is_made_once_for_training_and_once_for_validation(con
     assert MADE == {"first": 1, "second": 1}
     check(data, tiny_folder)
     Learner(tiny_folder).connect(data)
-    first_prompts(data.collector)
+    first_prompts(data)
     assert MADE == {"first": 1, "second": 1}
     for _ in range(2):
         data.stream.collect()

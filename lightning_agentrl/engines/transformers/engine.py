@@ -18,6 +18,7 @@ import torch
 from lightning_agentrl.engines.base import (
     Engine,
     EngineMemory,
+    PlannedPolicy,
     PolicyHandle,
     Reply,
     SamplingRequest,
@@ -73,16 +74,18 @@ class TransformersEngine(Engine):
     def holds_copy(self) -> bool:
         return self._trained is not None
 
-    def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
+    def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
         """Return keys and values of one batch and of kept conversations, and the policy's copy if there is one."""
-        config = handle.policy.lm.config.get_text_config()
+        lm = policy.model.lm
+        config = lm.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        per_token = 2 * config.num_hidden_layers * heads * head_dim * handle.policy.lm.dtype.itemsize
-        batch = 2 * min(concurrency, self.max_batch) * handle.window * per_token
-        if not handle.trained_meanwhile:
+        per_token = 2 * config.num_hidden_layers * heads * head_dim * lm.dtype.itemsize
+        batch = 2 * min(concurrency, self.max_batch) * policy.window * per_token
+        if not policy.trained_meanwhile:
             return EngineMemory(sampling=batch)
-        return EngineMemory(resident=batch + copied_bytes(handle.policy, handle.rounds_to))
+        rounds_to = None if policy.computes_in == lm.dtype else policy.computes_in
+        return EngineMemory(resident=batch + copied_bytes(policy.model, rounds_to))
 
     def start(self, handle: PolicyHandle) -> None:
         self._trained = handle.policy if handle.trained_meanwhile else None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from lightning_agentrl.distributed import in_group
-from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.engines.base import Engine, EngineMemory, PlannedPolicy, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.images import engine_input
 from lightning_agentrl.engines.vllm.start import (
     VLLMOptions,
@@ -71,14 +71,14 @@ class VLLMEngine(Engine):
     def check(self) -> None:
         check_installed("VLLMEngine (key data.init_args.engine)")
 
-    def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
+    def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
         """Return the size of its own weights, keys and values; a GPU's share is fixed, and released while it sleeps."""
-        device, options = handle.policy.lm.device, self.options
-        if device.type == "cpu":
-            weights = sum(p.numel() for p in handle.policy.lm.parameters()) * options.computes_in(handle).itemsize
-            return EngineMemory(resident=weights + int(options.kv_cache_gb * 2**30))
-        share = int(options.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
-        return EngineMemory(sampling=share) if options.sleeps(handle) else EngineMemory(resident=share)
+        options = self.options
+        if policy.on_gpu:
+            released = options.sleep and not policy.trained_meanwhile
+            return EngineMemory(share=options.gpu_memory_utilization, released=released)
+        weights = sum(p.numel() for p in policy.model.lm.parameters()) * options.computes_in(policy).itemsize
+        return EngineMemory(resident=weights + int(options.kv_cache_gb * 2**30))
 
     def start(self, handle: PolicyHandle) -> None:
         """Start vLLM, or raise a ValueError with the key to change if it cannot run the model here."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from lightning_agentrl.engines.base import PolicyHandle, SamplingRequest
+from lightning_agentrl.engines.base import PlannedPolicy, PolicyHandle, SamplingRequest
 from lightning_agentrl.engines.vllm.images import image_arguments
 from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.errors.vllm_version import GET
@@ -56,7 +56,7 @@ class VLLMOptions:
         if not 0 < self.gpu_memory_utilization < 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and below 1, got {self.gpu_memory_utilization}")
 
-    def computes_in(self, handle: PolicyHandle) -> torch.dtype:
+    def computes_in(self, handle: PolicyHandle | PlannedPolicy) -> torch.dtype:
         """Return the dtype of the engine for a policy, or raise a ConfigError if vLLM does not know it."""
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
