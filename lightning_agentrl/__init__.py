@@ -8,7 +8,12 @@ from importlib import import_module, metadata
 from typing import Any
 
 __version__ = metadata.version("lightning-agentrl")
-_PUBLIC = {"PPOAgent": "agents", "RolloutDataModule": "rollout", "Trainer": "callbacks.trainer"}
+_PUBLIC = {
+    "Policy": "agents.policy",
+    "PPOAgent": "agents",
+    "RolloutDataModule": "rollout",
+    "Trainer": "callbacks.trainer",
+}
 __all__ = list(_PUBLIC)
 
 

@@ -30,10 +30,11 @@ from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedErr
 from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.models.lora import durable_name, frozen_weights
 from lightning_agentrl.rollout import AgentProgram, RolloutSource
+from lightning_agentrl.rollout.policy_settings import PolicySettings
 from lightning_agentrl.types.plain_config import by_key, to_plain
 
 KEY = "agent"
-FORMAT = 4  # raise it with any change of what a checkpoint holds (entries: tests/agents/test_checkpoint_format.py)
+FORMAT = 5  # raise it with any change of what a checkpoint holds (entries: tests/agents/test_checkpoint_format.py)
 OTHER_MODEL = "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out"
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
@@ -130,6 +131,7 @@ def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
         "format": FORMAT,
         "model": durable_name(agent.model),
         "lora": agent.lora.settings if agent.lora else None,
+        "policy": PolicySettings.of_run(agent.datamodule, agent.temperature).to_plain(),
         **agent.made_of,
         "undescribed": agent.undescribed,
     }

@@ -19,6 +19,7 @@ from lightning_agentrl.models.export import export_policy, load_policy, take_wei
 from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.models.lora import frozen_weights
 from lightning_agentrl.models.sharding import gathered, units
+from lightning_agentrl.rollout.policy_settings import PolicySettings
 
 
 class PolicyFolder(L.Callback):
@@ -69,7 +70,8 @@ class PolicyFolder(L.Callback):
                 policy = agent.actor
                 if exact is not None:
                     take_weights(policy := load_policy(agent.model, agent.lora), exact)
-                export_policy(policy, agent.tokenizer, Path(self.folder))
+                settings = PolicySettings.of_run(agent.datamodule, agent.temperature)
+                export_policy(policy, agent.tokenizer, Path(self.folder), files=settings.as_file())
         rank_zero_info(f"the policy is written to {self.folder}")
 
 

@@ -46,6 +46,15 @@ class RunConfigCLI(AgentCLI):
             self.config.ckpt_path = None
 
 
+class DataOnlyCLI(RunConfigCLI):
+    """A command with the environments and prompts of a config, without its trainer."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Return one that is not used: the config's may need devices that are not here."""
+        bare: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+        return L.Trainer(**bare, enable_progress_bar=False, enable_model_summary=False)
+
+
 class Looked(Exception):
     """The end of a look, raised once everything was played so that nothing else is done."""
 

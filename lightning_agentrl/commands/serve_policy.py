@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.agents.saved_policy import find_policy
 from lightning_agentrl.commands.ending import leave_out_noise
-from lightning_agentrl.commands.export import policy_of
 from lightning_agentrl.commands.files import naming_argument
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.agent_env import observation_of
@@ -21,9 +21,7 @@ from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.errors.secrets import filled
 from lightning_agentrl.gateway.conversation import Call, Pending, Place, Refusal, Reply, ToolCall
 from lightning_agentrl.gateway.server import Gateway
-from lightning_agentrl.models.export import load_policy
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.prompts.conversation import conversations_of
 from lightning_agentrl.prompts.messages import PromptFormat
 from lightning_agentrl.prompts.renderer import ChatRenderer
@@ -32,10 +30,9 @@ from lightning_agentrl.rollout.event_loop import LoopThread
 
 REMEMBERED = 256  # calls, for repeated requests and responses that are continued
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-REPLY_TOKENS, TEMPERATURE = "data.init_args.interaction.init_args.max_reply_tokens", "model.init_args.temperature"
 
 
-class Policy:
+class CallAnswers:
     """Replies of a policy to calls. Nothing is recorded.
 
     Args:
@@ -85,7 +82,7 @@ class Policy:
         return Reply(said.text, calls, said.finish_reason, said.prompt_tokens, said.tokens)
 
 
-def serve(policy: Policy, gateway: Gateway) -> None:
+def serve(policy: CallAnswers, gateway: Gateway) -> None:
     """Answer the calls of a gateway with a single line; does not return."""
     line, loop = gateway.only, LoopThread()
     assert line is not None
@@ -120,8 +117,8 @@ def serve_policy(
         port: port to listen on, or 0 for a free one.
         token: secret that clients must send as their API key. Write '${NAME}' to read it from an environment variable.
         model: hub id or folder of the base model, if it moved after the run.
-        max_reply_tokens: most tokens of a reply. Default: that of the run, or 512 for a folder.
-        temperature: of sampling, 0 for the most likely tokens. Default: that of the run, or 1 for a folder.
+        max_reply_tokens: most tokens of a reply. Default: that of the run, or 512 for a model without a run.
+        temperature: of sampling, 0 for the most likely tokens. Default: that of the run, or 1 for a model without one.
 
     Raises:
         ValueError: one sentence with the argument to change.
@@ -140,17 +137,16 @@ def serve_policy(
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
         raise ValueError(f"cannot listen on {host}, port {port}: {error}; choose another --port or --host") from error
-    settings: dict[str, Any] = {}
-    if (checkpoint / "config.json").is_file():
-        with naming_argument():
-            tokenizer, policy = load_tokenizer(str(checkpoint)), load_policy(str(checkpoint), None)
-    else:
-        policy, tokenizer, settings = policy_of(checkpoint, model)
+    with naming_argument():
+        saved = find_policy(checkpoint, model)
+        policy = saved.load()
     if torch.cuda.is_available():
         policy.to("cuda")
-    most = settings.get(REPLY_TOKENS, 512) if max_reply_tokens is None else max_reply_tokens
-    heat = settings.get(TEMPERATURE, 1.0) if temperature is None else temperature
-    answering = Policy(policy, tokenizer, most, heat)
+    run = saved.settings
+    default_tokens, default_temperature = (run.interaction.max_reply_tokens, run.temperature) if run else (512, 1.0)
+    most = default_tokens if max_reply_tokens is None else max_reply_tokens
+    heat = default_temperature if temperature is None else temperature
+    answering = CallAnswers(policy, saved.tokenizer, most, heat)
     gateway = Gateway(listening, REMEMBERED, token)
     address = f"[{host}]" if ":" in host else host
     print(

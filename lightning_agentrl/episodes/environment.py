@@ -91,7 +91,7 @@ class Environment:
         """Begin the episode of this seed and return its first answer."""
         with AsEnvErrors():
             observation, info = _values(self.env.reset(seed=seed), "reset", "(observation, info)", 2)
-            answer = self._answer(observation, info)
+            answer = self.answer(observation, info)
         if not self._alone and answer.contract.worker == "process":
             raise contract_error(
                 "the environment needs a separate process, but declares it (attribute `worker`) only once it is made; "
@@ -105,7 +105,7 @@ class Environment:
             form = "(observation, reward, terminated, truncated, info)"
             observation, reward, terminated, truncated, info = _values(self.env.step(action), "step", form, 5)
             ends = read_flag("terminated", terminated), read_flag("truncated", truncated)
-            return self._answer(observation, info, read_reward(reward), *ends)
+            return self.answer(observation, info, read_reward(reward), *ends)
 
     def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
@@ -139,9 +139,10 @@ class Environment:
     def end(self) -> None:
         """Do nothing: a call in a thread cannot be ended."""
 
-    def _answer(
+    def answer(
         self, observation: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
     ) -> Answer:
+        """Return what ``reset`` or ``step`` of the environment gave as an answer, with what it offers now."""
         if not self._alone and os.getcwd() != self._folder:
             os.chdir(self._folder)
             raise contract_error(

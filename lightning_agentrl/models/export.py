@@ -41,7 +41,13 @@ def take_weights(policy: LanguageModel, weights: Mapping[str, Tensor]) -> None:
     policy.load_state_dict(frozen_weights(policy) | dict(weights))
 
 
-def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Path, merge: bool = True) -> None:
+def export_policy(
+    policy: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    merge: bool = True,
+    files: Mapping[str, str] | None = None,
+) -> None:
     """Write weights, configuration and tokenizer with its chat template; the policy stays as it is.
 
     Of a policy that reads images also the files of its image processor, as they are.
@@ -55,6 +61,7 @@ def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, fol
             weights and adapters removed by a whole model.
         merge: merge adapters into their weights and write the whole model; otherwise write the adapters alone, for
             ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is always written.
+        files: texts of further files by name, such as the prompt settings of the policy.
 
     Raises:
         OSError: it cannot be written, as on a full disk; what was in the folder is as it was, and a new one is removed.
@@ -64,6 +71,8 @@ def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, fol
     draft.mkdir(parents=True)
     try:
         _write(policy, tokenizer, draft, merge)
+        for name, text in (files or {}).items():
+            (draft / name).write_text(text, encoding="utf-8")
         if whole:  # transformers would load earlier adapters, too, and one file of weights rather than parts
             for file in folder.iterdir():
                 if file.name in ADAPTER_FILES or WEIGHT_FILES.fullmatch(file.name):

@@ -10,15 +10,16 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.agents.saved_policy import SavedPolicy
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.environment import png
 from lightning_agentrl.episodes.prompt_check import prompt_parts
 from lightning_agentrl.episodes.recorder import Recorder
-from lightning_agentrl.prompts.renderer import ChatRenderer, shown
-from lightning_agentrl.rollout import RolloutDataModule, Session
-from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.prompts.renderer import shown
+from lightning_agentrl.rollout import EnvConfig, Session
+from lightning_agentrl.rollout.policy_settings import PolicySettings
 from lightning_agentrl.types import ModelInput, Turn
-from lightning_agentrl.types.model_input import ImageReader
 
 
 class _InputEnded(Exception):
@@ -30,14 +31,12 @@ class Person(Engine):
 
     Args:
         tokenizer: of the model that the prompt is for.
-        renderer: makes the prompts.
     """
 
     session: Session  # that is played now
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self.renderer = renderer
         self._read = ModelInput()  # the last prompt with its reply
         self._folder: Path | None = None  # of the pictures that were seen
 
@@ -56,7 +55,8 @@ class Person(Engine):
         text = _line(f"--- your reply, of up to {request.max_tokens} tokens (Ctrl-D ends) > ")
         while text.endswith("\\"):  # a reply of several lines
             text = f"{text[:-1]}\n{_line('... ')}"
-        reply = (*self.tokenizer.encode(text, add_special_tokens=False), self.renderer.template.turn_close_id)
+        close = self.session.renderer.template.turn_close_id
+        reply = (*self.tokenizer.encode(text, add_special_tokens=False), close)
         closed = len(reply) <= request.max_tokens
         if not closed:
             print(f"--- cut after {request.max_tokens} of {len(reply)} tokens, as a reply of the model would be")
@@ -93,20 +93,14 @@ class Person(Engine):
 class Play:
     """Episodes that a person plays one after the other, with their results."""
 
-    def __init__(
-        self,
-        data: RolloutDataModule,
-        tokenizer: PreTrainedTokenizerBase,
-        image_reader: ImageReader | None,
-        seed: int,
-    ) -> None:
-        self.renderer = ChatRenderer(tokenizer, data.prompt, image_reader)
-        self.person = Person(tokenizer, self.renderer)
-        self.player = Player(data.pool, self.renderer, data.memory, data.interaction, self.person, seed)
+    def __init__(self, saved: SavedPolicy, settings: PolicySettings, source: EnvConfig, seed: int) -> None:
+        self.person = Person(saved.tokenizer)
+        reader = saved.tokenizer, saved.image_reader, saved.context_length
+        self.player = settings.player(EnvPool([source]), *reader, self.person)
         self.seed = seed
         self.solved: list[bool] = []
         self.lost = 0  # of these episodes, to faults
-        data.pool.sources[0].start(torch.device("cpu"))
+        source.start(torch.device("cpu"))
 
     def go_on(self) -> None:
         """Play until the input ends."""

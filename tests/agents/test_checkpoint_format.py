@@ -21,7 +21,7 @@ WRITTEN = {
     "RolloutDataModule": "ahead collected iteration lost origin sessions",
     "RolloutDataModule.sessions.0": "actions asked_again context env_errors env_return fingerprint images lost number "
     "past reply_closed reply_tokens running said seed summaries summarized summary turns_taken unread",
-    "agent": "format lora model settings undescribed versions weights",
+    "agent": "format lora model policy settings undescribed versions weights",
     "callbacks.CriticWarmup": "buffer done_epochs prepared",
     "callbacks.RunSummary": "before minutes",
     "kl_coefficient": "value",
@@ -45,7 +45,7 @@ def checkpoint(tiny_folder: Path, tmp_path: Path) -> Path:
 
 def test_its_entries_are_those_of_its_format(checkpoint: Path) -> None:
     saved = torch.load(checkpoint, weights_only=True)
-    assert saved[KEY]["format"] == FORMAT == 4
+    assert saved[KEY]["format"] == FORMAT == 5
     for way, entries in WRITTEN.items():
         held: Any = saved
         for part in filter(None, way.split(".")):
@@ -53,13 +53,13 @@ def test_its_entries_are_those_of_its_format(checkpoint: Path) -> None:
         assert held.keys() - (LIGHTNING if not way else set()) == set(entries.split()), way
 
 
-@pytest.mark.parametrize("form", [None, 1, 3])
+@pytest.mark.parametrize("form", [None, 1, 4])
 def test_another_format_is_refused(checkpoint: Path, tiny_folder: Path, tmp_path: Path, form: int | None) -> None:
     saved = torch.load(checkpoint, weights_only=True)
     saved[KEY]["format"] = form
     del saved["warmup_steps"]  # as another version may lack
     torch.save(saved, other := tmp_path / "other.ckpt")
-    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 4; go on with"
+    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 5; go on with"
     with pytest.raises(CheckpointError, match=expected):
         trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
     with pytest.raises(CheckpointError, match=expected):

@@ -17,8 +17,9 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, SingleDeviceStrategy
 from lightning_agentrl.agents.checkpoint import OF_ZERO
 from lightning_agentrl.agents.checks import check_critic
 from lightning_agentrl.agents.optim import clip_by_group, step_or_discard
+from lightning_agentrl.agents.saved_policy import PREFIX
 from lightning_agentrl.agents.sharding import GroupedAdamW, check_strategy, prepare_zero, zero_stage
-from lightning_agentrl.commands.export import PREFIX, export_checkpoint
+from lightning_agentrl.commands.export import export_checkpoint
 from lightning_agentrl.models.critic import LeastSquaresCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm

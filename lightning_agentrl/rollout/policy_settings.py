@@ -1,0 +1,140 @@
+"""What a policy needs beside its weights to read and reply as in training: prompts, memory, interaction and parser."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentError
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from lightning_agentrl.engines import Engine
+from lightning_agentrl.episodes.env_pool import EnvPool
+from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
+from lightning_agentrl.episodes.sources import EnvConfig
+from lightning_agentrl.episodes.wording import Wording
+from lightning_agentrl.errors import ConfigError, one_line
+from lightning_agentrl.prompts.memory import Memory, WindowMemory
+from lightning_agentrl.prompts.messages import PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.prompts.template import RunDate
+from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.types.model_input import ImageReader
+from lightning_agentrl.types.plain_config import to_plain
+
+SETTINGS_FILE = "agentrl.json"  # beside the weights of an exported policy
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """How a policy plays.
+
+    Args:
+        prompt: wording and limits of prompts.
+        memory: what of the past a prompt shows.
+        interaction: the loop over turns, with its parser.
+        temperature: of sampling in training.
+        seed: of the run, from which the seeds of replies are derived.
+        date: of the run in ISO 8601, which some chat templates write; now if empty.
+        wordings: words that replaced those of environments, by the id of the environment.
+    """
+
+    prompt: PromptFormat = field(default_factory=PromptFormat)
+    memory: Memory = field(default_factory=WindowMemory)
+    interaction: Interaction = field(default_factory=TurnInteraction)
+    temperature: float = 1.0
+    seed: int = 0
+    date: str = ""
+    wordings: dict[str, Wording] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, data: Any, temperature: float) -> PolicySettings:
+        """Return the settings of a run.
+
+        Args:
+            data: its ``RolloutDataModule``.
+            temperature: of its agent.
+        """
+        date, sources = data.date.now.isoformat(), [one for one in data.pool.sources if isinstance(one, EnvConfig)]
+        wordings = {one.id: one.wording for one in sources if one.wording is not None}
+        return cls(data.prompt, data.memory, data.interaction, temperature, data.seed, date, wordings)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the settings as JSON holds them; secrets of a user's classes are left out."""
+        return {name: to_plain(value, strict=False) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any], where: str) -> PolicySettings:
+        """Undo :meth:`to_plain`. Classes are imported by name, and only those of the right kind are made.
+
+        Raises:
+            ConfigError: a class cannot be imported or made again; names the place.
+        """
+        from jsonargparse import ArgumentParser  # slow
+
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(cls, "policy", fail_untyped=False)
+        try:
+            made: PolicySettings = parser.instantiate(parser.parse_object({"policy": dict(plain)})).policy
+        except (ArgumentError, ImportError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the prompt settings in {where} cannot be read: {one_line(str(error))}; import the module of your own "
+                "classes first, and let them keep their arguments as attributes of the same names"
+            ) from error
+        return made
+
+    def as_file(self) -> dict[str, str]:
+        """Return the name and the text of the file that holds the settings."""
+        return {SETTINGS_FILE: json.dumps(self.to_plain(), indent=2) + "\n"}
+
+    @classmethod
+    def in_file(cls, file: Path) -> PolicySettings:
+        """Read the file of an exported policy.
+
+        Raises:
+            ConfigError: it is not such a file.
+        """
+        try:
+            plain = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"'{file}' is not JSON ({error}); export the policy again") from error
+        return cls.from_plain(plain, f"'{file}'")
+
+    def worded(self, source: EnvConfig) -> EnvConfig:
+        """Return an environment in the words of the training, unless it has others."""
+        wordings = {name.split(":")[-1]: wording for name, wording in self.wordings.items()}
+        if source.wording is not None or source.name not in wordings:
+            return source
+        other = copy(source)
+        other.wording = wordings[source.name]
+        return other
+
+    def player(
+        self,
+        pool: EnvPool,
+        tokenizer: PreTrainedTokenizerBase,
+        image_reader: ImageReader | None,
+        context_length: int,
+        engine: Engine,
+    ) -> Player:
+        """Return what plays with these settings.
+
+        Args:
+            pool: the environments.
+            tokenizer: of the policy.
+            image_reader: converts images to model inputs; None: the policy reads text only.
+            context_length: tokens that the policy can read.
+            engine: samples the replies.
+        """
+        date = RunDate()
+        if self.date:
+            date.now = datetime.fromisoformat(self.date)
+        renderer = ChatRenderer(tokenizer, self.prompt, image_reader, date)
+        return Player(
+            pool, renderer, self.memory, self.interaction, engine, self.seed, self.temperature, context_length
+        )
