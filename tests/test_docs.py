@@ -281,10 +281,11 @@ def options(command: str) -> set[str]:
     return {option.replace("-", "_") for option in known}
 
 
-def test_every_command_is_on_the_page_of_commands() -> None:
+def test_every_command_is_on_the_configuration_page() -> None:
     listed = set(re.findall(r"^  ([a-z][a-z-]*) {2,}\w", commands.HELP, re.M))
     assert {"new", "fit", "serve-env"} < listed
-    assert listed == {line[0] for line in agentrl_lines(filled(DOCS / "commands.md")) if line[0] in listed}
+    named_here = {line[0] for line in agentrl_lines(filled(DOCS / "configuration.md")) if line}
+    assert listed <= named_here
 
 
 @pytest.mark.slow

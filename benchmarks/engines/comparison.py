@@ -79,7 +79,7 @@ def main() -> None:
 PAGE_TEXT = """# What EngineCheck finds
 
 `python benchmarks/engines/comparison.py` gives {count} wrong engines to the
-[comparison at the start of a run](../reliability.md#the-engines-weights), with tiny random models in float32 and in
+[comparison at the start of a run](../troubleshooting.md#the-engine-check), with tiny random models in float32 and in
 bfloat16 on both sides, and {right_count} right ones. In float32 it finds {exact} of {count}, in bfloat16 {rough}. The
 right ones all go on. The mismatch is the larger mean of both rounds. The causes are those of `agentrl verify-engine`.
 Both rounds together took {seconds:.1f} seconds (median) with an engine that samples one token of one reply at a time.
