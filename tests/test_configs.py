@@ -22,6 +22,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from agentrl_envs import ENV_IDS
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
 from lightning_agentrl.agents import KL
 from lightning_agentrl.agents.checks import check_trainer, warn_of_kl_in_groups
@@ -85,7 +86,10 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     for env in environments(config):
         env["kwargs"] = env.get("kwargs", {}) | _short_episodes(env["id"])
         if "Crafter" in env["id"]:
-            env["wording"] = {"system_prompt": "Survive."}  # its own is too long for a tiny tokenizer
+            # What it says is too long for a tiny tokenizer.
+            env["wording"] = {"system_prompt": "Survive."}
+            if "system" in data["prompt"]:
+                data["prompt"]["system"] = "Survive.\n{achievements}"
     trainer = config["trainer"]
     trainer |= {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "max_epochs": 3}
     if "strategy" in trainer:  # the same strategy, with one process on the CPU
@@ -125,7 +129,10 @@ def environments(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _short_episodes(env_id: str) -> dict[str, Any]:
-    small = {"Crafter": {"area": 32}, "ZoomSearch": {"view_px": 224}}  # where a picture is as large as a model takes it
+    small = {
+        "CrafterText": {"area": 32},
+        "ZoomSearch": {"view_px": 224},
+    }  # where a picture is as large as a model takes it
     return {} if "Bandit" in env_id else {"max_turns": 4} | small.get(env_id.split(":")[1].split("-")[0], {})
 
 
@@ -176,26 +183,76 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # of BabyAI
     "prompt": {"think": True, "examples": False, "max_prompt_tokens": 1024},
     "interaction": {"max_reply_tokens": 512, "invalid_penalty": 0.1, "invalid_mode": "replace"},
 }
+OF_DOMAIN: dict[str, dict[str, Any]] = {  # what differs: sizes of rollouts and prompts, warm-up, goal, validation
+    "babyai_goto": {"warmup": (40, 5), "critic_steps": 100, "every": 30},
+    "babaisai": {"warmup": (40, 10), "critic_steps": 200, "every": 30, "max_reply_tokens": 384},
+    "crafter": {
+        "warmup": (20, 20),
+        "critic_steps": 400,
+        "every": 0,
+        "num_envs": 128,
+        "turns_per_env": 16,
+        "mini_batch_turns": 1024,
+        "max_prompt_tokens": 4096,
+    },
+}
 OF_ADAPTERS = {"optim": PUBLISHED["model"]["optim"] | {"lr_actor": 1e-5, "lr_critic": 1e-4}}  # ten times as much
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("babyai_goto_*.yaml")), ids=lambda path: path.stem)
-def test_a_config_has_the_published_settings(path: Path) -> None:
-    config = yaml.safe_load(path.read_text())
+OF_THE_RECIPE = [(path, name) for name in OF_DOMAIN for path in sorted(FOLDER.glob(f"{name}_*.yaml"))]
+
+
+@pytest.mark.parametrize(("path", "domain"), OF_THE_RECIPE, ids=lambda given: getattr(given, "stem", given))
+def test_a_config_has_the_published_settings(path: Path, domain: str) -> None:
+    config, own = yaml.safe_load(path.read_text()), OF_DOMAIN[domain]
     model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
     expected = PUBLISHED["model"] | (OF_ADAPTERS if "lora" in model else {})
     assert {key: model.get(key) for key in expected} == expected
-    assert {key: data.get(key) for key in PUBLISHED["data"]} == PUBLISHED["data"]
-    assert data["interaction"]["init_args"] == PUBLISHED["interaction"]
-    assert {key: data["prompt"].get(key) for key in PUBLISHED["prompt"]} == PUBLISHED["prompt"]
-    assert PromptFormat(**data["prompt"]).places == ["mission", "actions", "tips"]
+
+    def published(name: str) -> dict[str, Any]:
+        return {key: own.get(key, value) for key, value in PUBLISHED[name].items()}
+
+    assert {key: data.get(key) for key in PUBLISHED["data"]} == published("data")
+    assert data["interaction"]["init_args"] == published("interaction")
+    assert {key: data["prompt"].get(key) for key in PUBLISHED["prompt"]} == published("prompt")
     (warmup,) = (c["init_args"] for c in trainer["callbacks"] if c["class_path"] == "CriticWarmup")
-    assert (warmup["rollouts"], warmup["rounds"]) == (40, 5)
+    assert (warmup["rollouts"], warmup["rounds"]) == own["warmup"]
     warm = warmup["rounds"] * warmup["rollouts"] * warmup["fraction"]
-    assert warm * data["num_envs"] * data["turns_per_env"] / data["mini_batch_turns"] == 100  # steps of the critic
+    steps = warm * data["num_envs"] * data["turns_per_env"] / data["mini_batch_turns"]
+    assert steps == own["critic_steps"]
     assert trainer["max_epochs"] == 300 + warm
-    assert data["validation"]["every"] == 30
+    assert data["validation"]["every"] == own["every"]
     assert trainer["precision"] == "bf16-mixed"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("babyai_goto_*.yaml")), ids=lambda path: path.stem)
+def test_the_published_words_of_babyai_have_places_for_the_environments(path: Path) -> None:
+    prompt = yaml.safe_load(path.read_text())["data"]["init_args"]["prompt"]
+    assert PromptFormat(**prompt).places == ["mission", "actions", "tips"]
+
+
+@pytest.mark.parametrize("goal", ["GoTo", "PickUp", "Open", "PutNext", "PickUpSeqGoTo"])
+def test_the_config_of_babyai_serves_all_five_published_goals(goal: str) -> None:
+    assert f"BabyAIText-{goal}-v0" in ENV_IDS
+    assert goal in (FOLDER.parent / "docs" / "many_devices.md").read_text()
+
+
+def test_the_system_text_of_crafter_lists_what_is_still_open() -> None:
+    data = yaml.safe_load((FOLDER / "crafter_qwen2.5-7b_8gpus.yaml").read_text())["data"]["init_args"]
+    prompt = PromptFormat(**data["prompt"])
+    env = gymnasium.make(data["env"]["id"], area=32)
+    env.reset(seed=0)
+    reader, player, texts = ContractReader(prompt.places), env.unwrapped.solver(), []
+    chat = ChatRenderer(tiny_tokenizer(), prompt)
+    for _ in range(30):
+        contract = reader.read(env)
+        rules = Rules(contract.system_prompt, contract.examples, contract.actions, places=contract.places)
+        texts.append(chat.writer.system(rules)[0]["content"])
+        env.step(player())
+    assert "- Collect Wood\n" in texts[0]
+    assert "- Collect Wood\n" not in texts[-1]
+    assert "- Make Iron Sword\n" in texts[-1]
+    assert not re.search(r"[{}]", texts[-1])
 
 
 def test_the_published_prompt_is_filled_by_the_environment() -> None:

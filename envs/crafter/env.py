@@ -76,14 +76,24 @@ class CrafterText(TextEnv):
         return _WORDING.texts["tips"]
 
     @property
-    def system_prompt(self) -> str:
-        """Rules, actions and the achievements to unlock."""
+    def manual(self) -> str:
+        """What is on the map, and what it is good for, one a line."""
+        return _WORDING.texts["manual"]
+
+    @property
+    def achievements(self) -> str:
+        """The achievements to unlock, one a line: those that are open, or all."""
         unlocked = self._game.unlocked if self.goals == "open" else set()
         names = [name for name in _GOALS if _key(name) not in unlocked]
-        goals = "\n".join(f"- {name}" for name in names) or _WORDING.texts["all_unlocked"]
+        return "\n".join(f"- {name}" for name in names) or _WORDING.texts["all_unlocked"]
+
+    @property
+    def system_prompt(self) -> str:
+        """Rules, actions and the achievements to unlock."""
         listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
         sight = _WORDING.texts[f"sight_{self.observation}"]
-        return _WORDING.system_prompt.format(achievements=goals, actions=listed, sight=sight, tips=self.tips)
+        places = {"achievements": self.achievements, "manual": self.manual, "tips": self.tips}
+        return _WORDING.system_prompt.format(actions=listed, sight=sight, **places)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
         """Return the action that `text` names without what stands in brackets; "Sleep" while nothing else works."""

@@ -205,7 +205,7 @@ class _CallersEnv(EnvWorker):
     """
 
     def __init__(self, env: gymnasium.Env, source: EnvConfig) -> None:
-        self.hosted = Environment(lambda: env)
+        self.hosted = Environment(lambda: env, texts=source.texts)
         super().__init__(lambda: self.hosted, wording=source.wording, name=source.id)
         self.answers: asyncio.Queue[Answer] = asyncio.Queue()
         self.asked: asyncio.Queue[str] = asyncio.Queue()

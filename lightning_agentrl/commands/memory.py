@@ -259,6 +259,16 @@ def cast_bytes(models: Models, place: Place) -> tuple[int, int]:
     return sum(sizes), sizes[0]
 
 
+def turn_bytes(prompt: int, reply: int) -> int:
+    """Return the main memory of a turn of a rollout: ids as Python numbers, log-probs, text, and a row of tensors.
+
+    Args:
+        prompt: its tokens.
+        reply: tokens of the longest reply.
+    """
+    return 36 * (prompt + reply) + 32 * reply + 48 * reply  # measured for Crafter: docs/many_devices.md
+
+
 def budget_text(peak: Callable[[int], int], budget: int, tokens: int, gpu: int) -> str:
     """Return which token budget of a micro-batch fits a GPU.
 

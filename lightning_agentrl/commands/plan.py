@@ -32,6 +32,7 @@ from lightning_agentrl.commands.memory import (
     budget_text,
     memory_plan,
     size_text,
+    turn_bytes,
 )
 from lightning_agentrl.engines.base import PlannedPolicy
 from lightning_agentrl.episodes.prompt_check import prompt_parts
@@ -41,7 +42,7 @@ from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
 from lightning_agentrl.models.shapes import empty_causal_lm, shape_of
 from lightning_agentrl.prompts.renderer import shown
-from lightning_agentrl.rollout import RolloutDataModule, Session, ValidationConfig
+from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, Session, ValidationConfig
 from lightning_agentrl.rollout.collector import endless_session
 from lightning_agentrl.rollout.groups import group_session
 from lightning_agentrl.types import ModelInput, Row
@@ -116,6 +117,9 @@ class RunPlan:
         data.sizes.check_processes(self.place.processes)
         self.prompts: list[ModelInput] = []
         self.reader = None
+        for source in data.pool.sources:
+            if isinstance(source, EnvConfig):
+                source.check_id()
         if self.shape_known:  # else there is no tokenizer, and data sets of environments may be on the hub, too
             data.pool.make_one_of_each()
             self.tokenizer, self.reader, context = readers_for(agent)
@@ -186,7 +190,7 @@ class RunPlan:
             "models": self._models(),
             "an iteration": self._iteration(),
             "the run": [*_run(self.trainer, self.data), *_rates(self.trainer, self.agent)],
-            "memory of one process": [*self.memory.lines(), *self._fitting()],
+            "memory of one process": [*self.memory.lines(), *self._fitting(), *self._warmup()],
         }
         width = max(len(name) for rows in sections.values() for name, _ in rows)
         lines = []
@@ -253,6 +257,17 @@ class RunPlan:
         whole = 4 * sum(p.numel() for p in self.models.actor.parameters())
         node = whole * self.place.processes // self.place.nodes
         return [*rows, ("main memory of a node", f"{size_text(node)} while models are read")]
+
+    def _warmup(self) -> Rows:
+        """Return what the rollouts of a critic warm-up take in main memory, where they are kept as token ids."""
+        rows, data = [], self.data
+        for callback in cast(Any, self.trainer).callbacks:
+            if isinstance(callback, CriticWarmup) and data.groups is None:
+                turns = callback.rollouts * data.sizes.turns_per_rollout // self.place.processes
+                size = turns * turn_bytes(data.prompt.max_prompt_tokens, data.interaction.max_reply_tokens)
+                text = f"{turns:,} turns as token ids, at most {size_text(size)} of main memory"
+                rows.append(("critic warm-up keeps", text))
+        return rows
 
 
 def _take_progress(trainer: L.Trainer, checkpoint: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -36,6 +37,8 @@ class Contract:
             microseconds; None runs anywhere. A class attribute, since it is read before anything is made.
         deterministic: equal seed and actions lead to an equal episode, so that it can be replayed after an error. With
             False, the running episode is dropped after an error in it, and when a run is resumed.
+        texts: other text attributes that a system text of the config asks for, by name.
+        text_names: names of all text attributes, if one that is asked for is not there.
     """
 
     actions: Mapping[str, str] = field(default_factory=dict)
@@ -52,18 +55,26 @@ class Contract:
     render_mode: str | None = None
     worker: Literal["process", "inline"] | None = None
     deterministic: bool = True
+    texts: Mapping[str, str] = field(default_factory=dict)
+    text_names: tuple[str, ...] = ()
 
     @property
     def places(self) -> dict[str, str]:
         """The texts that a system text of the config may use besides the actions."""
-        return {name: getattr(self, name) for name in TEXTS}
+        return {**{name: getattr(self, name) for name in TEXTS}, **self.texts}
 
 
 class ContractReader:
-    """Read the contract of an environment after each reset and step, and check it only if an attribute has changed."""
+    """Read the contract of an environment after each reset and step, and check it only if an attribute has changed.
 
-    def __init__(self) -> None:
+    Args:
+        texts: further attributes that a system text of the config asks for.
+    """
+
+    def __init__(self, texts: Sequence[str] = ()) -> None:
         self.contract = Contract()
+        self._asked = [name for name in texts if name not in (*TEXTS, "actions")]
+        self._text_names: tuple[str, ...] | None = None
         self._offered: dict[str, Any] | None = None
 
     def read(self, env: gymnasium.Env) -> Contract:
@@ -76,21 +87,41 @@ class ContractReader:
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
         for name in _FORMS:
-            # a property that raises is not absent
-            owner = next((one for one in layers if hasattr(type(one), name) or hasattr(one, name)), None)
-            if owner is not None:
-                value = getattr(owner, name)
-                if name not in TEXTS or isinstance(value, str):  # else the environment's own use of the name
-                    offered[name] = dict(value) if isinstance(value, Mapping) else value  # it may change in place
+            value = _value(layers, name)
+            if value is not _ABSENT and (name not in TEXTS or isinstance(value, str)):  # else a use of its own
+                offered[name] = dict(value) if isinstance(value, Mapping) else value  # it may change in place
+        if self._asked:
+            values = {name: _value(layers, name) for name in self._asked}
+            offered["texts"] = {name: value for name, value in values.items() if isinstance(value, str)}
+            if len(offered["texts"]) < len(values):
+                self._text_names = self._text_names or tuple(sorted(_text_names(layers)))
+                offered["text_names"] = self._text_names
         if offered != self._offered or [*offered.get("actions", ())] != [*self.contract.actions]:  # also the order
             self.contract, self._offered = _checked(offered), deepcopy(offered)
         return self.contract
 
 
+_ABSENT = object()
+
+
+def _value(layers: Sequence[Any], name: str) -> Any:
+    """Return an attribute of the outermost layer that has it. A property that raises is not absent."""
+    owner = next((one for one in layers if hasattr(type(one), name) or hasattr(one, name)), None)
+    return _ABSENT if owner is None else getattr(owner, name)
+
+
+def _text_names(layers: Sequence[Any]) -> Iterator[str]:
+    """Yield the names of the public attributes that are texts."""
+    for name in {name for one in layers for name in dir(one) if not name.startswith("_")}:
+        with suppress(Exception):  # of a property that nothing asks for
+            if isinstance(_value(layers, name), str):
+                yield name
+
+
 def _checked(offered: Mapping[str, Any]) -> Contract:
     checked = {}
     for name, value in offered.items():
-        needed, read = _FORMS[name]
+        needed, read = _READ[name]
         if callable(value):
             raise contract_error(f"the environment's attribute `{name}` is a method; write @property above it")
         try:
@@ -148,3 +179,4 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "worker": ("'process', 'inline' or None", lambda value: _one_of(value, "process", "inline", None)),
     "deterministic": _FLAG,
 }
+_READ = {**_FORMS, "texts": ("texts by name", _texts), "text_names": ("names", tuple)}

@@ -213,7 +213,7 @@ class _Server:
 
     def make(self) -> None:
         _seed_globals(0)
-        self.environment = Environment(self.recipe.make, alone=True)
+        self.environment = Environment(self.recipe.make, alone=True, texts=self.recipe.texts)
 
     def answer(self, call: Callable[..., Any], *args: Any) -> bool:
         """Send the result of a call, or the class and arguments of its error; return whether it has a result."""

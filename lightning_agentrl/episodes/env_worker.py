@@ -402,7 +402,7 @@ def make_worker(
     elif timeout is not None:
         raise ConfigError(no_timeout(timeout, recipe.key))
     else:
-        make = partial(Environment, recipe.make)
+        make = partial(Environment, recipe.make, texts=recipe.texts)
     executor = None if where == "inline" else executor
     return EnvWorker(make, executor, retries, wording, f"{recipe.key}.wording", recipe.id)
 

@@ -72,19 +72,20 @@ class Environment:
     Args:
         make: makes it.
         alone: the process runs nothing else.
+        texts: further attributes that are read after each reset and step.
 
     Raises:
         EnvError: the environment cannot be made.
         ConfigError: raised by ``make``.
     """
 
-    def __init__(self, make: Callable[[], gymnasium.Env], alone: bool = False) -> None:
+    def __init__(self, make: Callable[[], gymnasium.Env], alone: bool = False, texts: Sequence[str] = ()) -> None:
         self._alone = alone
         self._folder = os.getcwd()
         with AsEnvErrors():
             self.env = make()
             self._check_code()
-        self._reader = ContractReader()
+        self._reader = ContractReader(texts)
         self._random: RandomState | None = None
 
     def reset(self, seed: int) -> Answer:

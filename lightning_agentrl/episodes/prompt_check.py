@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.episode import make_prompt, rules_of
 from lightning_agentrl.episodes.interaction import Interaction
 from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.errors import closest
 from lightning_agentrl.prompts.conversation import conversations_of
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import RawParser
@@ -57,13 +60,7 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             f"{type(memory).__name__} needs a chat template that only appends, and {template.name} {rewrites}; use "
             "WindowMemory (key data.init_args.memory)"
         )
-    offered = {**contract.places, "actions": contract.actions}
-    for place in form.places:
-        if not offered[place]:
-            raise ValueError(
-                f"the system text has the place {{{place}}}, and the environment offers none (attribute `{place}`); "
-                "take it out of the text (key data.init_args.prompt.system), or give the environment the attribute"
-            )
+    check_places(form.places, contract)
     first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
     seen = session.observation
     one = PastTurn(seen.text, "", contract.default_action, images=tuple(seen.images), messages=seen.messages)
@@ -86,6 +83,26 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
                 f"{' or .max_images' if images else ''}"
             )
     return first
+
+
+def check_places(places: Sequence[str], contract: Contract) -> None:
+    """Refuse names in the system text of which the environment has no text.
+
+    Raises:
+        ValueError: one sentence with the names that there are.
+    """
+    offered = {**contract.places, "actions": contract.actions}
+    for place in places:
+        if offered.get(place) or place in contract.texts:  # one of these may be empty for a while
+            continue
+        known = dict.fromkeys([*(name for name, text in offered.items() if text), *contract.text_names])
+        meant = closest(place, tuple(known))
+        raise ValueError(
+            f"the system text has the place {{{place}}}, and the environment offers none (attribute `{place}`)"
+            f"{f'; did you mean {{{meant}}}?' if meant else ''}; it offers "
+            f"{', '.join(f'{{{name}}}' for name in known) or 'no text'}. Change the text (key "
+            "data.init_args.prompt.system), or give the environment the attribute"
+        )
 
 
 def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:

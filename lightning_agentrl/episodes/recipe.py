@@ -32,6 +32,7 @@ class Recipe:
         key: the key of the config under which it was given.
         registered: the registration of the id, in case another process does not have it.
         expert: add the action of the scripted player to each info.
+        texts: attributes of the environment that the system text of the config shows.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Recipe:
     key: str
     registered: EnvSpec | None = None
     expert: bool = False
+    texts: tuple[str, ...] = ()
 
     def make(self) -> gymnasium.Env:
         """Build the environment.

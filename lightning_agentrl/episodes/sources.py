@@ -60,6 +60,7 @@ class EnvConfig:
     def __post_init__(self) -> None:
         self.key = ENV
         self.date: RunDate | None = None
+        self.texts: tuple[str, ...] = ()  # attributes that the system text of the config shows
         self._expert = False
         check_secrets(self.kwargs, "kwargs")
 
@@ -112,6 +113,15 @@ class EnvConfig:
         """
         return self._recipe.make()
 
+    def check_id(self) -> None:
+        """Import the environment without making it.
+
+        Raises:
+            ValueError: gymnasium does not know the id; with the key to change.
+        """
+        if self._recipe.load() is None:
+            self.make()
+
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
         """Build the environment where it is to run; held-out episodes differ by their seeds only.
 
@@ -122,7 +132,7 @@ class EnvConfig:
 
     @property
     def _recipe(self) -> Recipe:
-        return Recipe(self.id, self.kwargs, self.key, expert=self._expert)
+        return Recipe(self.id, self.kwargs, self.key, expert=self._expert, texts=self.texts)
 
 
 Source = EnvConfig | TaskSet | AgentProgram

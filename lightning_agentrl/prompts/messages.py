@@ -12,7 +12,6 @@ from lightning_agentrl.prompts.parser import split_reply
 from lightning_agentrl.prompts.template import ChatTemplate, Message, Tool, Untrusted
 from lightning_agentrl.types import ModelInput
 
-PLACES = ("mission", "actions", "tips")  # what a system text of the config may take from the environment
 INSTRUCTION_PLACES = ("actions",)
 _BRACES = re.compile(r"\{\{|\}\}|\{(\w+)\}|\{[^{}\n]{0,40}\}?|\}")  # the last two are mistakes
 
@@ -26,9 +25,10 @@ class PromptFormat:
         instruction: text that ends the current user message in place of the built-in one. ``{actions}`` in it stands
             for the names of the actions, and ``{{`` and ``}}`` for braces; an empty text omits the instruction.
         examples: show the worked examples of the environment.
-        system: system message in place of the environment's; an empty text omits the message. In it ``{mission}``,
-            ``{actions}`` and ``{tips}`` stand for texts of the environment: the mission of the episode, the actions
-            with their descriptions, and its hints; ``{{`` and ``}}`` stand for braces.
+        system: system message in place of the environment's; an empty text omits the message. In it ``{actions}``
+            stands for the actions with their descriptions, and any other name for the environment's text attribute of
+            that name, as it is in that turn, such as ``{mission}``, ``{tips}`` or ``{achievements}``; ``{{`` and
+            ``}}`` stand for braces.
         max_prompt_tokens: the most tokens of a rendered prompt, those of images included; the oldest history is dropped
             first.
         max_images: the most images of a prompt; None: no limit. The oldest history is dropped first.
@@ -44,14 +44,13 @@ class PromptFormat:
     def __post_init__(self) -> None:
         if self.max_prompt_tokens < 1:
             raise ValueError(f"max_prompt_tokens must be at least 1, got {self.max_prompt_tokens}")
-        _check_places("system", self.system or "", PLACES)
+        _check_places("system", self.system or "", None)
         _check_places("instruction", self.instruction or "", INSTRUCTION_PLACES)
 
     @property
     def places(self) -> list[str]:
-        """What the system text takes from the environment."""
-        named = {match[1] for match in _BRACES.finditer(self.system or "")}
-        return [name for name in PLACES if name in named]
+        """What the system text takes from the environment, in its order."""
+        return list(dict.fromkeys(match[1] for match in _BRACES.finditer(self.system or "") if match[1]))
 
     def allows(self, prompt: ModelInput) -> bool:
         """Return whether a prompt is within the limits."""
@@ -64,13 +63,16 @@ def filled(text: str, places: Mapping[str, str]) -> str:
     return _BRACES.sub(lambda match: places.get(match[1], "") if match[1] else match[0][0], text)
 
 
-def _check_places(name: str, text: str, known: Sequence[str]) -> None:
+def _check_places(name: str, text: str, known: Sequence[str] | None) -> None:
+    """Refuse other braces than those around a known name, or around any name if none is known yet."""
     for match in _BRACES.finditer(text):
-        if match[0] not in ("{{", "}}") and match[1] not in known:
+        if match[0] not in ("{{", "}}") and (match[1] not in known if known is not None else not match[1]):
+            allowed = "the name of an attribute of the environment, such as {mission}"
+            if known is not None:
+                allowed = f"one of {', '.join(f'{{{place}}}' for place in known)}"
             raise ValueError(
-                f"the {name} text of the prompt has '{match[0]}', and what stands in braces must be one of "
-                f"{', '.join(f'{{{place}}}' for place in known)}; write {{{{ and }}}} for literal braces (key "
-                f"data.init_args.prompt.{name})"
+                f"the {name} text of the prompt has '{match[0]}', and what stands in braces must be {allowed}; write "
+                f"{{{{ and }}}} for literal braces (key data.init_args.prompt.{name})"
             )
 
 

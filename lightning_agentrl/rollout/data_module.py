@@ -97,6 +97,9 @@ class RolloutDataModule(L.LightningDataModule):
         self.stall_seconds = stall_seconds
         check_arguments(self, sources, seed)
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+        for source in sources:
+            if isinstance(source, EnvConfig):
+                source.texts = tuple(self.prompt.places)
         self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.date = RunDate()
         self.stopping = Stopping()

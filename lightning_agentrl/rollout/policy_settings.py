@@ -108,10 +108,10 @@ class PolicySettings:
     def worded(self, source: EnvConfig) -> EnvConfig:
         """Return an environment in the words of the training, unless it has others."""
         wordings = {name.split(":")[-1]: wording for name, wording in self.wordings.items()}
-        if source.wording is not None or source.name not in wordings:
-            return source
         other = copy(source)
-        other.wording = wordings[source.name]
+        other.texts = tuple(self.prompt.places)
+        if source.wording is None and source.name in wordings:
+            other.wording = wordings[source.name]
         return other
 
     def player(

@@ -17,12 +17,15 @@ from lightning_agentrl.episodes.contract import TEXTS, Contract, ContractReader
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.observation import read_flag, read_metrics
+from lightning_agentrl.episodes.prompt_check import check_places
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.prompts import memory
-from lightning_agentrl.prompts.messages import PLACES
 from tests.rollout.scripted import Scripted
 
 START = Start(0, 0, 1)
+
+
+OF_A_CONFIG = ("texts", "text_names")  # what its system text asks for
 
 
 def offering(**attributes: Any) -> gymnasium.Env:
@@ -120,6 +123,36 @@ def test_attributes_that_are_made_up_as_they_are_asked_for_are_found():
     assert read_contract(Wished(Scripted())).mission == "go home"
 
 
+def test_texts_that_a_config_asks_for_are_read_in_every_turn_through_wrappers():
+    class Diary(gymnasium.Wrapper):
+        turns = 0
+        private = property(lambda self: 1 / 0)
+
+        @property
+        def achievements(self) -> str:
+            return "\n".join(f"- {number}" for number in range(self.turns))
+
+    env, asked = (
+        Diary(offering(mission="go", weather="rain", actions={"left": ""})),
+        ("actions", "achievements", "mission"),
+    )
+    reader = ContractReader(asked)
+    assert reader.read(env).places == {"mission": "go", "tips": "", "achievements": ""}
+    env.turns = 2
+    contract = reader.read(env)
+    assert contract.places["achievements"] == "- 0\n- 1"
+    check_places(asked, contract)
+    assert contract.text_names == ()  # nothing else is looked at
+    missing = ContractReader(("achievments", "turns")).read(env)
+    assert missing.texts == {}
+    assert {"achievements", "weather", "mission"} <= {*missing.text_names}
+    assert not {"private", "turns", "actions"} & {*missing.text_names}
+    with pytest.raises(
+        ValueError, match=r"\{achievments\}.*did you mean \{achievements\}.*\{weather\}.*prompt\.system"
+    ):
+        check_places(("achievments",), missing)
+
+
 WRONG = {
     "actions": [["left", "right"], {"left": None}, {1: "left"}, "left"],
     "aliases": [[("go left", "left")], {"go left": ["left"]}],
@@ -137,7 +170,7 @@ WRONG = {
 
 
 def test_every_attribute_has_wrong_values():
-    assert {*WRONG, *TEXTS} == {one.name for one in fields(Contract)}
+    assert {*WRONG, *TEXTS, *OF_A_CONFIG} == {one.name for one in fields(Contract)}
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
@@ -258,7 +291,6 @@ def test_numbers_of_an_environment():
 
 def test_prompts_and_environments_mean_the_same():
     """Two rooms that do not import each other."""
-    assert {"actions", *TEXTS} == {*PLACES}
     assert observation.OwnMessages == memory.OwnMessages
 
 
@@ -266,7 +298,7 @@ def test_the_documentation_lists_the_attributes():
     page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
     table = page[page.index("| attribute |") :].split("\n\n")[0]
     listed = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    assert listed == [one.name for one in fields(Contract)]
+    assert listed == [one.name for one in fields(Contract) if one.name not in OF_A_CONFIG]
 
 
 @pytest.mark.parametrize("value", [True, 1, np.bool_(True), np.int64(1)])

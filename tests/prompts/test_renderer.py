@@ -406,7 +406,7 @@ def test_places_of_the_system_text_are_filled_once() -> None:
         "You must go to the key.\n- turn left\n- turn right\n- go forward: one step\n"
         "- look first\n- {actions} are no place here\ngo to the key!"
     )
-    assert renderer(system="{tips} {mission}").format.places == ["mission", "tips"]
+    assert renderer(system="{tips} {mission}").format.places == ["tips", "mission"]
     assert renderer(system="{{tips}}").format.places == renderer().format.places == []
 
 
@@ -430,8 +430,16 @@ def test_what_fills_a_place_cannot_forge_a_token() -> None:
     assert counts(plain) == counts(forged)
 
 
-@pytest.mark.parametrize("written", ["{mision}", "{Tips}", "{achievements_open}", '{"a": 1}', "{ mission }", "{", "}"])
-@pytest.mark.parametrize("key", ["system", "instruction"])
-def test_other_braces_are_refused_with_the_known_names(written: str, key: str) -> None:
-    with pytest.raises(ValueError, match=rf"{re.escape(written)}.*{{actions}}.*{{{{.*data\.init_args\.prompt\.{key}"):
+OTHER_BRACES = ['{"a": 1}', "{ mission }", "{", "}"]
+
+
+@pytest.mark.parametrize(
+    ("key", "written"),
+    [("system", written) for written in OTHER_BRACES]
+    + [("instruction", written) for written in (*OTHER_BRACES, "{mision}", "{mission}", "{Actions}")],
+)
+def test_other_braces_are_refused(key: str, written: str) -> None:
+    """Which names a system text may have, the environment says."""
+    known = "{actions}" if key == "instruction" else "{mission}"
+    with pytest.raises(ValueError, match=rf"{re.escape(written)}.*{known}.*{{{{.*data\.init_args\.prompt\.{key}"):
         PromptFormat(**{key: f"Go. {written}"})
