@@ -22,7 +22,7 @@ from lightning_agentrl.distributed import over_ranks
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means
 from lightning_agentrl.rollout import RolloutDataModule
 
-KEYS = ("success", "success_low", "success_high", "episodes", "mean_turns", "valid_action_ratio")
+KEYS = ("success", "success_low", "success_high", "return", "episodes", "mean_turns", "valid_action_ratio")
 LOST = "lost_episodes"  # reported if there are any
 NAME = "summary.json"
 

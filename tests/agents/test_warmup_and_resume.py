@@ -269,7 +269,7 @@ def test_the_summary_names_the_weights_that_played_last(tmp_path, tiny_folder):
         assert summary[when]["success_low"] <= summary[when]["success"] <= summary[when]["success_high"]
         assert 1 <= summary[when]["mean_turns"] <= 3
         assert 0 <= summary[when]["valid_action_ratio"] <= 1
-        assert summary[when]["env"]["progression"] == summary[when]["success"]
+        assert summary[when]["env"]["progression"] == summary[when]["success"] == summary[when]["return"]
 
 
 @pytest.mark.slow
