@@ -1,5 +1,6 @@
-"""Run `agentrl fit` and `agentrl validate` from Python."""
+"""Run the commands of `agentrl` from Python."""
 
-from lightning_agentrl.commands.fit import AgentCLI, run
+from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.commands.main import run
 
 __all__ = ["AgentCLI", "run"]

@@ -49,6 +49,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         self.rollouts, self.rounds, self.fraction = rollouts, rounds, fraction
         self.min_explained_variance = min_explained_variance
         self.done_epochs = 0
+        self._advice = ""  # what helps a critic that explains little
         self._warm = False  # this epoch is one of the warm-up
         self.buffer: Rollout | None = None
         self.prepared: Rollout | None = None
@@ -68,8 +69,16 @@ class CriticWarmup(L.Callback, RolloutSource):
             self.done_epochs, self.buffer, self.prepared = 0, None, None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if cast(Agent, pl_module).critic is None:
+        critic = cast(Agent, pl_module).critic
+        if critic is None:
             raise ValueError("CriticWarmup has no critic to warm up; remove the callback or set model.init_args.critic")
+        more = "raise CriticWarmup's rounds, fraction or rollouts, or model.init_args.optim.lr_critic"
+        if critic.fitted:  # one round finds the best that its data allow
+            more = (
+                "raise CriticWarmup's rollouts, so that it is solved on more turns; a policy that seldom succeeds, or "
+            )
+            more += "succeeds by chance, leaves little to explain: set min_explained_variance to null then"
+        self._advice = more
         if planned_steps(trainer)["actor"] == 0:
             end = "max_epochs" if 0 < (trainer.max_epochs or 0) <= self.warmup_iterations else "max_steps"
             rank_zero_warn(
@@ -126,8 +135,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         elif self.min_explained_variance is not None and explained < self.min_explained_variance:
             rank_zero_warn(
                 f"the critic has not converged as the actor starts: it explains {explained:.2f} of the variance of the "
-                f"returns, less than {self.min_explained_variance}; raise CriticWarmup's rounds, fraction or rollouts, "
-                "or model.init_args.optim.lr_critic, which LeastSquaresCritic does without"
+                f"returns, less than {self.min_explained_variance}; {self._advice}"
             )
         else:
             rank_zero_info(f"critic warm-up has ended: it explains {explained:.2f} of the variance of the returns")

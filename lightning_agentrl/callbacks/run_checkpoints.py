@@ -94,8 +94,9 @@ def _last_of_run(trainer: L.Trainer) -> Path | None:
 class RunCheckpoints(ModelCheckpoint):
     """Checkpoints at the ends of iterations: the last ones and the best.
 
-    They are named ``iteration-00012.ckpt``. The link ``last.ckpt`` names the newest and is switched once that one is
-    whole; ``--ckpt_path last`` follows it. If the newest is damaged, both mean the one before it.
+    The last iteration of a run is saved whether it is due or not. They are named ``iteration-00012.ckpt``. The link
+    ``last.ckpt`` names the newest and is switched once that one is whole; ``--ckpt_path last`` follows it. If the
+    newest is damaged, both mean the one before it.
 
     Args:
         every_n_epochs: iterations from one to the next.
@@ -143,7 +144,9 @@ class RunCheckpoints(ModelCheckpoint):
         score = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
         if score is not None and (torch.isnan(score) or not self._is_best(score)):
             score = None
-        due = trainer.should_stop or (trainer.current_epoch + 1) % cast(int, self.every_n_epochs) == 0
+        done = trainer.current_epoch + 1
+        last = trainer.should_stop or done == cast(Any, trainer).datamodule.planned_iterations
+        due = last or done % cast(int, self.every_n_epochs) == 0
         if score is not None or due:
             self.save(trainer, score)
             self.saved_step = trainer.global_step

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
@@ -15,6 +16,7 @@ from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
 from lightning_agentrl.types.plain_config import check_kind
 
 CALLBACKS = "trainer.callbacks"  # where a config has them
+SAVE_EVERY = 5  # iterations, where a run says nothing about checkpoints
 DEFAULTS = {"num_sanity_val_steps": 0, "log_every_n_steps": 1}  # that suit agents, in place of Lightning's own
 
 
@@ -26,10 +28,10 @@ def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints:
         progress: whether progress is shown.
         checkpoints: whether checkpoints are saved.
     """
-    defaults: list[tuple[type, type[Callback], bool]] = [
+    defaults: list[tuple[type, Callable[[], Callback], bool]] = [
         (ProgressBar, StageProgress, progress),
         (RolloutReport, RolloutReport, True),
-        (ModelCheckpoint, RunCheckpoints, checkpoints),
+        (ModelCheckpoint, partial(RunCheckpoints, every_n_epochs=SAVE_EVERY), checkpoints),
         (StopOnSignals, StopOnSignals, True),
     ]
     missing = [make() for kind, make, wanted in defaults if wanted and not any(isinstance(one, kind) for one in given)]

@@ -21,6 +21,24 @@ def shipped_configs() -> dict[str, Path]:
     return {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
+ANY_GAME = "any_game"  # the shipped config of a game that is named by an option
+SHORT = {"--env": "--data.init_args.env.id", "--policy": "--model.init_args.model"}
+
+
+def with_game(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with the keys that `--env` and `--policy` stand for, behind the shipped config for any game.
+
+    Keys of a config that is given as well hold unless these set them.
+    """
+    found, short = list[str](), False
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        short |= option in SHORT
+        found.append(f"{SHORT.get(option, option)}{equals}{value}")
+    configured = any(argument.partition("=")[0] in ("-c", "--config") for argument in arguments)
+    return [found[0], "--config", ANY_GAME, *found[1:]] if short and not configured else found
+
+
 def with_shipped_configs(arguments: Sequence[str]) -> list[str]:
     """Return arguments with a path in place of the name of a shipped config; a file of that name comes first.
 

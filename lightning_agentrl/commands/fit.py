@@ -27,7 +27,8 @@ from lightning_agentrl.callbacks.trainer import DEFAULTS, with_defaults
 from lightning_agentrl.commands.files import with_shipped_configs
 from lightning_agentrl.commands.guarded import guarded
 from lightning_agentrl.commands.held_out_table import held_out_table
-from lightning_agentrl.commands.plan import Place, RunPlan, planned_trainer
+from lightning_agentrl.commands.memory import Place
+from lightning_agentrl.commands.plan import RunPlan, planned_trainer
 from lightning_agentrl.errors import ConfigError, Problem, one_line
 from lightning_agentrl.errors.config_errors import (
     OPTIONS,
@@ -213,8 +214,3 @@ class AgentCLI(LightningCLI):
 
 def _listed(callbacks: Any) -> list[Any]:
     return callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-
-
-def run(args: ArgsType = None) -> AgentCLI:
-    """Parse the arguments and run; for use from Python, where errors are raised as they are."""
-    return AgentCLI(args)

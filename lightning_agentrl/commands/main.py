@@ -6,7 +6,7 @@ import inspect
 import io
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from lightning_agentrl import __version__
 from lightning_agentrl.commands.ending import one_line_errors
-from lightning_agentrl.commands.files import with_shipped_configs
+from lightning_agentrl.commands.files import with_game, with_shipped_configs
 from lightning_agentrl.errors import ConfigError, Problem, closest
 from lightning_agentrl.errors.config_errors import options_of
 from lightning_agentrl.models.allocator import keep_freed_memory
@@ -51,6 +51,7 @@ create
   new            write a project: config, game and test
 
 examples
+  agentrl fit --env my_module:Game-v0 --policy demo  train a model on a game, without a config
   agentrl fit --config quickstart --dry-run       show sizes, memory and one prompt, then stop
   agentrl fit --config quickstart --quiet         show warnings and results only
   agentrl fit --config quickstart --print_config  print every key with its value
@@ -141,29 +142,62 @@ def main() -> None:
             print(f"agentrl {__version__}")
             return
         sys.path.append("")  # a user's own module is where the command is run
-        if arguments[0] in OWN:
-            _run_own(arguments[0], arguments[1:])
-            return
-        if arguments[0] not in OF_A_RUN:
-            known = (*OF_A_RUN, *OWN)
-            if arguments[0].startswith("-"):
-                raise ConfigError(Problem("the command is missing", suggestion=f"agentrl fit {arguments[0]} ..."))
-            what = f"there is no command '{arguments[0]}'"
-            raise ConfigError(Problem(what, known=known, suggestion=closest(arguments[0], known)))
-        sys.argv[1:] = arguments = with_shipped_configs(arguments)
-        from lightning_agentrl.commands.ending import leave_out_noise
-        from lightning_agentrl.commands.fit import run
+        found = _run(arguments, typed=True)
+        if isinstance(found, str):
+            print(found)
+        if found is False:
+            raise SystemExit(1)
 
+
+def run(args: Sequence[str] | Mapping[str, Any] | None = None) -> Any:
+    """Run a command as `agentrl` does; errors are raised as they are.
+
+    Args:
+        args: command and options, such as ``["fit", "--config", "quickstart", "--dry-run"]``, or a config as a mapping,
+            whose key `subcommand` is `fit` or `validate`. None: those of this process.
+
+    Returns:
+        What the command has made: of `fit` and `validate` the :class:`AgentCLI` with agent, data module and trainer, of
+        others a text or path, or whether a check has passed.
+    """
+    from lightning_agentrl.commands.fit import AgentCLI
+
+    if isinstance(args, Mapping):
+        return AgentCLI(dict(args))
+    return _run([FLAGS.get(argument, argument) for argument in (sys.argv[1:] if args is None else args)])
+
+
+def _run(arguments: Sequence[str], typed: bool = False) -> Any:
+    """Run a command with arguments in the form of the parser, and return what it has made.
+
+    Args:
+        arguments: command and options.
+        typed: the process runs this command alone, so the parser finds them in ``sys.argv``.
+    """
+    command = arguments[0]
+    if command in OWN:
+        return _run_own(command, arguments[1:])
+    if command not in OF_A_RUN:
+        known = (*OF_A_RUN, *OWN)
+        if command.startswith("-"):
+            raise ConfigError(Problem("the command is missing", suggestion=f"agentrl fit {command} ..."))
+        what = f"there is no command '{command}'"
+        raise ConfigError(Problem(what, known=known, suggestion=closest(command, known)))
+    arguments = with_shipped_configs(with_game(arguments))
+    from lightning_agentrl.commands.ending import leave_out_noise
+    from lightning_agentrl.commands.fit import AgentCLI
+
+    if typed:
+        sys.argv[1:] = arguments
         keep_freed_memory()
         leave_out_noise()
-        if arguments[0] in ("fit", "validate"):
-            run()
-        else:
-            import_module(f"lightning_agentrl.commands.{arguments[0].replace('-', '_')}").run(arguments[1:])
+    if command in ("fit", "validate"):
+        return AgentCLI(None if typed else arguments)
+    return import_module(f"lightning_agentrl.commands.{command.replace('-', '_')}").run(arguments[1:])
 
 
-def _run_own(command: str, arguments: Sequence[str]) -> None:
-    """Run a command whose arguments are those of a function. Print the text that it returns; exit with 1 on False."""
+def _run_own(command: str, arguments: Sequence[str]) -> Any:
+    """Run a command whose arguments are those of a function, and return what that returns."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     module, _, name = OWN[command].partition(":")
@@ -192,7 +226,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
     except ArgumentError as error:
         raise ConfigError(f"{str(error).splitlines()[0]}; see agentrl {command} --help") from error
     try:
-        found = function(**settings, **options)
+        return function(**settings, **options)
     except ConfigError:  # has its place
         raise
     except OSError as error:
@@ -200,7 +234,3 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
         raise ConfigError(what) from error
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    if isinstance(found, str):
-        print(found)
-    if found is False:
-        raise SystemExit(1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from lightning_agentrl.agents.models import Compute, Models
@@ -213,6 +213,7 @@ def activation_bytes(models: Models, compute: Compute, place: Place, tokens: int
         reads: replied tokens among them.
     """
     lm = models.actor.lm
+    embedding, head = cast(nn.Embedding, lm.get_input_embeddings()), cast(nn.Linear, lm.get_output_embeddings())
     hidden, layers, wide, queries, keys = layer_sizes(lm.config.get_text_config())
     width = place.computes_in.itemsize
     residual = 4 if place.mixed and place.shards == 1 else width
@@ -222,10 +223,9 @@ def activation_bytes(models: Models, compute: Compute, place: Place, tokens: int
     backward = width * (queries + keys + 2 * wide) + 2 * residual * hidden
     kept = residual * hidden * layers + layer if compute.gradient_checkpointing else layers * layer
     rows = min(reads, LOGITS_PER_CHUNK) if compute.recompute_logits else reads
-    logits = rows * lm.get_input_embeddings().num_embeddings * ((width if width < 4 else 0) + 5 * max(width, 4))
-    embedding = lm.get_input_embeddings().weight
-    dense = embedding.numel() * embedding.element_size() // place.shards if embedding.requires_grad else 0
-    tied = lm.get_output_embeddings().weight is embedding
+    logits = rows * embedding.num_embeddings * ((width if width < 4 else 0) + 5 * max(width, 4))
+    dense = count([embedding.weight]) // place.shards if embedding.weight.requires_grad else 0
+    tied = head.weight is embedding.weight
     casts, own = cast_bytes(models, place)
     return casts + max(tokens * (kept + backward) + logits + dense * tied, own + dense * (3 if tied else 1))
 
@@ -254,7 +254,7 @@ def cast_bytes(models: Models, place: Place) -> tuple[int, int]:
     for part in (models.actor, models.critic):
         modules = [] if part is None else part.modules()
         unread = part.backbone.get_output_embeddings() if isinstance(part, SeparateCritic) else None
-        read = unique(m.weight for m in modules if isinstance(m, nn.Linear) and m is not unread)
+        read = unique(cast(nn.Parameter, m.weight) for m in modules if isinstance(m, nn.Linear) and m is not unread)
         sizes.append(2 * sum(p.numel() for p in read if p.requires_grad))
     return sum(sizes), sizes[0]
 
@@ -293,7 +293,7 @@ def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return list({id(p): p for p in parameters}.values())
 
 
-def count(parameters: Iterable[nn.Parameter]) -> int:
+def count(parameters: Iterable[Tensor]) -> int:
     """Return the bytes of parameters."""
     return sum(p.numel() * p.element_size() for p in parameters)
 

@@ -20,6 +20,7 @@ from lightning_agentrl.agents.checkpoint import main_file
 from lightning_agentrl.agents.checks import check_run
 from lightning_agentrl.agents.models import Models, build_models, readers_for
 from lightning_agentrl.agents.optim import Schedule, planned_steps
+from lightning_agentrl.agents.trial import try_own_parts
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.run_folder import count_parameters
 from lightning_agentrl.commands.memory import (
@@ -63,7 +64,7 @@ def planned_trainer(given: Any) -> tuple[Place, dict[str, Any]]:
     elif isinstance(devices, str) and "," in devices:
         devices = devices.strip(",").split(",")
     devices, nodes = len(devices) if isinstance(devices, list) else int(devices), int(given["num_nodes"] or 1)
-    strategy, instead = given["strategy"], {}
+    strategy, instead = given["strategy"], dict[str, Any]()
     stage = (strategy.config or {})["zero_optimization"]["stage"] if isinstance(strategy, DeepSpeedStrategy) else None
     if isinstance(strategy, str) and strategy.startswith("deepspeed"):
         stage = int(strategy[-1]) if strategy[-1].isdigit() else 2  # as Lightning reads it
@@ -114,6 +115,7 @@ class RunPlan:
         config, self.shape_known = shape_of(agent.model)
         context = context_length_of(config.get_text_config(), agent.model)
         check_run(agent, "fit", self.place.on_gpu)
+        self.tried = try_own_parts(agent)
         data.sizes.check_processes(self.place.processes)
         self.prompts: list[ModelInput] = []
         self.reader = None
@@ -168,10 +170,10 @@ class RunPlan:
         share = self.models.share_prefixes
         plans = plan_micro_batches(self.rows, budget, share, per_token)
         batches = [[self.rows[i] for i in index] for index in plans]
-        tokens = [pack(rows, share=share, reader=self.reader).tokens for rows in batches]
-        reads = [sum(len(row.logit_positions) for row in rows) for rows in batches]
+        sizes = [pack(rows, share=share, reader=self.reader).tokens for rows in batches]
+        most_reads = max(sum(len(row.logit_positions) for row in rows) for rows in batches)
         # Other rows may fill the budget, which a single one of them may exceed.
-        return Step(len(plans), max([*tokens, *[budget] * (len(plans) > 1)]), max(reads), sum(tokens))
+        return Step(len(plans), max([*sizes, *[budget] * (len(plans) > 1)]), most_reads, sum(sizes))
 
     def _memory(self) -> MemoryPlan:
         """Return the memory of one process."""
@@ -216,7 +218,8 @@ class RunPlan:
         rows = [("actor", f"{agent.model}, {config.model_type}, {_trained(models.actor)}")]
         if models.critic is not None:
             rows.append(("critic", f"{type(models.critic).__name__}, {_trained(models.critic)}"))
-        return [*rows, ("reference", reference_text(agent))]
+        rows.append(("reference", reference_text(agent)))
+        return [*rows, ("tried", f"{', '.join(self.tried)}, on a rollout of random numbers")] if self.tried else rows
 
     def _iteration(self) -> Rows:
         data, world = self.data, self.place.processes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -62,7 +62,7 @@ def shape_of(model: str, key: str = KEY) -> tuple[PreTrainedConfig, bool]:
         if model not in SHAPES:
             raise
         family, sizes = SHAPES[model]
-        return cast(PreTrainedConfig, AutoConfig.for_model(family, **sizes)), False
+        return AutoConfig.for_model(family, **sizes), False
 
 
 def empty_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedModel:

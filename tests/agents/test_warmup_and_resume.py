@@ -16,7 +16,7 @@ from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL
-from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from lightning_agentrl.models.critic import LeastSquaresCritic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.rollout import EnvConfig
 from lightning_agentrl.rollout.collector import Collector
@@ -96,6 +96,17 @@ def test_it_says_when_the_critic_has_not_converged_unless_told_not_to(tmp_path, 
         warnings.simplefilter("always")
         make_trainer(tmp_path, 2, callbacks).fit(make_agent(tiny_folder), make_data())
     assert sum("has not converged as the actor starts" in str(one.message) for one in caught) == warnings_of_it
+
+
+@pytest.mark.parametrize(("critic", "advice"), [(LeastSquaresCritic, "rollouts, so"), (SharedCritic, "lr_critic")])
+def test_advice_for_a_critic_that_explains_little_fits_the_critic(tmp_path, tiny_folder, critic, advice):
+    callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0, min_explained_variance=0.99)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(tmp_path, 2, callbacks).fit(make_agent(tiny_folder, critic=critic()), make_data())
+    (said,) = [str(one.message) for one in caught if "has not converged" in str(one.message)]
+    assert advice in said
+    assert ("lr_critic" in said) is not critic.fitted
 
 
 @pytest.mark.parametrize(
@@ -277,10 +288,11 @@ def test_the_newest_checkpoint_is_that_of_the_end_where_the_last_iteration_was_n
     saving = RunCheckpoints(every_n_epochs=2, keep=2, dirpath=str(tmp_path / "saved"))
     trainer = make_trainer(tmp_path, 3, [RunSummary(), saving], enable_checkpointing=True)
     trainer.fit(make_agent(tiny_folder), make_data())
-    final = tmp_path / "saved" / "final.ckpt"
+    final = tmp_path / "saved" / "iteration-00003.ckpt"
     assert (tmp_path / "saved" / "last.ckpt").resolve() == final.resolve()
     assert final.samefile(json.loads((tmp_path / "summary.json").read_text())["checkpoint"])
-    assert {path.name for path in final.parent.iterdir()} == {"final.ckpt", "iteration-00002.ckpt", "last.ckpt"}
+    kept = {path.name for path in final.parent.iterdir()}
+    assert kept == {"iteration-00002.ckpt", "iteration-00003.ckpt", "last.ckpt"}
     assert torch.load(final, weights_only=True)["global_step"] == trainer.global_step == 6
 
 

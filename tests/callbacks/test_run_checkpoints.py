@@ -119,3 +119,16 @@ def test_the_checkpoint_that_a_run_continues_stays(
         trainer.fit(make_agent(tiny_folder), make_data(), ckpt_path=start)
     names = sorted(path.name for path in (tmp_path / "saved").iterdir())
     assert names == ["iteration-00001.ckpt", "iteration-00003.ckpt", "last.ckpt"]
+
+
+def test_a_run_saves_every_few_iterations_and_its_last(tmp_path: Path, tiny_folder: Path) -> None:
+    trainer = Trainer(
+        max_epochs=6, default_root_dir=tmp_path, accelerator="cpu", logger=False, callbacks=[EngineCheck()]
+    )
+    trainer.fit(make_agent(tiny_folder), make_data())
+    (folder,) = {path.parent for path in tmp_path.rglob("*.ckpt")}
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "iteration-00005.ckpt",
+        "iteration-00006.ckpt",
+        "last.ckpt",
+    ]

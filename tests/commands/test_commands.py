@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_agentrl import __version__
+from lightning_agentrl import __version__, cli
 from lightning_agentrl.commands import main as commands
+from lightning_agentrl.commands.files import with_game
 from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.run_files import read_turns
 from tests.cli import Config, changed, fit, run_command
 from tests.disks import mounted
@@ -151,3 +154,42 @@ def test_a_quiet_run_shows_results_only(
     assert ("iteration 1/1 train" in shown) is not quiet
     assert ("LanguageModel" in shown) is not quiet
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["quiet"] is quiet
+
+
+def test_a_game_is_trained_without_a_config(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The options stand for keys behind the shipped config, whose other keys may be given too."""
+    monkeypatch.chdir(tmp_path)
+    game = ("--env", "agentrl_envs:Bandit-v0", f"--policy={tiny_folder}")
+    plan = ("--dry-run", "--data.init_args.prompt.max_prompt_tokens", "600")
+    assert run_command(monkeypatch, "fit", *game, *plan) == 0
+    shown = capsys.readouterr().out
+    assert str(tiny_folder) in shown
+    assert re.search(r"one prompt: .*hat", shown, re.DOTALL)
+    assert "at most 600" in shown
+    assert not list(tmp_path.iterdir())
+    assert with_game(["fit", "--config", "quickstart", "--env=a:B-v0"]) == [
+        *("fit", "--config", "quickstart"),
+        "--data.init_args.env.id=a:B-v0",
+    ]
+
+
+def test_every_command_runs_from_python(
+    tiny_folder: Path,
+    config: Config,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
+    made = cli.run(["fit", "--config", "small.yaml", "--dry-run"])
+    assert "one prompt" in capsys.readouterr().out
+    assert made.model.model == config["model"]["init_args"]["model"]
+    assert "agentrl fit" in cli.run(["new", "mine"])
+    assert (tmp_path / "mine" / "config.yaml").exists()
+    cli.run(["inspect", "--config", "small.yaml", "--episodes", "2", "--out", "seen.html"])
+    assert (tmp_path / "seen.html").exists()
+    with pytest.raises(ConfigError, match=r"no command 'fitt'.*fit"):
+        cli.run(["fitt"])

@@ -2,11 +2,11 @@
 
 let current = null; // { row, sides } of the line that is shown; a side is { member, turns, replies, cells }
 
-async function openEpisode(row, entry = true) {
+async function openEpisode(row, entry = true, scroll = true) {
   if (entry) state.turn = "";
   state.episode = row.id;
   writeHash(entry && !document.body.classList.contains("reading"));
-  markRow(row);
+  markRow(row, scroll);
   let loaded;
   try {
     loaded = await Promise.all(row.members.map(loadTurns));

@@ -156,7 +156,7 @@ function goToPage(page) {
 }
 
 // Marks the open episode in the list, on whatever page it is.
-function markRow(row) {
+function markRow(row, scroll = true) {
   const place = shown.indexOf(row);
   if (place < 0) return;
   const page = String(Math.floor(place / PAGE_SIZE) + 1);
@@ -166,7 +166,7 @@ function markRow(row) {
   }
   for (const button of byId("rows").querySelectorAll(".row")) {
     button.setAttribute("aria-current", button.dataset.id === row.id);
-    if (button.dataset.id === row.id) button.scrollIntoView({ block: "nearest" });
+    if (scroll && button.dataset.id === row.id) button.scrollIntoView({ block: "nearest" });
   }
 }
 

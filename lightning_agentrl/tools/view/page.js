@@ -6,10 +6,6 @@ function showHead() {
     byId("figures").append(
       make("div", {}, make("dt", { text: name }), make("dd", {}, value, make("span", { class: "quiet", text: about }))),
     );
-  if (!INDEX.iterations) document.body.classList.add("untrained");
-  else if (!TWO_RUNS) figure("iterations in the log", formatRange(...INDEX.iterations));
-  figure(TWO_RUNS ? "pairs of held-out episodes" : "episodes", ROWS.length.toLocaleString("en"));
-  figure("turns", INDEX.turns.toLocaleString("en"));
   INDEX.runs.forEach((run, k) => {
     const letter = TWO_RUNS ? LETTERS[k] + ": " : "";
     for (const [key, name] of [["before", "held-out success before"], ["after", "after training"]]) {
@@ -21,6 +17,10 @@ function showHead() {
       figure(letter + name, formatPercent(result.success), bounds + (result.episodes ? `, ${plural(result.episodes, "episode")}` : ""));
     }
   });
+  if (!INDEX.iterations) document.body.classList.add("untrained");
+  else if (!TWO_RUNS) figure("iterations in the log", formatRange(...INDEX.iterations));
+  figure(TWO_RUNS ? "pairs of held-out episodes" : "episodes", ROWS.length.toLocaleString("en"));
+  figure("turns", INDEX.turns.toLocaleString("en"));
   byId("notes").append(...INDEX.notes.map((text) => make("p", { class: "note", text })));
   if (TWO_RUNS) {
     document.body.classList.add("two");
@@ -70,12 +70,19 @@ function onClick(event) {
   if (kept && !event.target.closest(".t, #bar")) keepToken(null);
 }
 
-async function followHash() {
+// The failure that a page opens with: the first on the first page of the list, a held-out one if there is one.
+function firstFailure() {
+  const failed = shown.slice(0, PAGE_SIZE).filter((row) => row.outcome === "failed");
+  return failed.find((row) => row.held) ?? failed[0];
+}
+
+async function followHash(choose = () => null) {
   readHash();
   showFilters();
   await applyFilters();
-  const row = ROWS.find((candidate) => candidate.id === state.episode);
-  if (row) openEpisode(row, false);
+  const asked = ROWS.find((candidate) => candidate.id === state.episode);
+  const row = asked ?? choose();
+  if (row) openEpisode(row, false, Boolean(asked));
   else closeEpisode();
 }
 
@@ -83,7 +90,7 @@ showHead();
 showCurves();
 setUpList();
 if (ROWS.length) {
-  followHash();
+  followHash(location.hash.length > 1 || onePane() || TWO_RUNS ? undefined : firstFailure);
   showMarks();
 } else byId("bench").remove();
 addEventListener("popstate", () => ROWS.length && followHash());

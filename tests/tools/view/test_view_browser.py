@@ -351,6 +351,15 @@ def test_an_episode_beyond_the_first_page_of_the_list_is_found(opened, run_page)
 # Curves and head
 
 
+def test_the_page_opens_with_success_and_a_failure_to_read(opened, run_page):
+    page = opened(run_page)
+    expect(page.locator("#figures dt").first).to_have_text("held-out success before")
+    expect(page.locator("#rows .row[aria-current=true]")).to_have_text(re.compile("failed"))
+    expect(page.locator("#detail .turn").first).to_be_visible()
+    assert page.evaluate("scrollY") == 0
+    assert opened(run_page, phone=True).locator("#detail .turn").count() == 0
+
+
 def test_curves_can_be_read(opened, run_page):
     page = opened(run_page)
     tile = page.locator(".tile[data-name='rollout/success']")
