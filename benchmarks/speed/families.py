@@ -29,6 +29,15 @@ SIZES = {  # wide enough that matrices take most of the time, and no window shor
     "max_position_embeddings": 4096,
     "sliding_window": 1024,
 }
+OWN = {
+    "deepseek_v3": {"head_dim": 8},  # as wide as its rotary part
+    "nemotron_h": {
+        "mamba_num_heads": 16,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 64,
+        "chunk_size": 64,
+    },  # twice as wide
+}
 
 
 def shared_rows(count: int, shared: int, own: int) -> list[Row]:
@@ -85,7 +94,9 @@ def main() -> None:
     for family in args.families:
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            AutoModelForCausalLM.from_config(tiny_config(family, **SIZES)).save_pretrained(folder)
+            AutoModelForCausalLM.from_config(tiny_config(family, **SIZES, **OWN.get(family, {}))).save_pretrained(
+                folder
+            )
             policy = LanguageModel(load_causal_lm(str(Path(folder)))).train()
         ratios = [ratio(policy, rows, args.repeats) for rows in cases.values()]
         print(f"| `{family}` |", " | ".join(f"{x:.2f}" for x in ratios), "|", flush=True)

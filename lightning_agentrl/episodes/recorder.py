@@ -102,13 +102,17 @@ class Recorder:
 
     def add_reward(self, episode: int, index: int, reward: float) -> bool:
         """Add a reward to an earlier turn; return whether it is here. It may be in an earlier rollout."""
+        here = False
         for _, turns in self._samples:
             for place, turn in enumerate(turns):
-                if (turn.episode, turn.index) == (episode, index):
-                    total = turn.env_reward + reward
-                    turns[place] = replace(turn, reward=turn.reward + reward, env_reward=total)
-                    return True
-        return False
+                if turn.episode != episode or turn.index < index:
+                    continue
+                earned = {"episode_return": turn.episode_return + reward}
+                if turn.index == index:
+                    here = True
+                    earned |= {"reward": turn.reward + reward, "env_reward": turn.env_reward + reward}
+                turns[place] = replace(turn, **earned)
+        return here
 
     def truncate(self, stop: StopReason, last_state: Callable[[], tuple[Segment, ...]], lost: Sequence[str]) -> bool:
         """End every running episode at its last turn here, because the environment cannot go on.

@@ -118,7 +118,7 @@ class Session:
         answer = await self.worker.step(action)
         self._see(answer)
         self.episode.turns_taken += 1
-        self.episode.env_return += answer.reward
+        self.episode.env_return += answer.reward + sum(answer.info.get("earlier_rewards", {}).values())
         self.episode.unread = 0
         return answer
 

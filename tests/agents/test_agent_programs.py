@@ -213,6 +213,41 @@ def test_every_reply_that_an_agent_got_is_one_turn_whatever_its_client_does(tmp_
         assert recorded[seed] == json.loads((said / str(seed)).read_text())
 
 
+POSTING = """
+import json, os
+from urllib import request
+
+def post(path, **body):
+    with request.urlopen(request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode())) as answer:
+        return json.load(answer)
+
+names = [post("/chat/completions", messages=[{"role": "user", "content": f"{i}"}])["id"] for i in range(4)]
+post("/reward", id=names[1], reward=0.25)
+post("/reward", id=names[3], reward=0.5)
+post("/reward", reward=1.0)
+"""
+
+
+@pytest.mark.parametrize("turns", [2, 8])  # rollouts that end in the middle of episodes, and such as hold two
+def test_the_return_of_an_episode_is_the_sum_of_its_rewards_wherever_they_are_posted(
+    tmp_path: Path, tiny_folder: Path, turns: int
+) -> None:
+    source = program(tmp_path)
+    (tmp_path / "posting.py").write_text(POSTING)
+    source.command[1:] = [str(tmp_path / "posting.py")]
+    sizes = {"num_envs": 2, "turns_per_env": turns, "mini_batch_turns": 2 * turns}
+    rollouts = train(tmp_path, tiny_folder, source, iterations=16 // turns, **sizes)
+    episodes: dict[tuple[int, int], list[float]] = {}
+    for one in (one for rollout in rollouts for one in rollout.turns):
+        rewards = episodes.setdefault((one.env, one.episode), [])
+        rewards.append(one.env_reward)
+        assert one.reward == one.env_reward
+        if one.done or turns == 8:
+            assert one.episode_return == sum(rewards)
+    # Where the rollout of the second call is over, its reward goes to the turn at which it is posted.
+    assert list(episodes.values()) == [[0, 0.25, 0, 1.5] if turns == 8 else [0, 0, 0, 1.75]] * 8
+
+
 FUNCTION = """
 import json, os
 from urllib import request

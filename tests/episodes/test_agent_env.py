@@ -17,12 +17,15 @@ from lightning_agentrl.errors.faults import EnvError
 HEAD = """
 import json, os, sys
 from urllib import request
-def ask(*texts, path="/chat/completions", **more):
+def asked(*texts, path="/chat/completions", **more):
     body = {"messages": [{"role": "assistant" if i % 2 else "user", "content": t} for i, t in enumerate(texts)], **more}
     url = os.environ["OPENAI_BASE_URL"] + path
     with request.urlopen(request.Request(url, json.dumps(body if path != "/reward" else more).encode())) as answer:
         found = json.load(answer)
-    return found if path == "/reward" else found["choices"][0]["message"]["content"]
+    return found if path == "/reward" else (found["choices"][0]["message"]["content"], found["id"])
+def ask(*texts, **more):
+    found = asked(*texts, **more)
+    return found if more.get("path") == "/reward" else found[0]
 task = json.loads(os.environ["AGENTRL_TASK"])
 def result(reward): open(os.environ["AGENTRL_RESULT"], "w").write(json.dumps({"reward": reward}))
 """
@@ -80,6 +83,10 @@ def test_a_scorer_sees_the_task_and_the_last_text(tmp_path: Path) -> None:
     env.reset(seed=0)
     assert env.step(reply("2"))[1:3] == (1.0, True)
     env.close()
+    env = agent(tmp_path, "ask('x')\nresult(0.5)", score=lambda task, text: float(task["answer"] == text))
+    env.reset(seed=0)
+    assert env.step(reply("2"))[1] == 1.5  # what the program says and the scorer add up
+    env.close()
 
 
 def test_a_posted_reward_counts_once(tmp_path: Path) -> None:
@@ -87,6 +94,20 @@ def test_a_posted_reward_counts_once(tmp_path: Path) -> None:
     env.reset(seed=0)
     assert env.step(reply("a"))[1] == 0.25
     assert env.step(reply("b"))[1:3] == (0.0, True)
+    env.close()
+
+
+def test_a_posted_reward_belongs_to_the_call_whose_completion_it_names(tmp_path: Path) -> None:
+    env = agent(
+        tmp_path,
+        "a, name = asked('x')\nb = ask('x', a, 'y')\nask(path='/reward', reward=0.25, id=name)\n"
+        "ask(path='/reward', reward=0.5)\nresult(1)",
+    )
+    env.reset(seed=0)
+    assert env.step(reply("a"))[1] == 0.0
+    _, reward, ended, _, info = env.step(reply("b"))
+    assert (reward, ended) == (1.5, True)
+    assert info["earlier_rewards"] == {0: 0.25}
     env.close()
 
 
