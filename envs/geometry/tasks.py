@@ -77,11 +77,11 @@ def _package(name: str) -> Any:
         raise ValueError(f"{package} is not installed; install it with pip install {package}.") from error
 
 
-def read_task(row: Mapping[str, Any], name: str, most_px: int) -> PictureTask:
-    """Return the task of a row.
+def read_row(row: Mapping[str, Any], name: str, most_px: int) -> tuple[str, str, Image.Image]:
+    """Return question, answer and picture of a row.
 
     Args:
-        row: has a question, an answer and an image, perhaps choices.
+        row: has a question, an answer and an image.
         name: of the row, for errors.
         most_px: pixels of the longest side of the picture.
 
@@ -91,10 +91,6 @@ def read_task(row: Mapping[str, Any], name: str, most_px: int) -> PictureTask:
     question = next((row[key] for key in QUESTION if row.get(key)), None)
     picture = next((row[key] for key in PICTURE if row.get(key)), None)
     answer = row.get("answer")
-    listed = row.get("choices")
-    if not isinstance(listed, list | tuple | None):
-        raise ValueError(f"{name} has the choices {listed!r}, which are not a list.")
-    choices = tuple(str(choice) for choice in listed or ())
     for key, value in (("question", question), ("answer", answer), ("image", picture)):
         if value is None or value == "":
             raise ValueError(f"{name} has no {key}.")
@@ -102,15 +98,30 @@ def read_task(row: Mapping[str, Any], name: str, most_px: int) -> PictureTask:
         if len(picture) != 1:
             raise ValueError(f"{name} has {len(picture)} images; one is expected.")
         picture = picture[0]
-    right = str(answer).strip()
+    asked = str(question).replace("<image>", "").strip()
+    return asked, str(answer).strip(), _open(picture, row, name, most_px)
+
+
+def read_task(row: Mapping[str, Any], name: str, most_px: int) -> PictureTask:
+    """Return the task of a row, as :func:`read_row` reads it, with its choices if it has some.
+
+    Raises:
+        ValueError: something is missing, or has a form that cannot be used.
+    """
+    listed = row.get("choices")
+    if not isinstance(listed, list | tuple | None):
+        raise ValueError(f"{name} has the choices {listed!r}, which are not a list.")
+    choices = tuple(str(choice) for choice in listed or ())
+    asked, right, picture = read_row(row, name, most_px)
     if choices:
         if len(choices) > len(_LETTERS):
             raise ValueError(f"{name} has {len(choices)} choices; at most {len(_LETTERS)} can be named.")
         right = _LETTERS[choices.index(right)] if right in choices else right.upper()
         if right not in _LETTERS[: len(choices)]:
-            raise ValueError(f"{name} has the answer {answer!r}, which is neither a choice nor the letter of one.")
-    asked = str(question).replace("<image>", "").strip()
-    return PictureTask(asked, right, _open(picture, row, name, most_px), choices)
+            raise ValueError(
+                f"{name} has the answer {row['answer']!r}, which is neither a choice nor the letter of one."
+            )
+    return PictureTask(asked, right, picture, choices)
 
 
 def _open(picture: Any, row: Mapping[str, Any], name: str, most_px: int) -> Image.Image:

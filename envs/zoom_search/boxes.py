@@ -14,7 +14,9 @@ Box = tuple[int, int, int, int]
 _AROUND = (128, 128, 128)  # beside a view that is not square
 
 
-def sound_box(said: object, scale: float, size: tuple[int, int], min_side: int, max_ratio: float) -> Box:
+def sound_box(
+    said: object, scale: float | tuple[float, float], size: tuple[int, int], min_side: int, max_ratio: float
+) -> Box:
     """Return the box of a picture that four numbers mean.
 
     It is clamped to the picture, its sides are whole pixels, and it is enlarged around its centre, and moved back into
@@ -22,7 +24,7 @@ def sound_box(said: object, scale: float, size: tuple[int, int], min_side: int, 
 
     Args:
         said: left, top, right, bottom, as a reply has them.
-        scale: pixels of the picture for each of their units.
+        scale: pixels of the picture for each of their units, or those to the right and down.
         size: width and height of the picture.
         min_side: the least pixels of a side.
         max_ratio: the most that the longer side may be of the shorter one.
@@ -33,8 +35,9 @@ def sound_box(said: object, scale: float, size: tuple[int, int], min_side: int, 
     if not (isinstance(said, Sequence) and len(said) == 4 and all(_finite(number) for number in said)):
         raise CallError("A box is a list of four finite numbers: left, top, right, bottom.")
     low, high = [], []
-    for axis, most in enumerate(size):
-        begin, end = (min(max(float(said[place]) * scale, 0.0), float(most)) for place in (axis, axis + 2))
+    units = scale if isinstance(scale, tuple) else (scale, scale)
+    for axis, (most, unit) in enumerate(zip(size, units, strict=True)):
+        begin, end = (min(max(float(said[place]) * unit, 0.0), float(most)) for place in (axis, axis + 2))
         if begin >= end:
             raise CallError(
                 "Within the picture, a box must have its left before its right and its top above its bottom."

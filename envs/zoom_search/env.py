@@ -8,16 +8,19 @@ import numpy as np
 from gymnasium import spaces
 from PIL import ImageDraw
 
+from agentrl_envs.geometry.tasks import read_rows
 from agentrl_envs.tags import Answer, CallError, read_tag, resolve_tag
 from agentrl_envs.text_env import TextEnv
 from agentrl_envs.wording import read_wording
 from agentrl_envs.zoom_search.boxes import Box, holds, overlap, sound_box, view
-from agentrl_envs.zoom_search.scene import COLOURS, Level, draw_scene
+from agentrl_envs.zoom_search.pictures import read_scene
+from agentrl_envs.zoom_search.scene import COLOURS, Level, Scene, draw_scene
 
 Coords = Literal["norm1000", "original_px", "shown_px"]
 
 _WORDING = read_wording("agentrl_envs.zoom_search")
 _MAX_RATIO = 100.0
+_VIEW_PX = 448  # of pictures that are not drawn
 _SAME = 0.9  # overlap from which on a part has been seen
 _RIGHT, _FOUND, _NO_ANSWER = 1.0, 0.2, -0.2
 _INVALID, _MOST_INVALID = 0.05, 4  # the cost of an invalid turn, and how many of them cost it
@@ -35,13 +38,20 @@ class ZoomSearch(TextEnv):
     again.
 
     Args:
+        source: a folder with `<split>.jsonl` or `<split>.parquet`, such a file, or the id of a data set on the hub, of
+            your own pictures: rows with `question`, `answer`, `image` (a path below the folder) and perhaps `boxes`,
+            what has to be seen, in pixels of the picture. Each episode draws a row, and zooms cut from the original.
+            None: pictures are drawn. `level`, `canvas_px` and `downscale` are of drawn pictures only.
+        split: which part of the data set.
         level: "colour" can be told without a zoom; "number" needs one; for "two_steps" the target must be looked for in
             parts of the picture first.
         canvas_px: side of the original in pixels, 512 to 1536.
         downscale: how many times smaller the whole picture is shown, 2 to 16; below 8 numerals can be guessed from it.
         view_px: side of each image in pixels; by default `canvas_px` / `downscale`, and not less. More pixels cost more
-            tokens and tell no more: 1024 are 1,024 tokens with patches of 16 that are merged by 2.
-        coords: what boxes are given in: thousandths of the picture, its pixels, or those of the first image.
+            tokens and tell no more of drawn pictures: 1024 are 1,024 tokens with patches of 16 that are merged by 2.
+            Of your own pictures it is the longer side of what is shown, 448 by default.
+        coords: what boxes are given in: thousandths of the picture, its pixels, or those of the first image, which your
+            own pictures need not fill.
         min_side: pixels of the original; a shorter side of a box is made so long.
         max_turns: turns after which an episode is truncated.
         max_images: images of an episode, the first one with them; None: as many as there are turns.
@@ -57,6 +67,8 @@ class ZoomSearch(TextEnv):
 
     def __init__(
         self,
+        source: str | None = None,
+        split: str = "train",
         level: Level = "number",
         canvas_px: int = 1536,
         downscale: int = 8,
@@ -77,16 +89,20 @@ class ZoomSearch(TextEnv):
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}.")
+        if source is not None and (level, canvas_px, downscale) != ("number", 1536, 8):
+            raise ValueError("level, canvas_px and downscale are of drawn pictures; leave them out beside a source.")
+        if source is not None and coords == "shown_px":
+            raise ValueError('coords "shown_px" needs square pictures; take "norm1000" or "original_px" with a source.')
         if not 512 <= canvas_px <= 1536:
             raise ValueError(f"canvas_px must be 512 to 1536 pixels, not {canvas_px}.")
         if not (2 <= downscale <= 16 and canvas_px % downscale == 0):
             raise ValueError(f"downscale must be 2 to 16 and divide canvas_px ({canvas_px}), and {downscale} does not.")
-        detail = canvas_px // downscale
+        detail = canvas_px // downscale if source is None else view_px or _VIEW_PX
         if view_px is not None and not detail <= view_px <= 4096:
             raise ValueError(
                 f"view_px must be at least canvas_px / downscale, {detail}, and at most 4096, not {view_px}."
             )
-        if not 1 <= min_side <= canvas_px:
+        if source is None and not 1 <= min_side <= canvas_px:
             raise ValueError(f"min_side must be 1 to canvas_px ({canvas_px}), not {min_side}.")
         if max_images is not None and max_images < 1:
             raise ValueError(f"max_images must be at least 1, since the first image shows the whole, not {max_images}.")
@@ -101,34 +117,55 @@ class ZoomSearch(TextEnv):
         self.render_mode = render_mode
         self._detail = detail
         self._show("image", spaces.Box(0, 255, (self.view_px, self.view_px, 3), np.uint8))
-        self._scene = draw_scene(np.random.default_rng(0), level, canvas_px)  # until the first episode
+        self._rows = None if source is None else read_rows(source, split)
+        self._name = f"of {source!r} ({split})"
+        self._scene = self._draw(np.random.default_rng(0))  # until the first episode
         self._begin()
 
+    def _draw(self, random: np.random.Generator) -> Scene:
+        if self._rows is None:
+            return draw_scene(random, self.level, self.canvas_px)
+        if not len(self._rows):
+            raise ValueError(f"There is no row {self._name}.")
+        place = int(random.integers(len(self._rows)))
+        return read_scene(self._rows[place], f"Row {place} {self._name}")
+
     def _begin(self) -> None:
-        whole = (0, 0, self.canvas_px, self.canvas_px)
+        whole = (0, 0, *self._scene.picture.size)
         self._shown: list[Box] = [whole]
         self._new: tuple[np.ndarray, ...] = (view(self._scene.picture, whole, self._detail, self.view_px),)
         self._text = _WORDING.texts["begin"]
         self._error = ""
         self._calls = self._faults = 0
-        self._found = self._right = False
+        self._right = False
+        self._held: set[Box] = set()  # targets that a zoom has shown whole
 
     @property
     def question(self) -> str:
         """The question of the current episode."""
+        if self._scene.question:
+            return self._scene.question
         return _WORDING.texts[self.level].format(colours=", ".join(COLOURS), mark=self._scene.mark)
 
     @property
     def system_prompt(self) -> str:
         """The two tags, what boxes are given in, and the question."""
-        texts = _WORDING.texts
-        coords = texts[self.coords].format(canvas=self.canvas_px, view=self.view_px)
-        form = texts["form_colour" if self.level == "colour" else "form_number"]
+        texts, (width, height) = _WORDING.texts, self._scene.picture.size
+        own = "_own" if self._rows is not None and self.coords == "original_px" else ""
+        sizes = {"canvas": self.canvas_px, "view": self.view_px, "width": width, "height": height}
+        coords = texts[f"{self.coords}{own}"].format(**sizes)
+        form = "own" if self._rows is not None else "colour" if self.level == "colour" else "number"
+        form = texts[f"form_{form}"]
         return _WORDING.system_prompt.format(coords=coords, form=form, question=self.question)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
         """Return the last tag of a reply, and whether it can be used."""
         return resolve_tag(text, self._read)
+
+    @property
+    def _found(self) -> bool:
+        """Whether zooms have shown all targets whole."""
+        return bool(self._scene.targets) and self._held == {*self._scene.targets}
 
     def success(self) -> bool:
         """Return whether the answer is right."""
@@ -150,12 +187,14 @@ class ZoomSearch(TextEnv):
         """Return a player that knows where the target is: it zooms onto it, in one or two steps, and answers."""
 
         def player() -> str:
-            sides = [self.canvas_px // 2, self._detail] if self.level == "two_steps" else [self._detail]
-            boxes = [self._around(max(side, self.min_side)) for side in sides]  # what a smaller box would become
+            drawn = self._rows is None
+            sides = [self.canvas_px // 2, self._detail] if drawn and self.level == "two_steps" else [self._detail]
+            # What a smaller box would become.
+            boxes = [self._around(box, max(side, self.min_side)) for box in self._scene.targets for side in sides]
             unseen = [box for box in boxes if not any(overlap(box, shown) > _SAME for shown in self._shown)]
             if not unseen or (self.max_images is not None and len(self._shown) >= self.max_images):
-                return f"<answer>{self._scene.answer}</answer>"
-            box = [round(side / self._scale, 3) for side in unseen[0]]
+                return f"<answer>{self._scene.answers[0]}</answer>"
+            box = [round(side / unit, 3) for side, unit in zip(unseen[0], self._units * 2, strict=True)]
             call = json.dumps({"name": "zoom", "arguments": {"box": box}})
             return f"<call>{call}</call>"
 
@@ -167,25 +206,32 @@ class ZoomSearch(TextEnv):
             return None
         picture = self._scene.picture.copy()
         pen = ImageDraw.Draw(picture)
-        for box, colour in [(self._scene.target, "black"), *((box, "yellow") for box in self._shown[1:])]:
+        targets = [(box, "black") for box in self._scene.targets]
+        for box, colour in [*targets, *((box, "yellow") for box in self._shown[1:])]:
             pen.rectangle((box[0] - 6, box[1] - 6, box[2] + 5, box[3] + 5), outline=colour, width=6)
         return np.asarray(picture.reduce(2))
 
     @property
-    def _scale(self) -> float:
-        """Pixels of the original for each unit of a box."""
-        return self.canvas_px / {"norm1000": 1000, "original_px": self.canvas_px, "shown_px": self.view_px}[self.coords]
+    def _units(self) -> tuple[float, float]:
+        """Pixels of the original for each unit of a box, to the right and down."""
+        width, height = self._scene.picture.size
+        if self.coords == "norm1000":
+            return width / 1000, height / 1000
+        unit = 1.0 if self.coords == "original_px" else width / self.view_px
+        return unit, unit
 
-    def _around(self, side: int) -> Box:
-        """Return a square round the target, within the picture."""
-        left, top, right, bottom = self._scene.target
-        x, y = (
-            min(max((low + high - side) // 2, 0), self.canvas_px - side) for low, high in ((left, right), (top, bottom))
-        )
-        return x, y, x + side, y + side
+    def _around(self, target: Box, side: int) -> Box:
+        """Return a square round a target, within the picture, which may be narrower."""
+        low, high = [], []
+        for axis, most in enumerate(self._scene.picture.size):
+            begin, end = target[axis], target[axis + 2]
+            long = min(max(side, end - begin), most)
+            low.append(min(max((begin + end - long) // 2, 0), most - long))
+            high.append(low[-1] + long)
+        return low[0], low[1], high[0], high[1]
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        self._scene = draw_scene(self.np_random, self.level, self.canvas_px)
+        self._scene = self._draw(self.np_random)
         self._begin()
 
     def _read(self, tag: str) -> Answer | Box:
@@ -199,9 +245,7 @@ class ZoomSearch(TextEnv):
             return call
         if call.tool != "zoom":
             raise CallError(_WORDING.texts["unknown"].format(tool=json.dumps(call.tool[:20])))
-        return sound_box(
-            call.arguments.get("box"), self._scale, (self.canvas_px, self.canvas_px), self.min_side, _MAX_RATIO
-        )
+        return sound_box(call.arguments.get("box"), self._units, self._scene.picture.size, self.min_side, _MAX_RATIO)
 
     def _act(self, action: str) -> tuple[float, bool]:
         self._new, self._error = (), ""
@@ -215,7 +259,7 @@ class ZoomSearch(TextEnv):
             reward, ended = -_INVALID * (self._faults <= _MOST_INVALID), self.no_tag == "end" and not action
         else:
             if isinstance(meant, Answer):
-                self._right = meant.text.casefold().rstrip(".") == self._scene.answer
+                self._right = meant.text.casefold().rstrip(".") in self._scene.answers
                 self._text = _WORDING.texts["right" if self._right else "wrong"]
                 return (_RIGHT + _FOUND * self._found) * self._right, True
             self._zoom(meant)
@@ -230,7 +274,7 @@ class ZoomSearch(TextEnv):
             self._text = _WORDING.texts["too_many"]
         else:
             self._shown.append(box)
-            self._found |= holds(box, self._scene.target)
+            self._held |= {target for target in self._scene.targets if holds(box, target)}
             self._new = (view(self._scene.picture, box, self._detail, self.view_px),)
             self._text = _WORDING.texts["zoomed"]
 
@@ -241,6 +285,6 @@ class ZoomSearch(TextEnv):
         return self._caption()
 
     def _caption(self) -> tuple[str, str]:
-        box = [round(side / self._scale) for side in self._shown[-1]]
+        box = [round(side / unit) for side, unit in zip(self._shown[-1], self._units * 2, strict=True)]
         left = _WORDING.texts["left"].format(turns=max(self.max_turns - self.turn, 0))
         return self._text.format(fault=self._error, box=box, left=left), ""

@@ -60,16 +60,18 @@ class Scene:
     """A picture and what is asked of it.
 
     Args:
-        picture: the original, square.
-        target: the box of what is asked for.
+        picture: the original; drawn ones are square.
+        targets: the boxes of what has to be seen.
         mark: what marks the target, at level `two_steps`.
-        answer: the right answer.
+        answers: the right ones, in lower case.
+        question: of a picture that was not drawn.
     """
 
     picture: Image.Image
-    target: Box
+    targets: tuple[Box, ...]
     mark: str
-    answer: str
+    answers: tuple[str, ...]
+    question: str = ""
 
 
 def draw_scene(random: np.random.Generator, level: Level, side: int) -> Scene:
@@ -99,13 +101,13 @@ def draw_scene(random: np.random.Generator, level: Level, side: int) -> Scene:
         name = str(random.choice(list(COLOURS)))
         pen.rectangle(_drawn(target), fill=_BLACK)
         pen.rectangle(_drawn(_inner(target, 8)), fill=COLOURS[name])
-        return Scene(picture, target, "", name)
+        return Scene(picture, (target,), "", (name,))
     marks = [MARKS[int(number)] for number in random.permutation(len(MARKS))]
     numbers = [int(number) for number in random.integers(0, 10, size=count)]
     for place, (box, mark, number) in enumerate(zip(boxes, marks, numbers, strict=True)):
         frame = _RED if level == "two_steps" or place == 0 else _FRAMES[int(random.integers(len(_FRAMES)))]
         _plate(picture, random, box, frame, number, mark if level == "two_steps" else "")
-    return Scene(picture, target, marks[0] if level == "two_steps" else "", NUMBERS[numbers[0]])
+    return Scene(picture, (target,), marks[0] if level == "two_steps" else "", (NUMBERS[numbers[0]],))
 
 
 def _distractor(pen: ImageDraw.ImageDraw, random: np.random.Generator, side: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -201,8 +202,8 @@ def test_invalid_turns_cost_four_times_and_an_episode_without_answer_once() -> N
 @pytest.mark.parametrize("level", ["colour", "number", "two_steps"])
 def test_a_right_answer_pays_more_once_the_target_was_seen_whole(level: Level) -> None:
     env = begun(level=level)
-    left, top, right, bottom = (place * 1000 / 512 for place in env._scene.target)
-    answer = f"<answer>{env._scene.answer}</answer>"
+    left, top, right, bottom = (place * 1000 / 512 for place in env._scene.targets[0])
+    answer = f"<answer>{env._scene.answers[0]}</answer>"
     assert env.step(answer)[1:3] == (1.0, True)
     assert env.success()
     env = begun(level=level)
@@ -216,7 +217,7 @@ def test_a_right_answer_pays_more_once_the_target_was_seen_whole(level: Level) -
     assert info["metrics"] == {"zooms": 1, "invalid_calls": 0, "target_seen": 1}
     env = begun(level=level)
     env.step(zoom(left - 5, top - 5, right + 5, bottom + 5))
-    wrong = next(name for name in (COLOURS if level == "colour" else NUMBERS) if name != env._scene.answer)
+    wrong = next(name for name in (COLOURS if level == "colour" else NUMBERS) if name != env._scene.answers[0])
     *_, info = answered = env.step(f"<answer>{wrong}</answer>")
     assert answered[1:4] == (0.0, True, False)
     assert not info["success"]
@@ -227,7 +228,7 @@ def test_what_was_shown_is_not_shown_again() -> None:
     for box, images in (((0, 0, 1000, 1000), 0), ((0, 0, 960, 960), 0), ((0, 0, 500, 500), 1), ((0, 0, 510, 490), 0)):
         seen, reward, *_ = env.step(zoom(*box))
         assert (len(seen["images"]), reward) == (images, 0.0)
-    assert not env._found or holds((0, 0, 256, 256), env._scene.target)
+    assert not env._found or holds((0, 0, 256, 256), env._scene.targets[0])
 
 
 def test_images_of_an_episode_are_limited() -> None:
@@ -264,7 +265,7 @@ def test_twenty_turns_with_views_of_a_thousand_tokens() -> None:
     for turn in range(19):
         seen, _, terminated, truncated, _ = env.step(zoom(*boxes[turn]))
         images += seen["images"]
-    seen, reward, terminated, truncated, _ = env.step(f"<answer>{env._scene.answer}</answer>")
+    seen, reward, terminated, truncated, _ = env.step(f"<answer>{env._scene.answers[0]}</answer>")
     assert (reward, terminated, truncated) == (1.2, True, False)
     assert {image.shape for image in images} == {(1024, 1024, 3)}
     assert sum((image.shape[0] // 32) * (image.shape[1] // 32) for image in images) == 1024 * len(images)
@@ -274,10 +275,10 @@ def test_twenty_turns_with_views_of_a_thousand_tokens() -> None:
 @given(seed=st.integers(0, 2**32), level=st.sampled_from(["colour", "number", "two_steps"]))
 def test_every_target_lies_in_the_picture_and_looks_as_its_seed_says(seed, level) -> None:
     scene, again = (draw_scene(np.random.default_rng(seed), level, 512) for _ in range(2))
-    assert holds((0, 0, 512, 512), scene.target)
-    assert scene.answer in (COLOURS if level == "colour" else NUMBERS)
+    assert holds((0, 0, 512, 512), scene.targets[0])
+    assert scene.answers[0] in (COLOURS if level == "colour" else NUMBERS)
     assert scene.picture.tobytes() == again.picture.tobytes()
-    assert (scene.target, scene.answer, scene.mark) == (again.target, again.answer, again.mark)
+    assert (scene.targets, scene.answers, scene.mark) == (again.targets, again.answers, again.mark)
 
 
 def test_prompts_hold_no_tag_that_is_a_token_of_a_model() -> None:
@@ -300,11 +301,11 @@ def templates(level: Level, downscale: int, seeds: range) -> tuple[np.ndarray, l
     for seed in seeds:
         scene = draw_scene(np.random.default_rng(seed), level, 512)
         whole = view(scene.picture, (0, 0, 512, 512), 512 // downscale, 512 // downscale)
-        left, top, right, bottom = scene.target
+        left, top, right, bottom = scene.targets[0]
         high, wide = (-(-side // downscale) for side in (bottom - top, right - left))
         padded = np.pad(whole, ((0, 1), (0, 1), (0, 0)), mode="edge")
         patches.append(padded[top // downscale :, left // downscale :][:high, :wide].astype(float).ravel())
-        answers.append(scene.answer)
+        answers.append(scene.answers[0])
     return np.array(patches), answers
 
 
@@ -357,3 +358,71 @@ def test_a_blind_guess_is_right_as_often_as_chance() -> None:
 def test_wrong_arguments(kwargs, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         ZoomSearch(**kwargs)
+
+
+# ---- pictures of a user
+
+
+PIXELS = np.random.default_rng(7).integers(0, 256, (600, 1400, 3), dtype=np.uint8)
+
+
+def own_pictures(folder: Path, **changes: object) -> Path:
+    """A folder with one wide picture, of which two parts have to be seen."""
+    Image.fromarray(PIXELS).save(folder / "street.png")
+    row = {"question": "Which shop is left of the bank?", "answer": ["Bakery", "the bakery"], "image": "street.png"}
+    row |= {"boxes": [[100, 50, 180, 90], [1200, 500, 1300, 560]]} | changes
+    (folder / "train.jsonl").write_text(json.dumps(row) + "\n")
+    return folder
+
+
+def test_zooms_of_own_pictures_are_cut_from_the_original(tmp_path: Path) -> None:
+    env = ZoomSearch(source=str(own_pictures(tmp_path)), view_px=112)
+    seen, _ = env.reset(seed=0)
+    picture = Image.fromarray(PIXELS)
+    assert (seen["images"][0] == view(picture, (0, 0, 1400, 600), 112, 112)).all()
+    assert "Which shop is left of the bank?" in env.system_prompt
+    seen, reward, *_ = env.step(zoom(50, 50, 150, 200))  # thousandths of width and height
+    box = (70, 30, 210, 120)
+    assert env._shown[-1] == box
+    assert (seen["images"][0] == view(picture, box, 112, 112)).all()
+    assert reward == 0
+    assert "[50, 50, 150, 200]" in seen["text"]
+    _, reward, terminated, _, info = env.step("<answer>The Bakery.</answer>")
+    assert (reward, terminated, info["success"]) == (1.0, True, True)  # the second part was not seen
+    env.reset(seed=0)
+    env.step(zoom(50, 50, 150, 200))
+    env.step(zoom(840, 800, 950, 960))
+    assert env.step("<answer>bakery</answer>")[1] == pytest.approx(1.2)
+    env.reset(seed=0)
+    assert env.step("<answer>bank</answer>")[1] == 0
+
+
+@pytest.mark.parametrize("coords", ["norm1000", "original_px"])
+def test_the_scripted_player_sees_all_parts_of_own_pictures(tmp_path: Path, coords: str) -> None:
+    env = ZoomSearch(source=str(own_pictures(tmp_path)), view_px=112, coords=coords)
+    env.reset(seed=1)
+    player, rewards, over = env.solver(), [], False
+    while not over:
+        _, reward, terminated, truncated, _ = env.step(player())
+        rewards.append(reward)
+        over = terminated or truncated
+    assert rewards == pytest.approx([0, 0, 1.2])
+    if coords == "original_px":
+        assert "1400 pixels wide and 600 high" in env.system_prompt
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "message"),
+    [
+        ({"boxes": [[0, 0, 2000, 10]]}, {}, r"Row 0 .* box .* 1400 x 600"),
+        ({"box": "left", "boxes": None}, {}, r"Row 0 .* box 'left'"),
+        ({"answer": ""}, {}, "has no answer"),
+        ({"image": "other.png"}, {}, "cannot be read"),
+        ({}, {"coords": "shown_px"}, "norm1000"),
+        ({}, {"level": "colour"}, "drawn pictures"),
+        ({}, {"split": "test"}, "test.jsonl"),
+    ],
+)
+def test_rows_and_arguments_that_cannot_be_used_are_told(tmp_path: Path, row, arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        ZoomSearch(source=str(own_pictures(tmp_path, **row)), **arguments)

@@ -1,0 +1,42 @@
+"""A user's own pictures: rows with a question, an answer, a picture, and perhaps boxes of what has to be seen."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl_envs.geometry.tasks import read_row
+from agentrl_envs.zoom_search.boxes import Box
+from agentrl_envs.zoom_search.scene import Scene
+
+_MOST_PX = 65_500  # of a side: no picture is made smaller, and boxes stay where they are
+
+
+def read_scene(row: Mapping[str, Any], name: str) -> Scene:
+    """Return the picture of a row at its full size, with what is asked of it.
+
+    Args:
+        row: has `question`, `answer` (or a list of right ones), `image` and perhaps `boxes`: what has to be seen, each
+            as left, top, right and bottom in pixels of the picture. One alone may be `box`.
+        name: of the row, for errors.
+
+    Raises:
+        ValueError: something is missing, or has a form that cannot be used.
+    """
+    answers = row.get("answer")
+    answers = answers if isinstance(answers, list | tuple) else [answers]
+    question, _, picture = read_row({**row, "answer": answers[0] if answers else None}, name, _MOST_PX)
+    boxes = row.get("boxes") or ([row["box"]] if row.get("box") else [])
+    targets = tuple(_box(box, picture.size, name) for box in boxes)
+    return Scene(
+        picture, targets, "", tuple(str(answer).strip().casefold().rstrip(".") for answer in answers), question
+    )
+
+
+def _box(said: object, size: tuple[int, int], name: str) -> Box:
+    if isinstance(said, list | tuple) and len(said) == 4 and all(isinstance(one, int | float) for one in said):
+        left, top, right, bottom = (round(one) for one in said)
+        if 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]:
+            return left, top, right, bottom
+    raise ValueError(
+        f"{name} has the box {said!r}, which is no part of its picture of {size[0]} x {size[1]} pixels; a box is left, "
+        "top, right and bottom."
+    )
