@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import os
@@ -58,6 +59,20 @@ def leave_out_noise() -> None:
         warnings.filterwarnings("ignore", message=pattern)
     tips = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     tips.addFilter(lambda record: not re.search("litlogger|litmodels", record.getMessage()))
+
+
+def end_quietly() -> None:
+    """Drop what libraries below vLLM write once Python has ended: some 30 lines about objects that were not freed.
+
+    nanobind offers no switch for that from Python. Errors are written before. Call it before anything else is
+    registered to run at the end, so that it runs last.
+    """
+
+    def drop() -> None:
+        if "vllm" in sys.modules:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    atexit.register(drop)
 
 
 @contextmanager

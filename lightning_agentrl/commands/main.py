@@ -184,13 +184,14 @@ def _run(arguments: Sequence[str], typed: bool = False) -> Any:
         what = f"there is no command '{command}'"
         raise ConfigError(Problem(what, known=known, suggestion=closest(command, known)))
     arguments = with_shipped_configs(with_game(arguments))
-    from lightning_agentrl.commands.ending import leave_out_noise
+    from lightning_agentrl.commands.ending import end_quietly, leave_out_noise
     from lightning_agentrl.commands.fit import AgentCLI
 
     if typed:
         sys.argv[1:] = arguments
         keep_freed_memory()
         leave_out_noise()
+        end_quietly()
     if command in ("fit", "validate"):
         return AgentCLI(None if typed else arguments)
     return import_module(f"lightning_agentrl.commands.{command.replace('-', '_')}").run(arguments[1:])

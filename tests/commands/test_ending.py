@@ -97,3 +97,22 @@ def test_an_answer_that_is_none_of_an_environment_is_wrong_input(capsys: pytest.
     error.add_note("environment 0")
     assert end(error) == 2
     assert capsys.readouterr().err == "agentrl: step gave 4 values (environment 0)\n"
+
+
+@pytest.mark.parametrize("with_vllm", [True, False])
+def test_what_is_written_once_python_has_ended_is_dropped_beside_vllm_alone(with_vllm: bool) -> None:
+    """As nanobind's warnings of leaks are, from C; here by a handler of the C library."""
+    script = f"""
+import atexit, ctypes, sys
+from lightning_agentrl.commands.ending import end_quietly
+end_quietly()
+atexit.register(lambda: print("still told", file=sys.stderr, flush=True))
+if {with_vllm}:
+    sys.modules["vllm"] = ctypes
+libc = ctypes.CDLL(None)
+text = ctypes.c_char_p(b"leaked")
+libc.__cxa_atexit(libc.perror, text, None)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "still told" in ended.stderr
+    assert ("leaked" in ended.stderr) is not with_vllm
