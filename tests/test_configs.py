@@ -40,6 +40,7 @@ FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 ALIKE = (  # to others, when they are made small
     *("babyai_goto_qwen2.5-3b", "babyai_goto_qwen2.5-3b_4gpus", "babyai_goto_qwen2.5-7b_2nodes"),
+    "babyai_goto_qwen2.5-32b_lora_8gpus",
     "geo3k_qwen3-vl-2b",
 )
 # Models of these families are made small as such.
@@ -144,7 +145,7 @@ def test_there_are_configs() -> None:
     assert sizes == {1, 4, 8, 16}
     assert {config["model"]["init_args"]["model"] for config in given} == {
         *("demo", "demo-tools"),
-        *(f"Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "3B", "7B")),
+        *(f"Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "3B", "7B", "14B", "32B")),
         *("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
     }
 

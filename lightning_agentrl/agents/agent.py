@@ -26,7 +26,7 @@ from lightning_agentrl.agents.metrics_of_run import (
 )
 from lightning_agentrl.agents.models import Compute, models_for, readers_for
 from lightning_agentrl.agents.optim import Optim, Steps, prepare_strategy
-from lightning_agentrl.agents.resume import begin_run, load_agent, save_agent, settings_of
+from lightning_agentrl.agents.resume import begin_run, check_sharded, load_agent, save_agent, settings_of
 from lightning_agentrl.agents.scoring import (
     Needs,
     naming_missing,
@@ -45,7 +45,7 @@ from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic, SeparateCritic, follow_returns
 from lightning_agentrl.models.loading import model_name
-from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.models.lora import LoRA, frozen_weights
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule
 from lightning_agentrl.rollout.collector import Connection
 from lightning_agentrl.types import Rollout
@@ -110,6 +110,7 @@ class Agent(L.LightningModule, ABC):
         self.chosen_correction: OffPolicyCorrection | None = None  # in a run for which none is configured
         self.group_filter = check_kind(group_filter, GroupFilter, f"{KEYS}.group_filter")
         self.lora = check_kind(lora, LoRA, f"{KEYS}.lora")
+        self.strict_loading = lora is None  # checkpoints lack what adapters freeze; `check_weights` compares the rest
         self.train_tower = train_tower
         self.optim = check_kind(optim, Optim, f"{KEYS}.optim") or Optim()
         self.compute = check_kind(compute, Compute, f"{KEYS}.compute") or Compute()
@@ -305,6 +306,7 @@ class Agent(L.LightningModule, ABC):
         self.actor = self.models.actor  # registered before the critic: the order of the optimizer's groups
         if self.critic is not None:
             self._modules["critic"] = self._modules.pop("critic")
+        check_sharded(self)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW and the scheduler of its groups; a subclass may return others, also without a scheduler."""
@@ -325,6 +327,12 @@ class Agent(L.LightningModule, ABC):
         self.steps.begin(self)
         if (template := self.datamodule.player.renderer.template).writes_date:
             rank_zero_info(f"{template.name} writes the date: {self.datamodule.date.now:%Y-%m-%d} in the whole run")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the weights by name; those that LoRA freezes are left out, since they are those of the model."""
+        weights = super().state_dict(*args, **kwargs)
+        frozen = {} if self.lora is None else frozen_weights(self)
+        return {name: weight for name, weight in weights.items() if name not in frozen}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         save_agent(self, checkpoint)

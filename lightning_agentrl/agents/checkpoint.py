@@ -22,9 +22,10 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from lightning_agentrl.agents.checkpoint_code import check_folder
+from lightning_agentrl.agents.checkpoint_code import check_folder, read_metadata
 from lightning_agentrl.agents.sharding import in_lockstep
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, one_line
 from lightning_agentrl.errors.foreign_messages import disk_full, not_plain, out_of_memory
@@ -343,6 +344,25 @@ def recorded(checkpoint: Path) -> tuple[str, int, int, int]:
 def main_file(checkpoint: Path) -> Path:
     """Return the file of a folder that holds all but tensors; the checkpoint itself if it is a file."""
     return next((inner for inner in (checkpoint / METADATA, checkpoint / OF_ZERO) if inner.is_file()), checkpoint)
+
+
+def read_weights(checkpoint: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the entries of a checkpoint and its weights by name; those of a folder without their numbers.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    with _reading():
+        entries = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)
+        if not checkpoint.is_dir():
+            return entries, entries["state_dict"]
+        stored = read_metadata(checkpoint / ".metadata").state_dict_metadata
+    weights = {name.removeprefix("state_dict."): one for name, one in stored.items() if name.startswith("state_dict.")}
+    return entries, {
+        name: torch.empty(one.size, device="meta")
+        for name, one in weights.items()
+        if isinstance(one, TensorStorageMetadata)
+    }
 
 
 def is_complete(checkpoint: Path) -> bool:

@@ -33,7 +33,7 @@ from lightning_agentrl.models.loading import (
     read_context_length,
     read_images,
 )
-from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.models.lora import LoRA, Unadapted
 from lightning_agentrl.models.sharding import release, shard
 from lightning_agentrl.models.vision import FamilyReader, tower
 
@@ -206,21 +206,27 @@ def build_models(
         critic: gets its weights here; None: there is none.
         reference: hub id or folder of a frozen model to compare with; with LoRA, the base below the adapters if it is
             the same model. None: there is none.
-        lora: adapters on one frozen base that all three share; None: all weights are trained.
+        lora: adapters on one frozen base that all three share, or with a mesh on one of actor and one of critic; None:
+            all weights are trained.
         compute: how activations and layers are computed.
         precision: of the trainer; None outside of one.
         mesh: the ranks that share the weights (FSDP2); None: each rank has all of them.
         train_tower: whether what reads images is trained too; without images it must be False.
         load: gives a model by its name.
     """
-    base = None if lora is None else load(model)
+    base = None if lora is None or mesh is not None else load(model)  # FSDP2 shards weights of one model only
+    rounds = precision == "bf16-mixed"
 
     def backbone(name: str, other: str | None = None) -> PreTrainedModel:
-        if lora is None or base is None or other:
+        if lora is None or other:
             key = "model.init_args.critic.init_args.model" if other else KEY
             lm = load(other or model, head=name != "critic", key=key)
-        else:
+        elif base is not None:
             lm = lora.adapt(base, name)
+        else:
+            lm = lora.adapt(load(model), name, share=False)
+            if rounds:
+                round_linear_layers(lm, torch.bfloat16, but=[p for p in lm.parameters() if p.requires_grad])
         for part in () if train_tower else tower(lm).values():
             part.requires_grad_(False)
         use_kernels(lm, compute.kernels)
@@ -238,8 +244,10 @@ def build_models(
         critic.build(actor.hidden_size, lambda other: backbone("critic", other))
         _check_critic_images(actor, critic)
         share_out(critic)
-    frozen = None
-    if reference is not None:
+    frozen: LanguageModel | None = None
+    if reference == model and lora is not None and mesh is not None:
+        frozen = Unadapted(actor)
+    elif reference is not None:
         key = "model.init_args.kl.reference"
         lm = base if reference == model and base is not None else load(reference, key=key)
         frozen = LanguageModel(lm).requires_grad_(False).eval()
@@ -247,10 +255,10 @@ def build_models(
             _check_images(actor, frozen, reference)
         share_out(frozen)
     compared = frozen.lm if frozen is not None and mesh is None else None  # a sharded one is rounded as it is gathered
-    to_round = [lm for lm in (base, compared) if lm is not None] if precision == "bf16-mixed" else []
+    to_round = [lm for lm in (base, compared) if lm is not None] if rounds else []
     for lm in to_round:
         round_linear_layers(lm, torch.bfloat16)
-    models = Models(actor, critic, frozen, rounded=bool(to_round))
+    models = Models(actor, critic, frozen, rounded=bool(to_round) or (rounds and lora is not None))
     if not models.share_prefixes and actor.shares_prefixes:
         rank_zero_warn(
             "the critic cannot read several rows as one, so the beginnings that prompts share are computed again for "

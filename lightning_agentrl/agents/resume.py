@@ -22,13 +22,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lightning_agentrl.agents.checkpoint import NOT_OURS, checksum, last_good_checkpoint
+from lightning_agentrl.agents.checkpoint import NOT_OURS, checksum, last_good_checkpoint, read_weights
 from lightning_agentrl.agents.selection import SHOWN
-from lightning_agentrl.agents.sharding import trainer_of
+from lightning_agentrl.agents.sharding import in_lockstep, trainer_of
 from lightning_agentrl.distributed import all_gather, raise_once, rank
 from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedError
 from lightning_agentrl.models.loading import resolve_model
-from lightning_agentrl.models.lora import durable_name, frozen_weights
+from lightning_agentrl.models.lora import durable_name
 from lightning_agentrl.rollout import AgentProgram, RolloutSource
 from lightning_agentrl.rollout.policy_settings import PolicySettings
 from lightning_agentrl.types.plain_config import by_key, to_plain
@@ -114,7 +114,7 @@ def begin_run(agent: Any) -> None:
 def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
     """Add an agent and the state of its run to a checkpoint.
 
-    Master weights replace rounded ones. Weights that LoRA freezes are left out, since they are those of the model.
+    Master weights replace rounded ones.
 
     Args:
         agent: an ``Agent``.
@@ -123,9 +123,9 @@ def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
     Raises:
         RunStoppedError: weights or states of the optimizer are not finite.
     """
-    weights = agent.steps.masters.in_place_of(checkpoint["state_dict"])
-    frozen = {} if agent.lora is None else frozen_weights(agent)
-    checkpoint["state_dict"] = {name: weight for name, weight in weights.items() if name not in frozen}
+    checkpoint["state_dict"] = agent.steps.masters.in_place_of(checkpoint["state_dict"])
+    if "optimizer_states" in checkpoint and not in_lockstep(agent.trainer.strategy):
+        checkpoint["optimizer_states"] = [numbered_as_sharded(agent, one) for one in checkpoint["optimizer_states"]]
     refuse_not_finite(checkpoint, agent.trainer)
     checkpoint[KEY] = {
         "format": FORMAT,
@@ -144,6 +144,28 @@ def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
     if agent.datamodule.preparing:  # Lightning's counts of epochs are those before an iteration without its update
         for counts in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
             counts["ready"] = counts["started"] = counts["completed"]
+
+
+def numbered_as_sharded(agent: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of the optimizer with the numbers that FSDP2 gives to parameters, so that it can read them.
+
+    It counts all parameters of a module, an optimizer only its own. Weights that two models share are two there.
+    """
+    weights = agent.steps.masters.of(
+        [*agent.parameters(recurse=False), *(p for child in agent.children() for p in child.parameters())]
+    )
+    places = {id(weight): place for place, weight in enumerate(weights)}
+    stepped = [weight for group in agent.trainer.optimizers[0].param_groups for weight in group["params"]]
+    old = [number for group in state["param_groups"] for number in group["params"]]
+    new = {number: places[id(weight)] for number, weight in zip(old, stepped, strict=True) if id(weight) in places}
+    return {
+        **state,
+        "state": {new.get(number, number): one for number, one in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [new.get(number, number) for number in group["params"]]}
+            for group in state["param_groups"]
+        ],
+    }
 
 
 def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None:
@@ -180,39 +202,22 @@ def not_finite_in(state: Any, path: str = "") -> Iterator[str]:
 def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
     """Load an agent and the state of its run from a checkpoint; every rank must call it.
 
-    The frozen weights of this run are added, so that loading stays strict.
-
     Args:
         agent: an ``Agent``.
-        checkpoint: of Lightning; changed in place.
+        checkpoint: of Lightning.
 
     Raises:
         ValueError: the checkpoint and this run have different adapters.
         CheckpointError: it is of another program, version or model; or training is to continue, and it has weights only
             or settings that differ and were not accepted.
     """
-    if KEY not in checkpoint:
-        raise CheckpointError(NOT_OURS)
-    saved, lora = checkpoint[KEY], agent.lora
-    if (form := saved.get("format")) != FORMAT:
-        raise CheckpointError(
-            f"was written by another version of lightning_agentrl: its format is {form}, this version reads {FORMAT}",
-            "go on with the version that wrote it, or begin anew from its weights (agentrl export)",
+    saved = _described_run(agent, checkpoint)
+    if agent.lora is not None and saved["model"] != durable_name(agent.model):
+        rank_zero_warn(
+            f"the adapters of the checkpoint belong to '{saved['model']}', this run puts them on '{agent.model}', "
+            "which is right only if both are the same weights"
         )
-    settings = lora.settings if lora else None
-    if saved["lora"] != settings:
-        raise ValueError(
-            f"the checkpoint has {_described(saved['lora'])}, this run has {_described(settings)}; "
-            "give the same model.init_args.lora, or start without --ckpt_path"
-        )
-    if lora is not None:
-        if saved["model"] != durable_name(agent.model):
-            rank_zero_warn(
-                f"the adapters of the checkpoint belong to '{saved['model']}', this run puts them on '{agent.model}', "
-                "which is right only if both are the same weights"
-            )
-        checkpoint["state_dict"] |= frozen_weights(agent)
-    if "state_dict" in checkpoint:  # sharded strategies have read the weights already
+    if "state_dict" in checkpoint:  # sharded strategies have read the weights already, see `check_sharded`
         check_weights(checkpoint["state_dict"], agent.state_dict())
     agent.steps.saved_weights = checkpoint.get("state_dict", {})
     if trainer_of(agent) is None:
@@ -236,6 +241,44 @@ def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
     agent.recent_episodes.load_state_dict(checkpoint["recent_episodes"])
     agent.steps.load_state_dict(checkpoint)
     agent.datamodule.date.now = datetime.fromisoformat(checkpoint["date"])
+
+
+def _described_run(agent: Any, checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a checkpoint says of its agent, if this version reads it and this run has the same adapters."""
+    if KEY not in checkpoint:
+        raise CheckpointError(NOT_OURS)
+    saved: Mapping[str, Any] = checkpoint[KEY]
+    if (form := saved.get("format")) != FORMAT:
+        raise CheckpointError(
+            f"was written by another version of lightning_agentrl: its format is {form}, this version reads {FORMAT}",
+            "go on with the version that wrote it, or begin anew from its weights (agentrl export)",
+        )
+    settings = agent.lora.settings if agent.lora else None
+    if saved["lora"] != settings:
+        raise ValueError(
+            f"the checkpoint has {_described(saved['lora'])}, this run has {_described(settings)}; "
+            "give the same model.init_args.lora, or start without --ckpt_path"
+        )
+    return saved
+
+
+def check_sharded(agent: Any) -> None:
+    """Compare the weights of a checkpoint with those of sharded models, before Lightning reads it.
+
+    Lightning would leave missing adapters as they are, and describe other differences by the name of one tensor.
+
+    Args:
+        agent: an ``Agent`` whose models were built.
+
+    Raises:
+        ValueError: the checkpoint and this run have different adapters.
+        CheckpointError: it is of another program, version or model.
+    """
+    given = getattr(trainer_of(agent), "reads", None)  # of lightning_agentrl.Trainer, which sharded strategies need
+    if agent.device_mesh is not None and given is not None and Path(given).exists():
+        entries, weights = read_weights(Path(given))
+        _described_run(agent, entries)
+        check_weights(weights, agent.state_dict())
 
 
 def _described(settings: dict[str, Any] | None) -> str:

@@ -51,11 +51,6 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
     """
     strategy, processes = trainer.strategy, trainer.num_devices * trainer.num_nodes
     if isinstance(strategy, ModelParallelStrategy):
-        if lora:
-            raise ValueError(
-                "LoRA under ModelParallelStrategy is not supported, since its models share one frozen base; use "
-                "trainer.strategy 'ddp', or remove model.init_args.lora"
-            )
         if trainer.precision == "bf16-true":
             raise ValueError(
                 "trainer.precision 'bf16-true' under ModelParallelStrategy is not supported; bf16-mixed gathers "
@@ -76,15 +71,16 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
 
 
 def check_mesh(strategy: Strategy) -> None:
-    """Refuse to split weights by tensors, as FSDP2 does by default. Call it once processes have started.
+    """Refuse tensor parallelism, which ModelParallelStrategy has by default. Call it once processes have started.
 
     Raises:
         ValueError: one sentence with the key to change.
     """
     if isinstance(strategy, ModelParallelStrategy) and (parts := strategy.device_mesh["tensor_parallel"].size()) != 1:
+        processes = parts * strategy.device_mesh["data_parallel"].size()
         raise ValueError(
-            f"ModelParallelStrategy with tensor_parallel_size {parts} would split the vocabulary, and Σπ² needs whole "
-            f"logits; set trainer.strategy to {FSDP2 % (parts * strategy.device_mesh['data_parallel'].size())}"
+            f"ModelParallelStrategy with tensor_parallel_size {parts} is not supported, since it needs a plan for each "
+            f"family of models; FSDP2 shares out the same memory: set trainer.strategy to {FSDP2 % processes}"
         )
 
 
@@ -196,8 +192,9 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
     zero = config.get("zero_optimization", {})
     if zero.get("stage") not in STAGES:
         raise ValueError(
-            f"DeepSpeedStrategy with stage {zero.get('stage')} is not supported; set trainer.strategy.init_args.stage "
-            f"to one of {', '.join(map(str, STAGES))}, or use ModelParallelStrategy"
+            f"DeepSpeedStrategy with stage {zero.get('stage')} is not supported: models are read, and replies sampled, "
+            f"from whole weights; set trainer.strategy.init_args.stage to one of {', '.join(map(str, STAGES))}, or use "
+            "ModelParallelStrategy, which shares out the same"
         )
     if precision not in ZERO_PRECISIONS:
         raise ValueError(
@@ -210,9 +207,12 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
             "model.init_args.optim.max_grad_norm_actor and model.init_args.optim.max_grad_norm_critic"
         )
     if any(zero.get(key) for key in ("offload_optimizer", "offload_param")):
-        raise ValueError("offloading of DeepSpeedStrategy is not supported (key trainer.strategy.init_args)")
+        raise ValueError(
+            "DeepSpeedStrategy with offloading computed other gradients when it was tried; remove it from "
+            "trainer.strategy.init_args, or use ModelParallelStrategy on more devices"
+        )
     if lora:
         raise ValueError(
-            "LoRA under DeepSpeedStrategy is not supported, since its models share one frozen base; use "
-            "trainer.strategy 'ddp', or remove model.init_args.lora"
+            "LoRA under DeepSpeedStrategy was not tried; use trainer.strategy 'ddp' if the frozen model fits on each "
+            "device, else ModelParallelStrategy"
         )

@@ -63,8 +63,9 @@ class PolicyFolder(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         agent = cast(Agent, pl_module)
         # In 16 bits models compute with what is rounded: weights with masters, gathered shares, the base below LoRA.
-        rounds = any((agent.steps.masters, units(agent.actor), agent.lora)) and "bf16" in str(trainer.precision)
-        exact = exact_weights(agent) if rounds else None
+        sharded, bf16 = bool(units(agent.actor)), "bf16" in str(trainer.precision)
+        rounds = bf16 and any((agent.steps.masters, sharded, agent.lora))
+        exact = exact_weights(agent) if rounds or (sharded and agent.lora) else None  # sharded layers cannot be copied
         with gathered(agent.actor) if exact is None else nullcontext():
             if trainer.is_global_zero:
                 policy = agent.actor
@@ -79,7 +80,8 @@ def exact_weights(agent: Agent) -> dict[str, Tensor]:
     """Return the weights of the policy as a checkpoint holds them, on the first rank; every rank must call it."""
     actor = agent.actor
     if units(actor):
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        adapted = agent.lora is not None  # then the frozen weights are those of the model, perhaps rounded
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapted)
         return cast(dict[str, Tensor], get_model_state_dict(actor, options=options))
     weights = agent.steps.masters.in_place_of(actor.state_dict())
     frozen = {} if agent.lora is None else frozen_weights(actor)

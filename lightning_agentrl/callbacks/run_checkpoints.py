@@ -40,6 +40,8 @@ _MONITOR = "trainer.callbacks: [{class_path: RunCheckpoints, init_args: {monitor
 class CheckpointedTrainer(L.Trainer):
     """Lightning's Trainer with safe folders: sharded strategies write and read these past Lightning's plugin."""
 
+    reads: str | Path | None = None  # the checkpoint that is continued, which Lightning says only once it is loaded
+
     def fit(
         self,
         model: L.LightningModule,
@@ -52,6 +54,7 @@ class CheckpointedTrainer(L.Trainer):
         if ckpt_path == "last":
             ckpt_path = _last_of_run(self) or "last"
         refuse_unsound_folder(ckpt_path)
+        self.reads = ckpt_path
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
 
     def validate(
@@ -64,6 +67,7 @@ class CheckpointedTrainer(L.Trainer):
         weights_only: bool | None = None,
     ) -> Any:
         refuse_unsound_folder(ckpt_path)
+        self.reads = ckpt_path
         return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:

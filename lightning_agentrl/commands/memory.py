@@ -15,6 +15,7 @@ from lightning_agentrl.engines import EngineMemory
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
 from lightning_agentrl.models.loading import decoder_layers
+from lightning_agentrl.models.lora import has_adapters
 
 GPUS = (24, 40, 48, 80, 141)  # memory of common ones, in GB of 10^9 bytes
 ROOM = 1.05  # times what is counted is left to the allocator and libraries
@@ -145,15 +146,20 @@ def memory_plan(
     """
     parts = [model for model in (models.actor, models.critic, models.reference) if model is not None]
     weights = unique(p for part in parts for p in part.parameters())
+    held = count(weights)
+    if place.shards > 1 and models.critic is not None:  # with LoRA, each trained model has its own frozen weights
+        actors = {id(p) for p in models.actor.parameters()}
+        held += count(p for p in unique(models.critic.parameters()) if id(p) in actors)
     gradients, optimizer = trained_state([p for p in weights if p.requires_grad], place)
     activations = activation_bytes(models, compute, place, step.tokens, step.reads)
     gathered = 0
     if place.shards > 1:
         whole = place.computes_in.itemsize * sum(p.numel() for p in unique(models.actor.parameters()))
-        gathered = unit_bytes(models.actor, place) if sends_layers else whole
+        by_layer = 0 if has_adapters(models.actor.lm) else unit_bytes(models.actor, place)  # adapters alone are sent
+        gathered = by_layer if sends_layers else whole
     return MemoryPlan(
         program=program,
-        weights=count(weights) // place.shards,
+        weights=held // place.shards,
         gradients=gradients,
         optimizer=optimizer,
         gathered=unit_bytes(models.actor, place, trained=True) if place.shards > 1 else 0,

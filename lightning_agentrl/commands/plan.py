@@ -148,7 +148,7 @@ class RunPlan:
         agent = self.agent
         compute = replace(agent.compute, kernels="torch")
         reference = agent.reference if agent.needs.ref_logps else None
-        rounding = None if self.place.shards > 1 else self.place.precision
+        rounding = None if self.place.shards > 1 and agent.lora is None else self.place.precision
         tower = agent.train_tower
         return build_models(
             agent.model, agent.critic, reference, agent.lora, compute, rounding, None, tower, load=empty_causal_lm

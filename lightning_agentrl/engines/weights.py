@@ -16,7 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.kernels import linear_layers, round_linear_layers
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.lora import has_adapters, merge_adapters
+from lightning_agentrl.models.lora import adapted_layers, merged_weight
 from lightning_agentrl.models.sharding import gathered, units
 
 NOISE = 0.1  # in place of weights that are all 0
@@ -33,6 +33,17 @@ def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
                 yield f"{path}.{name}" if path else name, buffer
+
+
+def merged_weights(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield :func:`named_weights` as engines without adapters run them: merged one by one, all in one dtype."""
+    adapted = adapted_layers(lm)
+    for name, weight in named_weights(lm):
+        layer, _, own = name.partition(".base_layer.")
+        if layer in adapted:
+            yield f"{layer}.{own}", (merged_weight(adapted[layer]) if own == "weight" else weight).to(lm.dtype)
+        elif not adapted or ".lora_" not in name:
+            yield name, weight.to(lm.dtype) if adapted and weight.is_floating_point() else weight
 
 
 def named_as_in_files(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
@@ -74,11 +85,6 @@ def _layer_after_layer(policy: LanguageModel) -> Iterator[tuple[str, Tensor]]:
         yield from named_as_in_files(lm, part)
     rest = ((name, weight) for name, weight in named_weights(lm) if not name.startswith(tuple(in_layers)))
     yield from named_as_in_files(lm, rest)
-
-
-def whole(lm: PreTrainedModel) -> PreTrainedModel:
-    """Return a model as engines without adapters run it: with adapters, if any, merged into its weights."""
-    return merge_adapters(lm) if has_adapters(lm) else lm
 
 
 def frozen_copy(policy: LanguageModel, rounds_to: torch.dtype | None = None) -> LanguageModel:

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.hub import cached_file
@@ -122,14 +123,21 @@ def _save_model(lm: PreTrainedModel, folder: Path) -> None:
 
 
 def save_adapters(lm: PreTrainedModel, folder: Path) -> None:
-    """Write ``adapter_model.safetensors`` and ``adapter_config.json``."""
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json``.
+
+    Of a sharded model, adapters alone are gathered; every rank must call it.
+    """
     import peft
 
     (name,) = lm.peft_config
     weights = peft.get_peft_model_state_dict(lm, adapter_name=name, save_embedding_layers=False)
     # A PeftModel holds the plain model two levels down, and files name the weights that way.
-    named = {f"base_model.model.{key}": weight.contiguous() for key, weight in weights.items()}
+    named = {f"base_model.model.{key}": _whole(weight).contiguous() for key, weight in weights.items()}
     save_file(named, folder / ADAPTER_FILES[1], metadata={"format": "pt"})
     config = lm.peft_config[name]
     config.inference_mode = True  # as peft writes it; nothing else reads it here
     config.save_pretrained(folder)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight

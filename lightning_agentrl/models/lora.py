@@ -1,25 +1,29 @@
-"""LoRA: trainable adapters on one frozen base. Models that share a base share its tensors, so adapters are never
-switched.
+"""LoRA: trainable adapters on a frozen base.
 
 Actor and critic are separate models, each with its own adapters in its own layers, but their frozen weights are the
-tensors of the base itself. The base stays as it was loaded and is the reference policy.
+tensors of one base. The base stays as it was loaded and is the reference policy. Weights that FSDP2 shards belong to
+one model: there each trained model has its own sharded base, and the reference is the actor without its adapters.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lightning_agentrl.errors import closest
 from lightning_agentrl.models.families import auto_class
+from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import resolve_model
+from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.vision import tower
 
 KEY = "model.init_args.lora"
@@ -29,8 +33,9 @@ class LoRA:
     """Low-rank adapters on linear layers, which stay frozen. Needs the package peft.
 
     A separate critic without a model of its own gets adapters on the actor's base, and the reference policy is that
-    base without adapters, so the weights of the model are in memory only once. Checkpoints hold the adapters and not
-    the base. Adapters need learning rates about ten times those of full training.
+    base without adapters, so the weights of the model are in memory only once; under FSDP2 twice with a separate
+    critic, each time shared out over all processes. Checkpoints hold the adapters and not the base. Adapters need
+    learning rates about ten times those of full training.
 
     Args:
         rank: rank of the learned matrices.
@@ -95,14 +100,20 @@ class LoRA:
                     f"known: {', '.join(known)}{hint}"
                 )
 
-    def adapt(self, base: PreTrainedModel, name: str) -> PreTrainedModel:
+    def adapt(self, base: PreTrainedModel, name: str, share: bool = True) -> PreTrainedModel:
         """Freeze ``base`` and return a model with new adapters called ``name`` on its tensors.
 
         The model initially computes exactly what ``base`` does.
+
+        Args:
+            base: a model without adapters.
+            name: of the adapters.
+            share: leave ``base`` as it is, for more models on its tensors; otherwise put the adapters into it.
         """
         import peft
 
-        lm = share_weights(base.requires_grad_(False))
+        lm = base.requires_grad_(False)
+        lm = share_weights(lm) if share else lm
         config = peft.LoraConfig(
             task_type="CAUSAL_LM",
             r=self.rank,
@@ -155,18 +166,58 @@ def has_adapters(lm: PreTrainedModel) -> bool:
     return hasattr(lm, "peft_config")
 
 
+class Unadapted(LanguageModel):
+    """A policy with its adapters off: the frozen model below them, without weights of its own."""
+
+    policy: LanguageModel
+
+    def __init__(self, policy: LanguageModel) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(policy=policy, lm=policy.lm)  # not registered, or the weights would be here, too
+        self.recompute_logits, self.image_reader = policy.recompute_logits, policy.image_reader
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """Return the last hidden states [R, H] at the logit positions."""
+        with _adapters_off(self.lm):
+            return self.policy.hidden(packed)
+
+
+@contextmanager
+def _adapters_off(lm: PreTrainedModel) -> Iterator[None]:
+    layers = adapted_layers(lm).values()
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)  # trained again, too
+
+
+def adapted_layers(lm: PreTrainedModel) -> dict[str, Any]:
+    """Return peft's linear layers with adapters by name."""
+    if not has_adapters(lm):
+        return {}
+    from peft.tuners import lora
+
+    return {name: module for name, module in lm.named_modules() if isinstance(module, lora.Linear)}
+
+
+@torch.no_grad()
+def merged_weight(layer: Any) -> Tensor:
+    """Return the weight of one of :func:`adapted_layers` with its adapters merged, as a new tensor."""
+    (adapter,) = layer.active_adapters
+    return cast(Tensor, layer.get_base_layer().weight + layer.get_delta_weight(adapter))
+
+
 @torch.no_grad()
 def merge_adapters(lm: PreTrainedModel) -> PreTrainedModel:
     """Return the plain model with adapters merged into new weights; other tensors are shared, ``lm`` is unchanged."""
-    from peft.tuners import lora
-
     plain = share_weights(lm)
-    for name, module in list(plain.named_modules()):
-        if isinstance(module, lora.Linear):
-            layer = cast(nn.Linear, module.get_base_layer())
-            (adapter,) = module.active_adapters
-            layer.weight = nn.Parameter(layer.weight + module.get_delta_weight(adapter), requires_grad=False)
-            plain.set_submodule(name, layer)
+    for name, module in adapted_layers(plain).items():
+        layer = cast(nn.Linear, module.get_base_layer())
+        layer.weight = nn.Parameter(merged_weight(module), requires_grad=False)
+        plain.set_submodule(name, layer)
     for module in plain.modules():  # all in one dtype, including rounded layers
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dtype != lm.dtype:

@@ -31,7 +31,9 @@ def fsdp2(data_parallel_size, tensor_parallel_size=1):
     ids=["ddp", "one node", "two nodes"],
 )
 def test_these_are_taken(tmp_path, strategy, kwargs):
-    check_strategy(trainer(tmp_path, strategy, **kwargs))
+    made = trainer(tmp_path, strategy, **kwargs)
+    for lora in (False, True):
+        check_strategy(made, lora)
 
 
 @pytest.mark.parametrize(("data", "tensors"), [(2, 2), (1, 4)], ids=["both", "as Lightning's default"])
@@ -41,15 +43,10 @@ def test_tensor_parallel_models_are_refused(monkeypatch, data, tensors):
         "tensor_parallel": SimpleNamespace(size=lambda: tensors),
     }
     monkeypatch.setattr(ModelParallelStrategy, "device_mesh", mesh)
-    with pytest.raises(ValueError, match=r"Σπ² needs whole logits; set trainer\.strategy to .*data_parallel_size: 4"):
+    with pytest.raises(ValueError, match=r"tensor_parallel_size.*set trainer\.strategy to .*data_parallel_size: 4"):
         check_mesh(ModelParallelStrategy())
     monkeypatch.setitem(mesh, "tensor_parallel", SimpleNamespace(size=lambda: 1))
     check_mesh(ModelParallelStrategy())
-
-
-def test_lora_is_refused_under_fsdp2(tmp_path):
-    with pytest.raises(ValueError, match="LoRA under ModelParallelStrategy is not supported"):
-        check_strategy(trainer(tmp_path, fsdp2(4)), lora=True)
 
 
 def test_weights_in_bfloat16_are_refused_under_fsdp2(tmp_path):

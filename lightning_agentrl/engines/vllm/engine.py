@@ -115,8 +115,7 @@ class VLLMEngine(Engine):
             torch.cuda.empty_cache()  # of the update
             thread.call(lambda engine: engine.wake_up(tags=["weights"]))
         if has_adapters(handle.policy.lm):
-            with handle.gathered():
-                thread.call(self._send_adapters)
+            thread.call(self._send_adapters)
         else:
             self._send_weights(thread, handle)
         self._settle(handle)
@@ -180,7 +179,10 @@ class VLLMEngine(Engine):
     # In the thread of vLLM
 
     def _send_adapters(self, engine: Any) -> None:
-        """Send adapters under a new number each time, since vLLM caches by that number."""
+        """Send adapters under a new number each time, since vLLM caches by that number.
+
+        Of a sharded policy they alone are gathered, in vLLM's thread as its layers are.
+        """
         from vllm.lora.request import LoRARequest
 
         _, handle = self._started()

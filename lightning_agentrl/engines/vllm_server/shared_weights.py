@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightning_agentrl.engines.vllm.start import KEY
-from lightning_agentrl.engines.weights import named_as_in_files, named_weights, whole
+from lightning_agentrl.engines.weights import merged_weights, named_as_in_files
 from lightning_agentrl.errors import ConfigError, one_line
 
 
@@ -46,7 +46,7 @@ class SharedWeights:
         draft = self.folder / f".{version}"
         try:
             draft.mkdir()
-            save_file(_separate(whole(lm)), draft / "model.safetensors", metadata={"format": "pt", "version": version})
+            save_file(_separate(lm), draft / "model.safetensors", metadata={"format": "pt", "version": version})
             done = draft.rename(self.folder / version)
         except (OSError, SafetensorError) as error:
             raise _cannot_write(self.folder, error) from error
@@ -69,7 +69,7 @@ def _cannot_write(folder: object, error: Exception) -> ConfigError:
 def _separate(lm: PreTrainedModel) -> dict[str, Tensor]:
     """Return weights by name in main memory; a weight with several names is copied, since a file cannot share it."""
     weights, seen = dict[str, Tensor](), set[int]()
-    for name, weight in named_as_in_files(lm, named_weights(lm)):
+    for name, weight in named_as_in_files(lm, merged_weights(lm)):
         own = weight.cpu().contiguous()
         weights[name] = own.clone() if own.data_ptr() in seen else own
         seen.add(weights[name].data_ptr())
