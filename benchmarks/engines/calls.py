@@ -122,6 +122,7 @@ def main() -> None:
     if given.vllm:
         vllm = VLLMEngine()
         vllm.start(handle)
+        vllm.sync(0)
         line("`VLLMEngine`", *(engine_seconds(vllm, n, given.measured, n, time.perf_counter) for n in (FEW, MANY)))
         vllm.stop()
     if not given.no_update:
