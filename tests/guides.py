@@ -1,4 +1,4 @@
-"""The files that a page of docs/guides asks its reader to write."""
+"""The files that a page of docs asks its reader to write."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from pathlib import Path
 
 import gymnasium
 
-GUIDES = Path(__file__).parents[1] / "docs" / "guides"
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def files_of(page: str) -> dict[str, str]:
+    """Each block of code in the file that is named last between it and the block before."""
+    files, since = {}, 0
+    text = (DOCS / page).read_text()
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
+        names = re.findall(r"`(\w+\.(?:py|yaml))`", text[since : match.start()])
+        if match[1] in ("python", "yaml") and names:
+            files[names[-1]] = match[2]
+        since = match.end()
+    return files
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Each block of code into the file that is named last before it, behind the block before; none without a name."""
-    text = (GUIDES / page).read_text()
-    files: dict[str, str] = {}
-    for match in re.finditer(r"^```(?:python|yaml)\n(.*?)^```", text, re.M | re.S):
-        if names := re.findall(r"`(\w+\.(?:py|yaml))`", text[: match.start()]):
-            files[names[-1]] = files.get(names[-1], "") + match[1]
-    for name, code in files.items():
+    """Write the files of a page."""
+    for name, code in files_of(page).items():
         (folder / name).write_text(code)
 
 

@@ -379,7 +379,6 @@ def test_metrics_are_those_of_the_code(path: Path) -> None:
 def test_tests_that_pages_name_exist() -> None:
     known = {m[1] for path in (ROOT / "tests").rglob("*.py") for m in re.finditer(r"def (test_\w+)", path.read_text())}
     named_here = {code for path in PAGES for code in inline(path.read_text()) if re.fullmatch(r"test_\w+", code)}
-    assert len(named_here) > 10
     assert named_here <= known
     files = {code for path in PAGES for code in inline(path.read_text()) if re.fullmatch(r"tests/[\w/]+\.py", code)}
     assert files

@@ -26,7 +26,7 @@ from lightning_agentrl.types.plain_config import to_plain
 from tests.advantages.cases import build, draw_episodes
 from tests.agents.harness import make_agent, make_data, make_trainer
 
-NOTEBOOK = Path(__file__).parents[1] / "docs" / "guides" / "from_python.ipynb"
+NOTEBOOK = Path(__file__).parents[1] / "docs" / "from_python.ipynb"
 BANDIT = {"env": {"id": "agentrl_envs:Bandit-v0"}, "num_envs": 4, "turns_per_env": 2, "mini_batch_turns": 4}
 
 

@@ -10,24 +10,25 @@ from pathlib import Path
 import pytest
 
 from tests.cli import Command
-from tests.guides import GUIDES, importable, write_files
+from tests.guides import DOCS, files_of, importable, write_files
 from tests.markdown import agentrl_lines
 
-CONFIGS = GUIDES.parents[1] / "configs"
-ELSEWHERE = {  # pages whose configs are made by a command of theirs, or need a server or many GPUs
-    "cluster.md",
-    "environment_by_url.md",  # played in tests/commands/test_environment_by_url_guide.py
-}
+CONFIGS = DOCS.parent / "configs"
+AGENTS = "guides/agents.md"  # its files are in the repository
+CLUSTER = "guides/cluster.md"  # its configs need a server and many GPUs
+URL = "by_url.yaml"  # needs a server: tests/commands/test_environment_by_url_guide.py
 
 
 def runs_of(page: str) -> list[list[str]]:
-    """Arguments of the page's `agentrl fit` commands that name a config."""
-    lines = agentrl_lines((GUIDES / page).read_text())
+    """Arguments of the page's `agentrl fit` commands with a config of that page."""
+    files, lines = files_of(page), agentrl_lines((DOCS / page).read_text())
     runs = [line[1:] for line in lines if line[:1] == ["fit"] and "--config" in line]
-    return [[part for part in run if part != "--dry-run"] for run in runs]
+    own = [run for run in runs if page == AGENTS or (files.keys() - {URL}) & {*run}]
+    return [[part for part in run if part != "--dry-run"] for run in own]
 
 
-PAGES = sorted(page.name for page in GUIDES.glob("*.md") if page.name not in ELSEWHERE and runs_of(page.name))
+EVERY = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+PAGES = [page for page in EVERY if page != CLUSTER and runs_of(page)]
 
 
 @pytest.mark.slow
@@ -39,7 +40,7 @@ def test_its_runs_could_start(
     (tmp_path / "docs").symlink_to(CONFIGS.parent / "docs")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # for programs of a guide
     model = shutil.copytree(tiny_folder, tmp_path / "model")
-    if page == "agents.md":  # some of its runs show tools
+    if page == AGENTS:  # some of its runs show tools
         shutil.copy(CONFIGS.parent / "lightning_agentrl" / "models" / "demo_tools.jinja", model / "chat_template.jinja")
     small = ("--model.init_args.model", str(model), "--data.init_args.prompt.max_prompt_tokens", "2000")
     write_files(page, tmp_path)
@@ -50,4 +51,5 @@ def test_its_runs_could_start(
 
 
 def test_most_guides_have_a_run() -> None:
-    assert {"new_agent.md", "new_environment.md", "new_estimator.md", "new_loss.md", "new_parser.md"} <= set(PAGES)
+    assert {"extend.md", "environments.md", AGENTS} <= set(PAGES)
+    assert len(runs_of("extend.md")) > 9

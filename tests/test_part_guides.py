@@ -1,4 +1,4 @@
-"""Memory, parser, engine and callback of docs/guides, from files of their own, and the conversion of a GGUF file."""
+"""Memory, parser, interaction, engine, callback and scheduler of docs/extend.md, and the conversion of a GGUF file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ from tests.cli import Command, Config, changed
 from tests.guides import importable, write_files
 from tests.types.samples import action, prompt, turn
 
-PARTS = ("memory", "parser", "engine", "callback")
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """The reader's, with the files of all four pages."""
-    for part in PARTS:
-        write_files(f"new_{part}.md", tmp_path)
+    """The reader's, with the files of the page."""
+    write_files("extend.md", tmp_path)
     with importable(tmp_path):
         yield tmp_path
 
@@ -73,7 +70,7 @@ def test_the_callback_stops_an_agent_that_does_the_same_again(folder: Path) -> N
 
     class Logger:
         def log_metrics(self, numbers: dict[str, float], step: int) -> None:
-            said.append(numbers["behaviour/repeated"])
+            said.append(numbers["behavior/repeated"])
 
     class Trainer:
         loggers, global_step = (Logger(),), 0
@@ -89,22 +86,30 @@ def test_the_callback_stops_an_agent_that_does_the_same_again(folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_run_with_all_four(folder: Path, config: Config, agentrl: Command) -> None:
-    """The engine's log-probs are the trainer's, or it would not be its policy."""
+def test_a_run_with_all_of_them(folder: Path, config: Config, agentrl: Command) -> None:
+    """The engine's log-probs are the trainer's, or it would not be its policy; episodes that are stuck are cut."""
     data = config["data"]["init_args"]
     data |= {
         "memory": {"class_path": "my_memory.FirstAndLast"},
         "engine": {"class_path": "my_engine.PlainEngine"},
         "env": {"id": "agentrl_envs:GuessNumber-v0"},
     }
-    data["interaction"]["init_args"]["parser"] = {"class_path": "my_parser.JSONParser"}
-    config = changed(config, "trainer.callbacks", [{"class_path": "my_callback.Repetition"}])
+    data["interaction"] = {"class_path": "my_interaction.StopWhenStuck", "init_args": {"patience": 1}}
+    data["interaction"]["init_args"] |= {"max_reply_tokens": 4, "parser": {"class_path": "my_parser.JSONParser"}}
+    config = changed(config, "model.class_path", "my_rates.Decaying")
+    config = changed(config, "trainer.callbacks", [{"class_path": "my_callback.Repetition"}, {"class_path": "TurnLog"}])
     config["trainer"] |= {"max_epochs": 2, "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "devices"}}}
     code, printed = agentrl(config=config)
     assert code == 0, printed
     rows = metrics(folder)
     assert [float(row["mismatch/logp_gap_max"]) < 1e-4 for row in rows if "mismatch/logp_gap_max" in row] == [True] * 2
-    assert sum("behaviour/repeated" in row for row in rows) == 2
+    assert sum("behavior/repeated" in row for row in rows) == 2
+    (log,) = folder.rglob("turns/rank0-*.jsonl")
+    turns = [json.loads(line) for line in log.open()]
+    assert {turn["turn"] for turn in turns} == {0}
+    assert {turn["stop"] for turn in turns} <= {"max_turns", "env_done"}
+    checkpoint = torch.load(max(folder.rglob("iteration-*.ckpt")), weights_only=True)
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(1e-6 * 0.99**2)
 
 
 @pytest.mark.long
@@ -113,7 +118,7 @@ def test_a_gguf_file_becomes_a_folder(
 ) -> None:
     """That of the demo model, with the weights that the package itself reads from it."""
     pytest.importorskip("gguf")
-    write_files("gguf.md", tmp_path)
+    write_files("from_python.md", tmp_path)
     monkeypatch.setattr(sys, "argv", ["convert.py", str(find_gguf()), str(tmp_path / "model")])
     runpy.run_path(str(tmp_path / "convert.py"))
     assert "<|im_start|>" in capsys.readouterr().out

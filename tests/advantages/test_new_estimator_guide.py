@@ -1,10 +1,8 @@
-"""The estimators of docs/guides/new_estimator.md do what the page says."""
+"""The estimators of docs/extend.md do what the page says."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +13,14 @@ from lightning_agentrl.types import Scores
 from tests.advantages.cases import build, draw_episodes, simple
 from tests.advantages.definitions import to_go, turn_rewards
 from tests.agents.harness import make_agent, make_data, make_trainer
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "new_estimator.md"
+from tests.guides import files_of
 
 
 @pytest.fixture
 def classes() -> dict[str, Any]:
     names: dict[str, Any] = {}
-    for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S):
+    for name in ("my_estimator.py", "my_groups.py"):
+        code = files_of("extend.md")[name]
         assert len(code.strip().splitlines()) <= 28
         exec(code, names)
     return names

@@ -1,4 +1,4 @@
-"""The agent of docs/guides/new_agent.md, from a file of its own, does what the page says."""
+"""The agent of docs/extend.md, from a file of its own, does what the page says."""
 
 from __future__ import annotations
 
@@ -20,17 +20,24 @@ from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.types import Rollout, Sample
 from tests.agents.harness import KeepRollouts, make_data, make_trainer
 from tests.agents.processes import metrics
-from tests.cli import Command, changed, sentence
+from tests.cli import Command, Config, changed, sentence, three_iterations
 from tests.guides import importable, write_files
 from tests.types.samples import action, glue, prompt, turn
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """The reader's, with both files of the page."""
-    write_files("new_agent.md", tmp_path)
+    """The reader's, with the files of the page."""
+    write_files("extend.md", tmp_path)
     with importable(tmp_path):
         yield tmp_path
+
+
+def with_agent(folder: Path, config: Config) -> Config:
+    """The config with the page's file over it."""
+    given = yaml.safe_load((folder / "agent.yaml").read_text())["model"]
+    model = {"class_path": given["class_path"], "init_args": config["model"]["init_args"] | given["init_args"]}
+    return {**config, "model": model}
 
 
 def test_a_bonus_lies_on_the_last_token_of_its_turn_and_shrinks_with_the_count(folder: Path) -> None:
@@ -54,32 +61,26 @@ def test_a_bonus_lies_on_the_last_token_of_its_turn_and_shrinks_with_the_count(f
 
 @pytest.mark.slow
 def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
-    folder: Path,
-    tiny_folder: Path,
-    agentrl: Command,
+    folder: Path, config: Config, agentrl: Command
 ) -> None:
     """What is logged in each of three iterations, against the turns that were played."""
-    arguments = {
-        "model.init_args.model": str(tiny_folder),
-        "data.init_args.num_envs": "4",
-        "data.init_args.mini_batch_turns": "16",
-        "data.init_args.validation.episodes": "2",
-        "trainer.max_epochs": "3",
-        "trainer.logger": "{class_path: CSVLogger, init_args: {save_dir: devices}}",
-        "trainer.enable_progress_bar": "false",
+    config = three_iterations(with_agent(folder, config))
+    config["data"]["init_args"] |= {
+        "env": {"id": "agentrl_envs:GuessNumber-v0", "kwargs": {"highest": 9, "max_turns": 6}},
+        "turns_per_env": 8,
+        "mini_batch_turns": 16,
     }
-    code, printed = agentrl("--config", "explore.yaml", *(f"--{key}={value}" for key, value in arguments.items()))
+    config["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": "devices"}}
+    code, printed = agentrl(config=config)
     assert code == 0, printed
-    logged = [row for row in metrics(folder) if "exploration/bonus" in row]
+    logged = [row for row in metrics(folder) if "exploration/pairs" in row]
     (log,) = folder.rglob("turns/rank0-*.jsonl")
     turns: list[dict[str, Any]] = [json.loads(line) for line in log.open()]
     assert len(logged) == 3
     visits: Counter[tuple[str, str]] = Counter()
     for iteration, row in enumerate(logged, start=1):
         played = [t for t in turns if t["iteration"] == iteration]
-        pairs = [(t["observation"], t["action"]) for t in played]
-        visits.update(pairs)
-        assert row["exploration/bonus"] == pytest.approx(sum(0.2 / sqrt(visits[pair]) for pair in pairs) / len(pairs))
+        visits.update((t["observation"], t["action"]) for t in played)
         assert row["exploration/pairs"] == len(visits)
         ended = [t for t in played if t["terminated"] or t["truncated"]]
         assert ended
@@ -87,7 +88,6 @@ def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
         assert row["rollout/success"] == pytest.approx(sum(t["success"] for t in ended) / len(ended))
         assert row["rollout/reward_per_turn"] == pytest.approx(sum(t["reward"] for t in played) / len(played))
     assert len(visits) > 3
-    assert logged[0]["exploration/bonus"] > logged[-1]["exploration/bonus"] > 0
     checkpoint = max(folder.rglob("iteration-*.ckpt"))
     assert torch.load(checkpoint, weights_only=True)["visits"] == dict(visits)
 
@@ -101,8 +101,8 @@ def test_a_warm_up_counts_each_turn_once(folder: Path, tiny_folder: Path) -> Non
     assert sum(agent.visits.values()) == sum(len(rollout.turns) for rollout in played.rollouts) == 16
 
 
-def test_keys_that_it_hands_on_are_known_by_name(folder: Path, agentrl: Command) -> None:
-    given = changed(yaml.safe_load((folder / "explore.yaml").read_text()), "model.init_args.lr_actr", 1e-3)
+def test_keys_that_it_hands_on_are_known_by_name(folder: Path, config: Config, agentrl: Command) -> None:
+    given = changed(with_agent(folder, config), "model.init_args.lr_actr", 1e-3)
     message = sentence(agentrl(config=given))
     for part in ("model.init_args.lr_actr", "CountBonusAgent", "did you mean optim.lr_actor?"):
         assert part in message

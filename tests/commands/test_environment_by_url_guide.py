@@ -1,4 +1,4 @@
-"""docs/guides/environment_by_url.md, run as it stands but for the port, the model and the length."""
+"""The environment behind a URL of docs/environments.md, as it stands but for the port, the model and the length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from tests.cli import changed, fit
 from tests.commands.test_serve_env import Server
-from tests.guides import GUIDES, write_files
+from tests.guides import DOCS, write_files
 
 SMALL = {
     "data.init_args.num_envs": 2,
@@ -21,6 +21,7 @@ SMALL = {
     "data.init_args.interaction.init_args.max_reply_tokens": 4,
     "data.init_args.validation.episodes": 1,
     "trainer.max_epochs": 1,
+    "trainer.callbacks": [{"class_path": "TurnLog"}],
     "trainer.logger": False,
     "trainer.enable_progress_bar": False,
 }
@@ -28,10 +29,11 @@ SMALL = {
 
 @pytest.mark.slow
 def test_the_page_trains_on_its_server(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_files("environment_by_url.md", tmp_path)
-    page = (GUIDES / "environment_by_url.md").read_text()
+    write_files("environments.md", tmp_path)
+    page = (DOCS / "environments.md").read_text()
     (served,) = re.findall(r"^agentrl serve-env (.*) --port 8000$", page, re.M)
-    config = yaml.safe_load((tmp_path / "by_url.yaml").read_text())
+    config = yaml.safe_load((DOCS.parent / "configs" / "quickstart.yaml").read_text())
+    config["data"]["init_args"] |= yaml.safe_load((tmp_path / "by_url.yaml").read_text())["data"]["init_args"]
     assert config["data"]["init_args"]["env"]["kwargs"]["url"].endswith(":8000")
     server = Server(*shlex.split(served))
     try:

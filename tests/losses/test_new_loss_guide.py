@@ -1,23 +1,19 @@
-"""The loss of docs/guides/new_loss.md does what the page says."""
+"""The loss of docs/extend.md does what the page says."""
 
 from __future__ import annotations
-
-import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_agentrl.losses import PolicyLoss
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.guides import files_of
 from tests.losses.test_conformance import Case, run
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "new_loss.md"
 
 
 @pytest.fixture
 def loss_class() -> type[PolicyLoss]:
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
+    code = files_of("extend.md")["my_loss.py"]
     names: dict[str, type[PolicyLoss]] = {}
     exec(code, names)  # type: ignore[arg-type]
     assert len(code.strip().splitlines()) <= 28

@@ -1,4 +1,4 @@
-"""The interaction of docs/guides/new_interaction.md, from a file of its own, does what the page says."""
+"""Self-play of docs/environments.md, from files of its own, does what the page says."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lightning_agentrl.models.words import word_model
 from tests.cli import Command, changed, fit, sentence
 from tests.guides import importable, write_files
 
+ROOT = Path(__file__).parents[2]
 WORDS = ("Player", ",", "stones", ":", "0", "1", "2", "3", "4", "5", "6", "7")
 SMALL = {
     "model.init_args.optim.lr_actor": 5e-3,
@@ -33,13 +34,14 @@ SMALL = {
 def folder(tmp_path: Path) -> Iterator[Path]:
     """The reader's, with both files of the page and a model whose words are those of the game."""
     word_model(WORDS, tmp_path / "model")
-    write_files("new_interaction.md", tmp_path)
+    write_files("environments.md", tmp_path)
     with importable(tmp_path):
         yield tmp_path
 
 
 def small(folder: Path) -> dict[str, Any]:
-    config = yaml.safe_load((folder / "self_play.yaml").read_text())
+    config = yaml.safe_load((ROOT / "configs" / "guess_number_grpo.yaml").read_text())
+    config["data"]["init_args"] |= yaml.safe_load((folder / "self_play.yaml").read_text())["data"]["init_args"]
     for key, value in {**SMALL, "model.init_args.model": str(folder / "model")}.items():
         config = changed(config, key, value)
     return config
@@ -88,4 +90,4 @@ def test_half_games_are_refused(folder: Path, agentrl: Command) -> None:
     del given["data"]["init_args"]["groups"]
     given["model"]["init_args"]["advantage"] = {"class_path": "DualDiscountGAE"}
     message = sentence(agentrl(config=given))
-    assert "SelfPlay plays whole games; set data.init_args.groups" in message
+    assert "SidesInteraction plays whole games; set data.init_args.groups" in message
