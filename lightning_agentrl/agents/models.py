@@ -197,7 +197,7 @@ def build_models(
     precision: str | None,
     mesh: DeviceMesh | None,
     train_tower: bool = False,
-    load: Callable[..., PreTrainedModel] = load_causal_lm,
+    load: Callable[..., PreTrainedModel] | None = None,
 ) -> Models:
     """Load or create all weights, one model after the other; each is sharded before the next is loaded.
 
@@ -212,8 +212,9 @@ def build_models(
         precision: of the trainer; None outside of one.
         mesh: the ranks that share the weights (FSDP2); None: each rank has all of them.
         train_tower: whether what reads images is trained too; without images it must be False.
-        load: gives a model by its name.
+        load: gives a model by its name; ``load_causal_lm`` when not given.
     """
+    load = load or load_causal_lm
     base = None if lora is None or mesh is not None else load(model)  # FSDP2 shards weights of one model only
     rounds = precision == "bf16-mixed"
 

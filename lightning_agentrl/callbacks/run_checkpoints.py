@@ -219,6 +219,7 @@ def name_last(trainer: L.Trainer, path: str, folder: Path | None = None) -> None
     """
     if trainer.is_global_zero:
         link = (folder or Path(path).parent) / f"{LAST}.part"
+        link.parent.mkdir(parents=True, exist_ok=True)  # there may be no other checkpoint yet
         remove(link)
         link.symlink_to(os.path.relpath(path, link.parent))
         link.replace(link.with_name(LAST))

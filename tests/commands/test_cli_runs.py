@@ -292,7 +292,8 @@ def test_ctrl_c_in_a_command_that_trains_nothing_tells_of_no_checkpoint(
 def test_a_run_that_a_full_disk_ends_says_how_it_goes_on(config: Config, agentrl: Command, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "64k") as disk:
         log = {"class_path": "TurnLog", "init_args": {"folder": str(disk)}}
-        config = changed(changed(config, "trainer.callbacks", [log]), "trainer.max_epochs", 20)
+        callbacks = [log, {"class_path": "RunCheckpoints"}]
+        config = changed(changed(config, "trainer.callbacks", callbacks), "trainer.max_epochs", 20)
         told = sentence(agentrl(config=config))
     assert told.startswith(f"the disk is full, cannot write '{disk}'; ")
     assert "default_root_dir" not in told  # is on another disk
