@@ -13,6 +13,7 @@ _PUBLIC = {
     "PPOAgent": "agents",
     "RolloutDataModule": "rollout",
     "Trainer": "callbacks.trainer",
+    "evaluate": "tools.evaluate",
 }
 __all__ = list(_PUBLIC)
 

@@ -16,9 +16,9 @@ _PACKAGE = Path(lightning_agentrl.__file__).parent
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return the shipped configs by name: those of the wheel, or of the repository beside the package."""
+    """Return the shipped configs and suites by name: those of the wheel, or of the repository beside the package."""
     folder = next((folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()), None)
-    return {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {} if folder is None else {path.stem: path for path in sorted(folder.rglob("*.yaml"))}
 
 
 ANY_GAME = "any_game"  # the shipped config of a game that is named by an option

@@ -27,6 +27,7 @@ Multi-turn reinforcement learning of language and vision-language agents.
 train
   fit            train the policy
   validate       evaluate the policy on held-out seeds
+  evaluate       compare policies on held-out seeds of several environments
   clone          run behavior cloning on scripted players or a recorded run
   export         write the policy of a checkpoint as a transformers folder
 
@@ -57,6 +58,7 @@ examples
   agentrl fit --config quickstart --print_config  print every key with its value
   agentrl fit --model.help PPOAgent               list the keys of a class
   agentrl validate --config quickstart --ckpt_path last
+  agentrl evaluate last.ckpt random --config small_games --samples 4
   agentrl view runs/quickstart
   agentrl COMMAND --help                          list the arguments of a command
   agentrl --version
@@ -105,7 +107,7 @@ def new(folder: Path) -> str:
     return f"written to {folder}: {', '.join(names)}\nnext: cd {there} && agentrl fit --config config.yaml --dry-run"
 
 
-OF_A_RUN = ("fit", "validate", "verify-engine", "inspect", "clone")  # commands with the config of a run
+OF_A_RUN = ("fit", "validate", "evaluate", "verify-engine", "inspect", "clone")  # commands with the config of a run
 OWN = {  # commands whose arguments are those of a function: its file and name
     "new": "main:new",
     "play": "play:play_environment",

@@ -161,7 +161,7 @@ class ExpertActions(gymnasium.Wrapper):
         if self._player is None:
             raise ConfigError(
                 f"the environment '{self.name}' has no scripted player (a method `solver` that returns a function, "
-                "which gives the next action); clone recorded runs instead, or another environment"
+                "which gives the next action); name another environment, or clone recorded runs"
             )
         self._seed = seed
         return observation, {**info, EXPERT_ACTION: self._action()}

@@ -356,7 +356,9 @@ class Collector:
                 with self.stopping.together():
                     self._sync(before_rollout=False)
                 with self.stopping.together(alone=True):
-                    return self._run(play_episodes(seeds, player, config.num_envs, self.clock.advance, watched))
+                    playing = play_episodes(seeds, player, config.num_envs, self.clock.advance, watched)
+                    results, episodes = self._run(playing)
+                    return [one for sides in results for one in sides], episodes
         finally:
             player.pool.close_held_out()
 

@@ -15,11 +15,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import all_gather, rank, world_size
-from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.episodes.env_pool import EnvPool
-from lightning_agentrl.episodes.recipe import EXPERT_ACTION
+from lightning_agentrl.episodes.scripted import chosen_actions, no_model, scripted_action
 from lightning_agentrl.episodes.seeds import derive_seed
-from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import EnvConfig, Source
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses.aggregation import action_weights
@@ -90,18 +88,17 @@ class Expert(Demonstrations):
         """Play them, each from a separate seed that is no held-out one."""
         at_a_time = data.sizes.at_a_time(world_size())
         pool = EnvPool([_with_expert(source) for source in data.pool.sources], threads=at_a_time)
-        engine = _ScriptedReplies()
-        player = replace(data.player, pool=pool, engine=engine, temperature=0.0)
+        engine, chosen = no_model(), chosen_actions(data.interaction, scripted_action)
+        player = replace(data.player, pool=pool, engine=engine, interaction=chosen, temperature=0.0)
         loop = LoopThread()
         played: dict[int, Demonstration] = {}
 
         async def play(number: int) -> None:
             seed, kind = derive_seed(data.seed, _SEEDS, number), pool.kind(number)
-            session = engine.sessions[number] = player.session(kind, number, lambda _: seed)
+            session = player.session(kind, number, lambda _: seed)
             try:
                 samples, lost = await player.play_episode(session)
             finally:
-                del engine.sessions[number]
                 pool.give_back(kind, session.worker)
             if samples and not lost:
                 played[number] = Demonstration(tuple(samples))
@@ -121,48 +118,6 @@ def _with_expert(source: Source) -> Source:
             f"the tasks of {source.key} have no scripted player; clone recorded runs, or name environments only"
         )
     return source.with_expert()
-
-
-class _ScriptedReplies(Engine):
-    """Replies that name the actions of the scripted player, closed as the chat template closes them.
-
-    The environments of ``sessions``, by their places, are wrapped by `ExpertActions`.
-    """
-
-    def __init__(self) -> None:
-        self.sessions: dict[int, Session] = {}
-
-    def start(self, handle: PolicyHandle) -> None:
-        """Do nothing."""
-
-    def sync(self, policy_version: int) -> None:
-        """Do nothing: there are no weights."""
-
-    def stop(self) -> None:
-        """Do nothing."""
-
-    async def generate(self, request: SamplingRequest) -> Reply:
-        """Return the reply to the session's prompt, whatever the request asks.
-
-        Raises:
-            ConfigError: the action is not offered, or the reply is too long.
-        """
-        session = self.sessions[request.number[0]]
-        assert session.worker.answer is not None
-        action, contract, renderer = session.worker.answer.info[EXPERT_ACTION], session.contract, session.renderer
-        if contract.actions and action not in contract.actions:
-            raise ConfigError(
-                f"the scripted player wants {action!r}, which is not among the actions that are offered: "
-                f"{', '.join(contract.actions)}"
-            )
-        text = action if contract.free_text else renderer.writer.reply_text("", action)
-        ids = (*renderer.template.encode(text), renderer.template.turn_close_id)
-        if len(ids) > request.max_tokens:
-            raise ConfigError(
-                f"the scripted player's reply {text!r} has {len(ids)} tokens, and {request.max_tokens} are allowed; "
-                "raise data.init_args.interaction.init_args.max_reply_tokens"
-            )
-        return Reply(ids, (0.0,) * len(ids), closed=True, policy_version=0)
 
 
 class Recorded(Demonstrations):

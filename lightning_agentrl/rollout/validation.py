@@ -137,8 +137,13 @@ class WholeEpisode:
 
 
 async def play_episodes(
-    seeds: Sequence[int], player: Player, at_a_time: int, advance: Callable[[], None], watched: int = 0
-) -> tuple[list[EpisodeResult], list[WholeEpisode]]:
+    seeds: Sequence[int],
+    player: Player,
+    at_a_time: int,
+    advance: Callable[[], None],
+    watched: int = 0,
+    sample: int = 0,
+) -> tuple[list[list[EpisodeResult]], list[WholeEpisode]]:
     """Play one whole episode per held-out seed.
 
     Args:
@@ -147,9 +152,10 @@ async def play_episodes(
         at_a_time: environments that play at the same time.
         advance: called after each episode.
         watched: how many episodes are also returned whole, with pictures: those with the first seeds of the list.
+        sample: number of the episode among several of the same seed, whose replies are drawn differently.
 
     Returns:
-        Results in the order of ``seeds``: one for each, but of a game of several sides one for each side. And the
+        Results of each seed: one, but of a game of several sides one for each side. And the
         watched episodes, in the order of the list.
     """
     results: dict[int, list[EpisodeResult]] = {}
@@ -158,7 +164,8 @@ async def play_episodes(
     async def play(index: int, seed: int) -> None:
         place = held_out_place(seed)
         kind = player.pool.kind(place)
-        session = player.session(kind, seed, lambda _: seed, pictures=place < watched, held_out=True)
+        watch = place < watched
+        session = player.session(kind, seed, lambda _: seed, watch, first_episode=sample, held_out=True)
         try:
             samples, lost = await player.play_episode(session)
             advance()
@@ -167,8 +174,8 @@ async def play_episodes(
         finally:
             player.pool.give_back(kind, session.worker, held_out=True)
         results[index] = episode.results
-        if place < watched:
+        if watch:
             seen[place] = episode
 
     await play_parts([partial(play, index, seed) for index, seed in enumerate(seeds)], at_a_time, player.engine)
-    return [one for index in range(len(seeds)) for one in results[index]], [seen[place] for place in sorted(seen)]
+    return [results[index] for index in range(len(seeds))], [seen[place] for place in sorted(seen)]

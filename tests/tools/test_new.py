@@ -22,7 +22,7 @@ def test_shipped_configs_are_found_by_name_and_own_files_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert {path.name for path in CONFIGS.glob("*.yaml")} == {path.name for path in shipped_configs().values()}
+    assert {path.name for path in CONFIGS.rglob("*.yaml")} == {path.name for path in shipped_configs().values()}
     quickstart = str(shipped_configs()["quickstart"])
     assert Path(quickstart).samefile(CONFIGS / "quickstart.yaml")
     Path("a.yaml").touch()

@@ -1,6 +1,6 @@
 """One page of a run, or of two: curves, and episodes turn by turn and token by token."""
 
-from lightning_agentrl.tools.view.build import build_page, build_report
+from lightning_agentrl.tools.view.build import build_comparison, build_page, build_report
 from lightning_agentrl.tools.view.report import Entry, Report, Table
 
-__all__ = ["Entry", "Report", "Table", "build_page", "build_report"]
+__all__ = ["Entry", "Report", "Table", "build_comparison", "build_page", "build_report"]

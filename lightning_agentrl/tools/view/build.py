@@ -155,9 +155,27 @@ def build_report(
     Raises:
         ValueError: ``out`` is a folder.
     """
-    about = {"name": name, "summary": None, "facts": None, "config": config}
-    head = {"name": name, "notes": notes, "iterations": None, "runs": [about], "differences": [], "curves": None}
-    return _write(out, _page(head, group(turns), "".join(report.html() for report in reports)))
+    return build_comparison(name, reports, [(name, turns)], config, notes, out)
+
+
+def build_comparison(
+    name: str,
+    reports: Sequence[Report],
+    turns: Sequence[tuple[str, Sequence[LoggedTurn]]],
+    config: str,
+    notes: Sequence[str],
+    out: Path,
+) -> Path:
+    """Write a page of reports with the episodes of several players of the same seeds side by side; return its path.
+
+    The arguments are those of :func:`build_report`, with the name and the turns of each player. Turns of several
+    environments name theirs as ``source``.
+    """
+    runs = [{"name": one, "summary": None, "facts": None, "config": None} for one, _ in turns]
+    runs[0]["config"] = config or None
+    head = {"name": name, "notes": notes, "iterations": None, "runs": runs, "differences": [], "curves": None}
+    episodes = [episode for k, (_, own) in enumerate(turns) for episode in group(own, k)]
+    return _write(out, _page(head, episodes, "".join(report.html() for report in reports)))
 
 
 def _write(target: Path, text: str) -> Path:

@@ -6,7 +6,7 @@ const EPISODES = (INDEX.episodes.env ?? []).map((_, i) => {
   const row = { index: i };
   for (const key in INDEX.episodes) row[key] = INDEX.episodes[key][i];
   const side = row.episode ? `.${row.episode}` : ""; // only games of several sides have more than episode 0 of a seed
-  row.id = row.held ? `h${row.env}.${row.last}${side}` : `${row.env}.${row.episode}`;
+  row.id = (row.source ? row.source + "." : "") + (row.held ? `h${row.env}.${row.last}${side}` : `${row.env}.${row.episode}`);
   row.members = [row]; // what opens with it
   row.place = i > 0 && INDEX.episodes.chunk[i - 1] === row.chunk ? null : 0;
   return row;

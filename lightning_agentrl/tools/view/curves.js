@@ -40,7 +40,7 @@ function tile(name) {
   const [first, final] = reach();
   const toX = (x) => (final > first ? ((x - first) / (final - first)) * WIDTH : WIDTH / 2);
   const toY = (y) => (high > low ? HEIGHT - ((y - low) / (high - low)) * HEIGHT : HEIGHT / 2);
-  const text = (curve, i) => (TWO_RUNS ? LETTERS[curve.run] + " " : "") + formatNumber(curve.ys[i], 3);
+  const text = (curve, i) => (SIDE_BY_SIDE ? LETTERS[curve.run] + " " : "") + formatNumber(curve.ys[i], 3);
 
   const where = make("span", { class: "where" });
   const guide = svg("path", { class: "guide" });

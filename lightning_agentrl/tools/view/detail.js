@@ -17,7 +17,7 @@ async function openEpisode(row, entry = true, scroll = true) {
   if (state.episode !== row.id) return; // another one was opened meanwhile
   keepToken(null);
   current = { row, sides: row.members.map((member, k) => side(member, loaded[k])) };
-  byId("detail").replaceChildren(bar(row), ...(TWO_RUNS ? [besideEachOther(current.sides)] : current.sides[0].parts));
+  byId("detail").replaceChildren(bar(row), ...(SIDE_BY_SIDE ? [besideEachOther(current.sides)] : current.sides[0].parts));
   document.body.classList.add("reading");
   showColours();
   showNeighbours();
@@ -103,7 +103,7 @@ function bar(row) {
 function about(row, turns) {
   const stop = row.stop ? `ended by ${row.stop.replace(/_/g, " ")}` : "still running when the log ends";
   const facts = [
-    TWO_RUNS ? `${LETTERS[row.run]}: ${INDEX.runs[row.run].name}, ${row.outcome}` : null,
+    SIDE_BY_SIDE ? `${LETTERS[row.run]}: ${INDEX.runs[row.run].name}, ${row.outcome}` : null,
     row.held ? playedAfter(row) : INDEX.iterations ? `iteration ${formatRange(row.first, row.last)}` : null,
     plural(row.turns, "turn"),
     `return ${formatNumber(row.return)}`,
@@ -144,7 +144,7 @@ function turnCard(turn, replies, member) {
   const card = make(
     "article",
     { class: "turn", "data-turn": turn.turn },
-    make("header", {}, make("h3", { text: (TWO_RUNS ? LETTERS[member.run] + ": turn " : "Turn ") + turn.turn }), ...tags(turn), linkTo(turn)),
+    make("header", {}, make("h3", { text: (SIDE_BY_SIDE ? LETTERS[member.run] + ": turn " : "Turn ") + turn.turn }), ...tags(turn), linkTo(turn)),
     picture(turn),
     ...observation(turn),
     prompt(turn),

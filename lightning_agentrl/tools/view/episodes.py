@@ -53,6 +53,7 @@ class Episode:
         iterations = [turn["iteration"] for turn in self.turns]
         return {
             "run": self.run,
+            "source": self.last.get("source"),  # environment, of several
             "held": is_held_out(self.last),
             "env": self.last["env"],
             "episode": self.last["episode"],
@@ -78,9 +79,10 @@ def group(turns: Iterable[LoggedTurn], run: int = 0) -> list[Episode]:
     Of held-out episodes each validation plays its own. What was played twice after the same iteration, as a resumed run
     does, is there once, as it was played last.
     """
-    episodes: dict[tuple[int, ...], dict[int, LoggedTurn]] = {}
+    episodes: dict[tuple[Any, ...], dict[int, LoggedTurn]] = {}
     for turn in turns:
-        key = (turn["env"], turn["episode"], turn["iteration"]) if is_held_out(turn) else (turn["env"], turn["episode"])
+        key: tuple[Any, ...] = (turn.get("source"), turn["env"], turn["episode"])
+        key += (turn["iteration"],) if is_held_out(turn) else ()
         if is_held_out(turn) and turn["turn"] == 0:
             episodes.pop(key, None)
         episodes.setdefault(key, {})[turn["turn"]] = turn

@@ -2,12 +2,13 @@
 
 const SHOWS = {
   all: ["all", () => true],
-  ...(TWO_RUNS
+  ...(SIDE_BY_SIDE
     ? {
-        a: ["solved by A only", (row) => row.verdict === "A only"],
-        b: ["by B only", (row) => row.verdict === "B only"],
-        both: ["by both", (row) => row.verdict === "both"],
-        neither: ["by neither", (row) => row.verdict === "neither"],
+        ...Object.fromEntries(
+          LETTERS.map((letter, k) => [letter.toLowerCase(), [`${k ? "" : "solved "}by ${letter} only`, (row) => row.verdict === `${letter} only`]]),
+        ),
+        both: [`by ${EACH}`, (row) => row.verdict === EACH],
+        neither: [`by ${NONE}`, (row) => row.verdict === NONE],
       }
     : {
         failed: ["failed", (row) => row.outcome === "failed"],
@@ -17,15 +18,18 @@ const SHOWS = {
       }),
   marked: ["★", isMarked],
 };
-const KINDS = {
-  "": ["trained and held-out", () => true],
-  trained: ["trained", (row) => !row.held],
-  "held-out": ["held-out", (row) => row.held],
-};
+const SOURCES = [...new Set(EPISODES.map((row) => row.source).filter(Boolean))];
+const KINDS = SOURCES.length
+  ? { "": ["all environments", () => true], ...Object.fromEntries(SOURCES.map((source) => [source, [source, (row) => row.source === source]])) }
+  : {
+      "": ["trained and held-out", () => true],
+      trained: ["trained", (row) => !row.held],
+      "held-out": ["held-out", (row) => row.held],
+    };
 const last = (x) => (Number.isNaN(toNumber(x)) ? -Infinity : Number(x)); // what is unknown comes last
 const SORTS = {
   newest: ["newest", (a, b) => b.last - a.last],
-  ...(TWO_RUNS
+  ...(SIDE_BY_SIDE
     ? {
         seed: ["seed", (a, b) => a.env - b.env],
         gap: ["gap of returns", (a, b) => order(last(b.gap), last(a.gap))],
@@ -43,13 +47,15 @@ const played = (row) => (row.last ? "after " + row.last : "before");
 const PAIR_COLUMNS = [
   ["solved by", (row) => row.verdict],
   ["held-out seed", (row) => row.env + (row.episode ? " / " + row.episode : "")],
-  ["iterations", (row) => [...new Set(row.members.map((member) => member.last))].join(" / ")],
-  ...[0, 1].flatMap((k) => [
-    ["turns " + LETTERS[k], (row) => row.members[k].turns],
-    ["return " + LETTERS[k], (row) => formatNumber(row.members[k].return, 3)],
+  SOURCES.length
+    ? ["environment", (row) => row.source]
+    : ["iterations", (row) => [...new Set(row.members.map((member) => member.last))].join(" / ")],
+  ...LETTERS.flatMap((letter, k) => [
+    ["turns " + letter, (row) => row.members[k].turns],
+    ["return " + letter, (row) => formatNumber(row.members[k].return, 3)],
   ]),
 ];
-const COLUMNS = TWO_RUNS ? PAIR_COLUMNS : [
+const COLUMNS = SIDE_BY_SIDE ? PAIR_COLUMNS : [
   ["", (row) => row.outcome],
   ["env / ep.", (row) => (row.held ? "held-out " + row.env + (row.episode ? " / " + row.episode : "") : row.env + " / " + row.episode)],
   ["iteration", (row) => (row.held ? played(row) : formatRange(row.first, row.last))],
@@ -121,7 +127,7 @@ function showPage() {
   const start = (page - 1) * PAGE_SIZE;
   const rows = shown.slice(start, start + PAGE_SIZE);
   byId("rows").replaceChildren(...rows.map((row) => make("li", {}, rowButton(row))));
-  const what = TWO_RUNS ? "pair" : "episode";
+  const what = !SIDE_BY_SIDE ? "episode" : LETTERS.length > 2 ? "seed" : "pair";
   byId("count").textContent = shown.length === ROWS.length
     ? plural(shown.length, what)
     : `${shown.length.toLocaleString("en")} of ${plural(ROWS.length, what)}`;
@@ -138,7 +144,7 @@ function showPage() {
 
 function rowButton(row) {
   const cells = COLUMNS.map(([name, of], k) => make("span", { text: of(row), "data-name": name, class: k ? null : row.outcome }));
-  if (TWO_RUNS) [4, 6].forEach((k, member) => cells[k].classList.add(row.members[member].outcome));
+  if (SIDE_BY_SIDE) row.members.forEach((member, k) => cells[4 + 2 * k].classList.add(member.outcome));
   else cells[4].className = "return";
   if (row.invalid) cells[6].className = "flag";
   return make(
@@ -179,7 +185,7 @@ function setUpList() {
   }
   if (!INDEX.iterations) delete SORTS.kl;
   for (const [kind, [label]] of Object.entries(KINDS)) byId("kind").append(make("option", { value: kind, text: label }));
-  byId("kind").hidden = TWO_RUNS || !EPISODES.some((row) => row.held);
+  byId("kind").hidden = SOURCES.length ? SOURCES.length === 1 : SIDE_BY_SIDE || !EPISODES.some((row) => row.held);
   byId("kind").addEventListener("change", (event) => change({ kind: event.target.value }));
   byId("marks").addEventListener("click", saveMarks);
   for (const [sort, [label]] of Object.entries(SORTS)) byId("sort").append(make("option", { value: sort, text: label }));

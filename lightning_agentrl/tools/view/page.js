@@ -7,7 +7,7 @@ function showHead() {
       make("div", {}, make("dt", { text: name }), make("dd", {}, value, make("span", { class: "quiet", text: about }))),
     );
   INDEX.runs.forEach((run, k) => {
-    const letter = TWO_RUNS ? LETTERS[k] + ": " : "";
+    const letter = SIDE_BY_SIDE ? LETTERS[k] + ": " : "";
     for (const [key, name] of [["before", "held-out success before"], ["after", "after training"]]) {
       const result = run.summary?.[key];
       if (typeof result?.success !== "number") continue;
@@ -18,24 +18,26 @@ function showHead() {
     }
   });
   if (!INDEX.iterations) document.body.classList.add("untrained");
-  else if (!TWO_RUNS) figure("iterations in the log", formatRange(...INDEX.iterations));
-  figure(TWO_RUNS ? "pairs of held-out episodes" : "episodes", ROWS.length.toLocaleString("en"));
+  else if (!SIDE_BY_SIDE) figure("iterations in the log", formatRange(...INDEX.iterations));
+  figure(!SIDE_BY_SIDE ? "episodes" : LETTERS.length > 2 ? "held-out episodes of each" : "pairs of held-out episodes", ROWS.length.toLocaleString("en"));
   figure("turns", INDEX.turns.toLocaleString("en"));
   byId("notes").append(...INDEX.notes.map((text) => make("p", { class: "note", text })));
-  if (TWO_RUNS) {
+  if (SIDE_BY_SIDE) {
     document.body.classList.add("two");
     const names = INDEX.runs.map((run, k) => make("span", {}, make("b", { class: "run" + k, text: LETTERS[k] }), " " + run.name));
-    byId("name").replaceChildren(names[0], " and ", names[1]);
+    document.body.style.setProperty("--runs", names.length);
+    const between = (k) => (k === 0 ? "" : k === names.length - 1 ? " and " : ", ");
+    byId("name").replaceChildren(...names.flatMap((name, k) => [between(k), name]));
     if (INDEX.differences.length) byId("facts").append(differences());
   }
   INDEX.runs.forEach((run, k) => {
-    const of = TWO_RUNS ? ` ${LETTERS[k]}` : " this run";
+    const of = SIDE_BY_SIDE ? ` ${LETTERS[k]}` : " this run";
     if (run.facts) {
       const rows = flatten(run.facts).map(([key, value]) => make("tr", {}, make("td", { text: key }), make("td", { text: value })));
       byId("facts").append(make("details", { class: "run-facts" }, make("summary", { text: "About" + of }), make("table", {}, ...rows)));
     }
     if (run.config) {
-      const title = TWO_RUNS ? "Configuration of" + of : "Configuration";
+      const title = SIDE_BY_SIDE && INDEX.iterations ? "Configuration of" + of : "Configuration";
       byId("facts").append(make("details", {}, make("summary", { text: title }), make("pre", { text: run.config })));
     }
   });
@@ -90,7 +92,7 @@ showHead();
 showCurves();
 setUpList();
 if (ROWS.length) {
-  followHash(location.hash.length > 1 || onePane() || TWO_RUNS ? undefined : firstFailure);
+  followHash(location.hash.length > 1 || onePane() || SIDE_BY_SIDE ? undefined : firstFailure);
   showMarks();
 } else byId("bench").remove();
 addEventListener("popstate", () => ROWS.length && followHash());

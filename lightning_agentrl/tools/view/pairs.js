@@ -1,43 +1,46 @@
-// The lines of the list: the episodes of a run or, of two runs, pairs of held-out episodes of the same seed.
+// The lines of the list: the episodes of a run or, of several runs, their held-out episodes of the same seed.
 
-const TWO_RUNS = INDEX.runs.length > 1;
-const LETTERS = ["A", "B"]; // of the runs
-const ROWS = TWO_RUNS ? pairs() : EPISODES;
+const SIDE_BY_SIDE = INDEX.runs.length > 1;
+const LETTERS = INDEX.runs.map((_, k) => String.fromCharCode(65 + k));
+const [EACH, NONE] = INDEX.runs.length > 2 ? ["all", "none"] : ["both", "neither"];
+const ROWS = SIDE_BY_SIDE ? pairs() : EPISODES;
 
-// Validations after the same iteration belong together, and the last of either run.
+// Validations after the same iteration belong together, and the last of each run.
 function pairs() {
-  const lasts = [0, 1].map((run) => ends(EPISODES.filter((row) => row.run === run).map((row) => row.last))[1]);
-  const key = (row, last = row.last) => `${row.env}.${row.episode}.${last}`; // of each side of a game an episode
-  const seconds = new Map(EPISODES.filter((row) => row.run === 1).map((row) => [key(row), row]));
+  const own = LETTERS.map((_, run) => EPISODES.filter((row) => row.run === run));
+  const lasts = own.map((rows) => ends(rows.map((row) => row.last))[1]);
+  const key = (row, last) => JSON.stringify([row.source, row.env, row.episode, last]); // of each side of a game an episode
+  const found = own.map((rows) => new Map(rows.map((row) => [key(row, row.last), row])));
   const rows = [];
-  for (const first of EPISODES) {
-    if (first.run) continue;
-    const ended = first.last === lasts[0];
-    const second = seconds.get(key(first, ended ? lasts[1] : first.last));
-    if (second) rows.push(pair(rows.length, first, second));
+  for (const first of own[0]) {
+    const members = found.map((of, k) => of.get(key(first, first.last === lasts[0] ? lasts[k] : first.last)));
+    if (members.every(Boolean)) rows.push(pair(rows.length, members));
   }
   return rows;
 }
 
-function pair(index, first, second) {
-  const won = [first, second].map((row) => row.outcome === "solved");
+function pair(index, members) {
+  const winners = LETTERS.filter((_, k) => members[k].outcome === "solved");
+  const some = winners.length === 1 ? `${winners[0]} only` : winners.join(" ");
+  const returns = members.map((member) => toNumber(member.return));
   return {
     index,
-    id: first.id,
-    members: [first, second],
-    env: first.env,
-    episode: first.episode,
-    first: Math.min(first.last, second.last),
-    last: Math.max(first.last, second.last),
-    verdict: won[0] === won[1] ? (won[0] ? "both" : "neither") : won[0] ? "A only" : "B only",
-    gap: Math.abs(toNumber(first.return) - toNumber(second.return)),
+    id: members[0].id,
+    members,
+    env: members[0].env,
+    episode: members[0].episode,
+    source: members[0].source,
+    first: Math.min(...members.map((member) => member.first)),
+    last: Math.max(...members.map((member) => member.last)),
+    verdict: winners.length === 0 ? NONE : winners.length === members.length ? EACH : some,
+    gap: Math.max(...returns) - Math.min(...returns),
   };
 }
 
 const playedAfter = (row) => (row.last ? `after iteration ${row.last}` : "before training");
 
 function titleOf(row) {
-  const held = `held-out seed ${row.env}` + (row.episode ? `, episode ${row.episode}` : "");
-  if (TWO_RUNS) return held;
+  const held = (row.source ? `${row.source}, ` : "") + `held-out seed ${row.env}` + (row.episode ? `, episode ${row.episode}` : "");
+  if (SIDE_BY_SIDE) return held;
   return row.held ? `${held}, ${playedAfter(row)}` : `env ${row.env}, episode ${row.episode}`;
 }

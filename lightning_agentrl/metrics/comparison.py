@@ -1,0 +1,53 @@
+"""Comparison of policies on equal seeds: pass@k, and bootstrap intervals of means and of paired differences.
+
+Suffixes: E environments, S seeds of each, N episodes per seed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 10_000
+Interval = tuple[float, float]
+
+
+def pass_at_k(successes: NDArray[np.bool_], k: int) -> NDArray[np.float64]:
+    """Return an unbiased estimate of the chance that at least one of ``k`` episodes succeeds, for each seed.
+
+    With c successes in N episodes it is 1 - C(N - c, k) / C(N, k), as a product that does not overflow (Chen et al.
+    2021, Evaluating Large Language Models Trained on Code).
+
+    Args:
+        successes: of each episode [..., N].
+        k: from 1 to N.
+
+    Returns:
+        The estimates [...].
+    """
+    samples = successes.shape[-1]
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs 1 <= k <= {samples}, the number of episodes per seed")
+    failures = samples - successes.sum(-1, keepdims=True)  # [..., 1]
+    drawn = np.arange(k)  # factors are 0 from a draw on that has no failure left
+    return 1.0 - np.prod((failures - drawn) / (samples - drawn), axis=-1)
+
+
+def bootstrap_interval(x_ES: NDArray[np.float64], level: float = 0.95, seed: int = 0) -> Interval:
+    """Return the percentile interval of the mean over environments of their means over seeds (Efron 1979).
+
+    Seeds are drawn with replacement within each environment, so environments count alike and episodes of one seed stay
+    together. For a paired difference give the differences of two policies on the same seeds.
+
+    Args:
+        x_ES: a number for each environment and seed, such as the mean success of its episodes.
+        level: coverage.
+        seed: of the resampling.
+    """
+    envs, seeds = x_ES.shape
+    random = np.random.default_rng(seed)
+    means_R = np.zeros(RESAMPLES)
+    for x_S in x_ES:  # one environment at a time, [R, S] of memory
+        means_R += x_S[random.integers(seeds, size=(RESAMPLES, seeds))].mean(1) / envs
+    low, high = np.quantile(means_R, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
