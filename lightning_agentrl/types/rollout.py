@@ -27,6 +27,7 @@ PER_ROW = (
     "greedy_scores",
     "forked_end_values",
 )  # fields of a rollout that are [B]
+FROM_SAMPLES = ("samples", "action_mask", "turn_ids", "rewards", "rollout_logps", "episode", "terminated")
 EPISODES_PER_ENV = 2**32  # room for episode numbers in an episode label
 
 
@@ -176,6 +177,57 @@ class Rollout:
         width = int(self.action_mask[rows].sum(1).max()) if len(rows) else 0
         chosen = {name: x[rows] if x.dim() == 1 else x[rows, :width] for name, x in self.tensors.items()}
         return replace(self.with_tensors(chosen), samples=samples)
+
+    def chunk(self, n: int) -> list[Rollout]:
+        """Return ``n`` parts of consecutive rows, the first ones a row longer if ``n`` does not divide them.
+
+        ``Rollout.concat`` joins them again.
+
+        Raises:
+            ValueError: there are fewer rows than parts.
+        """
+        if not 1 <= n <= len(self):
+            raise ValueError(f"a rollout of {len(self)} rows cannot be cut into {n} parts")
+        return [self.select(rows) for rows in torch.arange(len(self)).tensor_split(n)]
+
+    def fields(self, *names: str) -> Rollout:
+        """Return this rollout with samples, the tensors made of them, and of the others only those of these names.
+
+        Args:
+            names: of tensors that are there, those of the scores too, such as ``values`` and ``advantages``.
+
+        Raises:
+            ValueError: there is no tensor of one of the names.
+        """
+        if missing := [name for name in names if name not in self.tensors]:
+            raise ValueError(f"this rollout has no '{missing[0]}'; it has {', '.join(self.tensors)}")
+        return Rollout.from_dict({name: x for name, x in self.to_dict().items() if name in (*FROM_SAMPLES, *names)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the samples, and all tensors that are there by name: [B] or [B, A]; see :meth:`from_dict`."""
+        return {"samples": self.samples, **self.tensors}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Rollout:
+        """Undo :meth:`to_dict`.
+
+        Args:
+            given: the samples, the tensors that are made of them, and any others by name.
+
+        Raises:
+            ValueError: one of the first is missing, a name is unknown, or a tensor is neither [B] nor [B, A], as its
+                field is.
+        """
+        known = {f.name for f in fields(cls)} - {"scores"} | SCORES
+        if unknown := sorted(given.keys() - known):
+            raise ValueError(f"a rollout has no field '{unknown[0]}'; it has {', '.join(sorted(known))}")
+        if missing := [name for name in FROM_SAMPLES if name not in given]:
+            raise ValueError(f"a rollout needs '{missing[0]}'; Rollout.from_samples makes it of samples")
+        samples, mask = tuple(given["samples"]), given["action_mask"]
+        if mask.dim() != 2 or len(mask) != len(samples):
+            raise ValueError(f"action_mask has the shape {list(mask.shape)}; {len(samples)} samples need [B, A]")
+        made = cls(samples, *(given[name] for name in FROM_SAMPLES[1:]))
+        return made.union(**{name: x for name, x in given.items() if name != "samples"})
 
     @staticmethod
     def concat(rollouts: Sequence[Rollout]) -> Rollout:

@@ -117,6 +117,54 @@ def test_to_select_pieces_and_join_them_is_nothing(order, count):
     assert_same(Rollout.concat(pieces), rollout)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_chunks_are_even_and_join_again(n: int) -> None:
+    rollout = scored(Rollout.from_samples([*windowed(), *growing()]))
+    rollout = rollout if n <= len(rollout) else Rollout.concat([rollout] * n)
+    parts = rollout.chunk(n)
+    sizes = [len(part) for part in parts]
+    assert len(parts) == n
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+    assert_same(Rollout.concat(parts), rollout)
+    with pytest.raises(ValueError, match=f"of {len(rollout)} rows cannot be cut into {len(rollout) + 1} parts"):
+        rollout.chunk(len(rollout) + 1)
+
+
+def test_fields_keep_what_is_named_and_what_samples_give() -> None:
+    rollout = scored(Rollout.from_samples(windowed()))
+    own = tensors(Rollout.from_samples(windowed()))
+    kept = rollout.fields("values", "advantages")
+    assert tensors(kept).keys() == own.keys() | {"scores.values", "advantages"}
+    assert torch.equal(kept.scores.values, rollout.scores.values)
+    assert tensors(rollout.fields()).keys() == own.keys()
+    with pytest.raises(ValueError, match="has no 'picked'; it has action_mask"):
+        rollout.fields("picked")
+
+
+def test_a_dict_and_back_is_the_rollout() -> None:
+    rollout = scored(Rollout.from_samples([*windowed(), *growing()]))
+    assert_same(Rollout.from_dict(rollout.to_dict()), rollout)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda given: given.update(values=given["values"][:, :-1]), "values has the shape"),
+        (lambda given: given.update(episode=given["episode"][:-1]), "episode has the shape"),
+        (lambda given: given.update(rewards=given["rewards"].sum(1)), "rewards has the shape"),
+        (lambda given: given.update(action_mask=given["action_mask"][:-1]), "action_mask has the shape"),
+        (lambda given: given.update(value=given["values"]), "a rollout has no field 'value'"),
+        (lambda given: given.pop("turn_ids"), "needs 'turn_ids'"),
+    ],
+)
+def test_a_dict_of_other_shapes_is_refused(change, sentence):
+    given = scored(Rollout.from_samples(windowed())).to_dict()
+    change(given)
+    with pytest.raises(ValueError, match=sentence):
+        Rollout.from_dict(given)
+
+
 def test_concat_of_other_widths_keeps_common_fields_only():
     a, b = scored(Rollout.from_samples(windowed())), Rollout.from_samples(growing())
     b = b.union(scores=Scores(values=torch.ones(2, 5)), returns=torch.ones(2, 5))
