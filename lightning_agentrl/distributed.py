@@ -23,13 +23,13 @@ def in_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def all_gather(value: T) -> list[T]:
-    """Return what every rank holds, in rank order. All ranks must call it."""
+def all_gather(value: T, group: Any = None) -> list[T]:
+    """Return what every rank of a process group (None: of the run) holds, in rank order. All of them must call it."""
     if not in_group():
         return [value]
-    gathered: list[Any] = [None] * dist.get_world_size()
+    gathered: list[Any] = [None] * dist.get_world_size(group)
     with waiting_for_ranks():
-        dist.all_gather_object(gathered, value)
+        dist.all_gather_object(gathered, value, group)
     return gathered
 
 

@@ -24,7 +24,7 @@ from lightning_agentrl.agents.metrics_of_run import (
     describe_prepared,
     describe_step,
 )
-from lightning_agentrl.agents.models import Compute, models_for, readers_for
+from lightning_agentrl.agents.models import Compute, models_for, readers_for, sequence_group_for
 from lightning_agentrl.agents.optim import Optim, Steps, prepare_strategy
 from lightning_agentrl.agents.resume import begin_run, check_sharded, load_agent, save_agent, settings_of
 from lightning_agentrl.agents.scoring import (
@@ -46,6 +46,7 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic, SeparateCritic, follow_returns
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.lora import LoRA, frozen_weights
+from lightning_agentrl.models.sequence import SequenceGroup
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule
 from lightning_agentrl.rollout.collector import Connection
 from lightning_agentrl.types import Rollout
@@ -118,6 +119,7 @@ class Agent(L.LightningModule, ABC):
         self.variance_proxy = variance_proxy
         self.run_id = ""  # made in a run's first fit, kept by its checkpoints
         self.made_of: dict[str, Any] = {}  # settings, base weights and versions of the run
+        self.sequence_group: SequenceGroup | None = None
         self.steps = Steps(self.optim)
         self.recent_episodes = RecentEpisodes()
         self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
@@ -299,6 +301,7 @@ class Agent(L.LightningModule, ABC):
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
+        self.sequence_group = sequence_group_for(self)  # new ones in each fit, as process groups may be
         if hasattr(self, "models"):
             check_rounded(self)
             return

@@ -18,9 +18,10 @@ from lightning_agentrl.agents.sharding import check_strategy, in_lockstep, train
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, TruncatedWeights
 from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.families import FAMILIES, Family
+from lightning_agentrl.models.families import FAMILIES, Family, text_family, why_unshared
 from lightning_agentrl.models.kernels import check_kernels, slow_in_bfloat16
 from lightning_agentrl.models.loading import read_config
+from lightning_agentrl.models.sequence import head_counts, shares_heads
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -29,6 +30,7 @@ _CUTS = (
     "would drop mini-batches of a collected rollout; remove it and set data.init_args.num_envs, turns_per_env or "
     "mini_batch_turns, or data.init_args.groups"
 )
+_COMPUTE = "model.init_args.compute"
 _OPTIMIZER = "changes the optimizer, and gradients, rates and steps are the agent's own here; "
 CALLBACKS = {  # by name, since some versions of Lightning lack some
     "StochasticWeightAveraging": _OPTIMIZER
@@ -68,6 +70,7 @@ def check_run(agent: Any, stage: str, on_gpu: bool | None = None) -> None:
         check_schedules(agent.optim.schedule, planned_steps(trainer))
         check_tower(agent.train_tower, agent.model, agent.lora is not None)
         check_critic(agent.critic, trainer.strategy)
+        check_sequence(agent)
         check_groups(advantage, data.groups, agent.group_filter, agent.aggregation)
         check_forks(advantage, data.groups, data.interaction, takes_kl)
         check_returns(advantage, takes_kl, data.interaction)
@@ -139,6 +142,40 @@ def check_critic(critic: Critic | None, strategy: Strategy) -> None:
         raise ValueError(
             "model.init_args.critic.init_args.popart does not work with DeepSpeedStrategy, which keeps copies of the "
             "weights that are rescaled; remove it, or use trainer.strategy 'ddp' or ModelParallelStrategy"
+        )
+
+
+def check_sequence(agent: Any) -> None:
+    """Refuse groups of ranks that cannot read rows together: by their number, the strategy, or one of the models.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    parts, key = agent.compute.sequence_parallel, f"{_COMPUTE}.sequence_parallel"
+    world = agent.trainer.num_devices * agent.trainer.num_nodes
+    if parts == 1:
+        return
+    if world % parts:
+        raise ValueError(
+            f"{key} {parts} needs a multiple of {parts} processes, and the run has {world}; change trainer.devices or "
+            "trainer.num_nodes, or set it to 1"
+        )
+    if isinstance(agent.trainer.strategy, DeepSpeedStrategy):
+        raise ValueError(f"{key} {parts} under DeepSpeedStrategy is not supported; use 'ddp' or ModelParallelStrategy")
+    reference = agent.reference if agent.needs.ref_logps else None
+    names = dict.fromkeys((agent.model, getattr(agent.critic, "model", None), reference))
+    configs = {name: read_config(name) for name in names if name is not None}
+    for name, config in configs.items():
+        family, unshared = text_family(config), why_unshared(config)
+        if family is None or not family.engine_shares or unshared:
+            states = "layers that pass states from token to token"
+            raise ValueError(f"the model '{name}' has {unshared or states}, so {key} must be 1")
+    if not all(shares_heads(config, parts) for config in configs.values()):
+        sizes = [n for n in range(1, world + 1) if world % n == 0 and all(shares_heads(c, n) for c in configs.values())]
+        heads = ", ".join(f"'{name}': {head_counts(config)}" for name, config in configs.items())
+        raise ValueError(
+            f"{key} {parts} cannot share out the attention heads ({heads}); with {world} processes it can be "
+            f"{' or '.join(map(str, sizes))}"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -34,6 +35,7 @@ from lightning_agentrl.models.loading import (
     read_images,
 )
 from lightning_agentrl.models.lora import LoRA, Unadapted
+from lightning_agentrl.models.sequence import SequenceGroup, sequence_group
 from lightning_agentrl.models.sharding import release, shard
 from lightning_agentrl.models.vision import FamilyReader, tower
 
@@ -51,19 +53,20 @@ class Compute:
         kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` uses Liger's kernels, on a GPU;
             ``auto`` is ``compiled`` on a GPU if vLLM samples and weights are not sharded, else ``torch``. What they
             save was measured on one GPU (docs/results/gpu_runs.md).
+        sequence_parallel: number of neighboring processes that read their rows together, each a share of the tokens,
+            for rows that do not fit one device; ``max_tokens_per_micro_batch`` then counts the share.
     """
 
     max_tokens_per_micro_batch: int = 16384
     gradient_checkpointing: bool = False
     recompute_logits: bool = True
     kernels: Kernels = "auto"
+    sequence_parallel: int = 1
 
     def __post_init__(self) -> None:
-        if self.max_tokens_per_micro_batch < 1:
-            raise ValueError(
-                "model.init_args.compute.max_tokens_per_micro_batch must be at least 1, got "
-                f"{self.max_tokens_per_micro_batch}"
-            )
+        for name in ("max_tokens_per_micro_batch", "sequence_parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.init_args.compute.{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,13 @@ def models_for(agent: Any) -> Models:
             None if mesh is None else mesh["data_parallel"],
             agent.train_tower,
         )
+
+
+def sequence_group_for(agent: Any) -> SequenceGroup | None:
+    """Return the ranks with which this one reads its rows, if it trains in a group; all ranks must call it together."""
+    trainer, size = trainer_of(agent), agent.compute.sequence_parallel
+    trains = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+    return sequence_group(size) if trains and size > 1 else None
 
 
 @contextmanager

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.sharding import in_lockstep
-from lightning_agentrl.distributed import max_over_ranks
+from lightning_agentrl.distributed import all_gather, max_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import of_first_tokens
 from lightning_agentrl.models.critic import Critic, values_of
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, pack, plan_micro_batches
+from lightning_agentrl.models.sequence import SequenceGroup, pack_shard
 from lightning_agentrl.models.vision import FamilyReader
 from lightning_agentrl.types import ForkPlan, ModelInput, Rollout, Row, Scores, input_of
 from lightning_agentrl.types.transfer import to_host, wait_for
@@ -87,6 +88,7 @@ class Reader:
         trains_tower: read a blank image in each pass with gradients that has no image, so that the weights of the
             tower have gradients on all ranks.
         precision: context of the trainer's precision.
+        group: ranks that read their rows together, each a shard of the tokens; None: each rank reads its own.
     """
 
     temperature: float
@@ -98,19 +100,40 @@ class Reader:
     images: FamilyReader | None = None
     trains_tower: bool = False
     precision: Callable[[], AbstractContextManager[None]] = nullcontext
+    group: SequenceGroup | None = None
+
+    def packs(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], Packed]]:
+        """Yield for each micro-batch the numbers of its rows and what is read for them; a group reads all of its rows.
+
+        All ranks of a group must call it, also without rows.
+        """
+        if self.group is None:
+            for index in self.micro_batches(rows):
+                yield index, self.pack([rows[i] for i in index])
+            return
+        parts, rank = all_gather([*rows], self.group.handle), self.group.rank
+        every = [row for part in parts for row in part]
+        owners = [owner for owner, part in enumerate(parts) for _ in part]
+        before = owners.index(rank) if rows else 0
+        for index in self.micro_batches(every):
+            own = [i - before for i in index if owners[i] == rank]
+            yield own, self.pack([every[i] for i in index], [owners[i] for i in index])
 
     def micro_batches(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Return the numbers of the rows of each micro-batch.
+        """Return the numbers of the rows of each micro-batch; of a group, ``rows`` are those of all its ranks.
 
         Without gradients no activations are kept, so several times as many tokens fit, and more prefixes are shared.
         """
-        factor = 1 if torch.is_grad_enabled() else TIMES_WITHOUT_GRADIENT
+        factor = (1 if torch.is_grad_enabled() else TIMES_WITHOUT_GRADIENT) * (self.group.size if self.group else 1)
         per_token = self.images.patches_per_token if self.images else 0
         plans = plan_micro_batches(rows, factor * self.max_tokens, self.share, per_token)
         return plans if self.agree is None else plans + [[]] * (self.agree(len(plans)) - len(plans))
 
-    def pack(self, rows: Sequence[Row]) -> Packed:
+    def pack(self, rows: Sequence[Row], owners: Sequence[int] = ()) -> Packed:
+        """Pack a micro-batch; of a group, with the rank that has each row."""
         feed_tower = self.trains_tower and torch.is_grad_enabled()
+        if self.group is not None:
+            return pack_shard(rows or [NOTHING], owners or [-1], self.group, self.device, self.images, feed_tower)
         return pack(rows or [NOTHING], self.device, self.share, self.images, feed_tower)
 
 
@@ -159,17 +182,19 @@ def policy_handle(agent: Any) -> PolicyHandle:
 def reader_for(agent: Any) -> Reader:
     """Return the settings of the forward passes of an agent whose run has started."""
     strategy = agent.trainer.strategy
-    lockstep = in_lockstep(strategy)  # then no rank may leave by itself
+    lockstep = in_lockstep(strategy)
+    alone = not lockstep and agent.sequence_group is None  # else no rank may leave by itself
     return Reader(
         agent.temperature,
         agent.compute.max_tokens_per_micro_batch,
         agent.device,
         agent.models.share_prefixes,
-        agent.clock.advance if lockstep else partial(_advance_or_leave, agent),
+        partial(_advance_or_leave, agent) if alone else agent.clock.advance,
         agree=max_over_ranks if lockstep else None,
         images=agent.actor.image_reader,
         trains_tower=agent.train_tower,
         precision=partial(cached_precision, agent.trainer.precision_plugin),
+        group=agent.sequence_group,
     )
 
 
@@ -380,8 +405,8 @@ def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], lis
     Without a row there is no kind.
     """
     kinds_of_row: list[list[Tensor]] = [[] for _ in rows]
-    for index in reader.micro_batches(rows):
-        flats = read(reader.pack([rows[i] for i in index]))
+    for index, packed in reader.packs(rows):
+        flats = read(packed)
         sizes = [len(rows[i].logit_positions) for i in index]
         for flat in flats if index else ():
             for i, part in zip(index, to_host(flat).split(sizes), strict=True):

@@ -131,11 +131,10 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
     seed = derive_seed(agent.datamodule.seed, agent.policy_version, agent.trainer.global_rank)
     # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
     with without_sync(agent.trainer.strategy.model), reader.precision(), random_from(seed, ranks.device):
-        for index in reader.micro_batches(rows):
+        for index, packed in reader.packs(rows):
             micro = rollout.select(index).to(ranks.device)
-            packed = reader.pack([rows[i] for i in index])
             held = sum(rows[i].length for i in index)
-            padding = 0 if index and packed.padding is None else packed.tokens - held
+            padding = 0 if (index or reader.group) and packed.padding is None else packed.tokens - held
             agent.clock.count_packed(held, packed.tokens, padding)
             for policy_loss, value_loss, metrics in micro_batch_losses(agent, micro, packed):
                 means = [
@@ -197,7 +196,7 @@ def micro_batch_losses(
         if micro.scores.old_logps is None:
             micro = micro.union(scores=Scores(scores.logps.detach(), entropy=scores.entropy.detach()))
             metrics = {GAP: (scores.logps - micro.rollout_logps).abs()}
-        loss = agent.policy_loss(micro, scores)
+        loss = _connected(agent.policy_loss(micro, scores), micro, scores.logps)
         metrics |= {"policy/loss": loss, **agent.update_metrics(micro, scores)}
         value_loss = None
         if shared:
@@ -235,4 +234,9 @@ def _value_loss(agent: Any, micro: Rollout, packed: Packed, hidden_RH: Tensor | 
         scores = replace(micro.scores, values=head.normalize(micro.scores.values))
         micro = replace(micro, scores=scores, returns=head.normalize(micro.returns))
         values = head.normalize(values)
-    return agent.value_loss(micro, values)
+    return _connected(agent.value_loss(micro, values), micro, values)
+
+
+def _connected(loss_BA: Tensor, micro: Rollout, scores_BA: Tensor) -> Tensor:
+    """Return the loss, of no rows with a graph even if it is a constant: other ranks may need this backward pass."""
+    return loss_BA if len(micro) else loss_BA + scores_BA.sum()

@@ -155,17 +155,23 @@ class RunPlan:
         )
 
     def _rows(self) -> list[Row]:
-        """Return rows of an optimizer step on one process, with replies of full length; none without a tokenizer."""
-        turns = step_turns(self.data, self.place.processes)
+        """Return rows of an optimizer step on the processes that read together, with replies of full length.
+
+        There are none without a tokenizer.
+        """
+        turns = step_turns(self.data, self.place.processes) * self.agent.compute.sequence_parallel
         return example_rows(self.prompts, turns, self.data) if self.prompts else []
 
     def _step(self) -> Step:
-        budget, reply = self.agent.compute.max_tokens_per_micro_batch, self.data.interaction.max_reply_tokens
+        """Return what a process reads; of rows that it reads with others a share, but maybe all replies."""
+        compute, reply = self.agent.compute, self.data.interaction.max_reply_tokens
+        parts = compute.sequence_parallel
+        budget = parts * compute.max_tokens_per_micro_batch
         if not self.rows:  # the longest there can be, with nothing in common
-            turns, longest = step_turns(self.data, self.place.processes), self.data.longest_turn
+            turns, longest = step_turns(self.data, self.place.processes) * parts, self.data.longest_turn
             fitting = max(budget // longest, 1)
             tokens, reads = min(turns, fitting) * longest, min(turns, fitting) * reply
-            return Step(math.ceil(turns / fitting), max(tokens, longest), reads, turns * longest)
+            return Step(math.ceil(turns / fitting), max(tokens, longest) // parts, reads, turns * longest // parts)
         per_token = self.reader.patches_per_token if self.reader else 0
         share = self.models.share_prefixes
         plans = plan_micro_batches(self.rows, budget, share, per_token)
@@ -173,7 +179,8 @@ class RunPlan:
         sizes = [pack(rows, share=share, reader=self.reader).tokens for rows in batches]
         most_reads = max(sum(len(row.logit_positions) for row in rows) for rows in batches)
         # Other rows may fill the budget, which a single one of them may exceed.
-        return Step(len(plans), max([*sizes, *[budget] * (len(plans) > 1)]), most_reads, sum(sizes))
+        largest = max([*sizes, *[budget] * (len(plans) > 1)])
+        return Step(len(plans), math.ceil(largest / parts), most_reads, sum(sizes) // parts)
 
     def _memory(self) -> MemoryPlan:
         """Return the memory of one process."""

@@ -15,6 +15,7 @@ from lightning_agentrl.models.attention.tree import no_mask
 from lightning_agentrl.models.families import final_logits, image_reader, text_family, why_unshared
 from lightning_agentrl.models.loading import UNIQUE_POSITIONS, context_length_of
 from lightning_agentrl.models.packing import Packed
+from lightning_agentrl.models.sequence import PackedShard
 from lightning_agentrl.models.vision import FamilyReader, PackedImages, image_features, text_decoder
 
 LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
@@ -60,17 +61,20 @@ def read_tokens(
 
 def hidden_at_logit_positions(lm: PreTrainedModel, packed: Packed) -> Tensor:
     """Return the last hidden states [R, H] at the logit positions."""
+    shard = packed.shard if isinstance(packed, PackedShard) else None
     if packed.tree is None:
         masks: dict[str, Any] = {"attention_mask": packed.padding}
     else:
         masks = {
             "attention_mask": no_mask(packed.ids.device),
-            "tree": packed.tree,
+            "tree": shard or packed.tree,
             **({"seq_idx": packed.tree} if _convolves(lm) else {}),
             UNIQUE_POSITIONS: packed.unique_positions,
         }
-    hidden = read_tokens(lm, packed.ids, packed.positions, packed.images, use_cache=False, **masks)
-    return hidden.flatten(0, 1)[packed.logit_positions]
+    hidden = read_tokens(lm, packed.ids, packed.positions, packed.images, use_cache=False, **masks).flatten(0, 1)
+    if shard is not None:
+        hidden = shard.to_readers(hidden)
+    return hidden[packed.logit_positions]
 
 
 def _convolves(lm: PreTrainedModel) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, ClassVar, cast
@@ -200,6 +200,11 @@ class PackedImages:
     patches: dict[str, Tensor]  # of the different images: arguments of the model's ``get_image_features``
     places: Tensor  # [M] int64, index into the flat ids of each token of an image, ascending
     tokens: Tensor  # [M] int64, which of the tokens of the different images it is
+
+    def cut(self, start: int, size: int) -> PackedImages:
+        """Return those tokens of the images that are among ``size`` tokens of a row from ``start`` on."""
+        inside = (self.places >= start) & (self.places < start + size)
+        return replace(self, places=self.places[inside] - start, tokens=self.tokens[inside])
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,22 @@ def test_the_plan_of_a_run_that_goes_on_is_of_what_is_left(
     assert re.search(r"held-out episodes +2 after every 2 epochs and after it; 6 in all\n", shown)
 
 
+def test_rows_that_two_ranks_read_together_are_counted_as_half(tmp_path: Path, tiny_folder: Path) -> None:
+    """Each row is longer than the budget, so it is a micro-batch of its own."""
+    alone, shared = (
+        RunPlan(
+            make_trainer(tmp_path, 3, devices=2, strategy="ddp"),
+            make_agent(tiny_folder, sequence_parallel=parts, max_tokens_per_micro_batch=20),
+            make_data(),
+        )
+        for parts in (1, 2)
+    )
+    assert shared.step.tokens == -(-alone.step.tokens // 2)
+    assert shared.step.reads == alone.step.reads
+    constant = 2 * shared.memory.activations - alone.memory.activations  # logits, gradient of the embedding
+    assert 0 <= constant < alone.memory.activations / 2
+
+
 @pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic, LeastSquaresCritic])
 def test_weights_gradients_and_optimizer_are_those_of_the_run(
     tiny_folder: Path, tmp_path: Path, critic: type[Critic]

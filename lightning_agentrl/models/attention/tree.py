@@ -31,6 +31,7 @@ from lightning_agentrl.models.attention.flash import (
     with_sink,
 )
 from lightning_agentrl.models.prefix_tree import Block, PrefixTree
+from lightning_agentrl.models.sequence import Shard
 
 
 class BranchedAttention(torch.autograd.Function):
@@ -240,7 +241,7 @@ def tree_attention_forward(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    tree: PrefixTree | None = None,
+    tree: PrefixTree | Shard | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     **kwargs: Any,
@@ -248,7 +249,7 @@ def tree_attention_forward(
     """Return [1, N, H, D] of queries [1, H, N, D], keys and values [1, G, P + N, D]; the interface of transformers.
 
     The first P keys, if any, are a past that all rows of the tree share; only without gradients. Values may have
-    another width than keys, and heads may have sinks: ``s_aux`` [H].
+    another width than keys, and heads may have sinks: ``s_aux`` [H]. Of a shard, N counts its own tokens.
     """
     if tree is None:
         if attention_mask is not None and tuple(attention_mask.shape) == _NO_MASK_SHAPE:
@@ -269,6 +270,13 @@ def tree_attention_forward(
         whole = (module, query, key, value, attention_mask, dropout, scaling, tree, sliding_window, s_aux)
         out, weights = tree_attention_forward(*whole, **kwargs)
         return out[..., :width].contiguous(), weights
+    if isinstance(tree, Shard):
+        dtype, sinks = value.dtype, None if s_aux is None else tree.own_heads(s_aux)
+        query, key, value = tree.to_heads(*as_autocast(query, key, value))
+        out, _ = tree_attention_forward(
+            module, query, key, value, None, dropout, scaling, tree.tree, sliding_window, sinks
+        )
+        return tree.to_tokens(out).to(dtype), None
     past = key.shape[2] - query.shape[2]
     window = sliding_window if sliding_window is not None and sliding_window < past + tree.depth else None
     if query.device.type == "cpu" and window is None and not dropout:
@@ -287,13 +295,15 @@ def tree_attention_forward(
         if fits_flex(query):
             windowed = window is not None
             return flex_tree_attention(query, key, value, tree.block_mask(window), scaling, windowed, s_aux), None
-    if s_aux is not None:
-        return dense_attention(query, key, value, tree.mask(window, past)[None, None], scaling, s_aux), None
-    return sdpa_attention_forward(module, query, key, value, tree.mask(window, past)[None, None], dropout, scaling)
+    seen = tree.mask(window, past)[None, None]
+    # sdpa repeats keys as its module says, and of a shard each rank may have another share of keys than of queries
+    if s_aux is not None or query.shape[1] != key.shape[1] * getattr(module, "num_key_value_groups", 1):
+        return dense_attention(query, key, value, seen, scaling, s_aux), None
+    return sdpa_attention_forward(module, query, key, value, seen, dropout, scaling)
 
 
 def dense_attention(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float | None, sink_H: Tensor
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float | None, sink_H: Tensor | None
 ) -> Tensor:
     """Return [B, N, H, D] of queries [B, H, N, D], keys and values [B, G, M, D] with sinks: a key more that is 0.
 
@@ -303,18 +313,18 @@ def dense_attention(
         value: as said.
         seen: [B, 1, N, M] True where the query may attend to the key; None: each sees all up to itself.
         scaling: of the scores; None: one over the root of D.
-        sink_H: the score of the key that is added for each head.
+        sink_H: the score of the key that is added for each head; None: no key is added.
     """
     count, keys = query.shape[2], key.shape[2]
     if seen is None:
         seen = torch.ones(count, keys, dtype=torch.bool, device=query.device).tril(keys - count)[None, None]
     bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(~seen, float("-inf"))
     bias = bias.expand(query.shape[0], query.shape[1], count, keys)
-    sinks = sink_H.to(query.dtype)[None, :, None, None].expand(*bias.shape[:3], 1)
-    key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
-    out = F.scaled_dot_product_attention(
-        query, key, value, torch.cat([bias, sinks], -1), scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
+    if sink_H is not None:
+        sinks = sink_H.to(query.dtype)[None, :, None, None].expand(*bias.shape[:3], 1)
+        key, value, bias = *(F.pad(x, (0, 0, 0, 1)) for x in (key, value)), torch.cat([bias, sinks], -1)
+    gqa = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, bias, scale=scaling, enable_gqa=gqa)
     return out.transpose(1, 2).contiguous()
 
 
