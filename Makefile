@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-oldest test-newest test-openenv test-suites test-wheel chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-figures gpu-wheels agents clean
+.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-oldest test-newest test-openenv test-suites test-wheel chromium docs reference lint types check format vllm-cpu vllm-gpu benchmarks gpu-figures gpu-wheels agents clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -131,6 +131,9 @@ test-suites: ## run the tests of TextWorld and textworld-express (needs Java), i
 
 chromium: # of the distribution; tests look for `chromium` on the PATH
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+
+reference: install ## write the reference of keys and classes, docs/api/, from the code
+	$(BIN)/python -m docs.reference
 
 docs: install ## build the documentation into site/, without warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -28,7 +28,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from benchmarks import counted_memory
-from docs import reference
+from docs import hooks, reference
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.prompts.messages import Observation, Rules
@@ -55,7 +55,7 @@ def named(path: Path) -> str:
 
 @cache
 def filled(path: Path) -> str:
-    return reference.filled(path.read_text())
+    return hooks.filled(path.read_text())
 
 
 # The site
@@ -197,7 +197,12 @@ def test_the_site_in_a_browser(site: Site) -> None:
     assert [text for text in seen if not re.match(r"file:|data:|about:|blob:", text)] == []
 
 
-# The configuration page
+# The reference
+
+
+def test_reference_pages_are_those_that_the_code_gives() -> None:
+    for name, content in reference.pages().items():
+        assert (reference.API / name).read_text() == content, f"docs/api/{name} is old: run `make reference`"
 
 
 def test_every_argument_has_a_meaning() -> None:
@@ -207,17 +212,6 @@ def test_every_argument_has_a_meaning() -> None:
         for cls in part.classes
     }
     assert not {name: names for name, names in missing.items() if names}, "nothing about them in the section Args"
-
-
-@pytest.mark.slow
-def test_every_class_is_on_the_configuration_page() -> None:
-    page = filled(DOCS / "configuration.md")
-    for part in reference.parts():
-        assert part.classes, part.key
-        for cls in part.classes:
-            assert f"`{cls.__name__}`" in page if part.plain else f"# {cls.__name__} {{" in page, cls
-            for argument in reference.arguments(cls):
-                assert f"\n| `{argument.name}` |" in page, (cls, argument.name)
 
 
 # What the command understands

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl_envs import TextEnv
-from docs import one_file, reference
+from docs import hooks, one_file
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.losses import PPOClip
 from lightning_agentrl.models.critic import SeparateCritic
@@ -334,7 +334,7 @@ def test_it_runs(
 
 
 def test_the_page_shows_the_file() -> None:
-    page = reference.filled((DOCS / "one_file.md").read_text())
+    page = hooks.filled((DOCS / "one_file.md").read_text())
     assert f"```python\n{(DOCS / 'one_file.py').read_text()}```" in page
 
 
