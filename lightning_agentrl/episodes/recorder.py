@@ -107,11 +107,11 @@ class Recorder:
             for place, turn in enumerate(turns):
                 if turn.episode != episode or turn.index < index:
                     continue
-                earned = {"episode_return": turn.episode_return + reward}
+                changed = replace(turn, episode_return=turn.episode_return + reward)
                 if turn.index == index:
                     here = True
-                    earned |= {"reward": turn.reward + reward, "env_reward": turn.env_reward + reward}
-                turns[place] = replace(turn, **earned)
+                    changed = replace(changed, reward=turn.reward + reward, env_reward=turn.env_reward + reward)
+                turns[place] = changed
         return here
 
     def truncate(self, stop: StopReason, last_state: Callable[[], tuple[Segment, ...]], lost: Sequence[str]) -> bool:
