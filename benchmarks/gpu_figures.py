@@ -29,6 +29,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.pages import put
+
 ROOT = Path(__file__).resolve().parents[1]
 WORK, MODELS = ROOT / "build" / "gpu_figures", ROOT / "build" / "gpu_models"
 
@@ -38,14 +42,14 @@ SOURCES = ("lightning_agentrl/**/*.py", "benchmarks/gpu_figures.py", "benchmarks
 TRIAL = "no GPU"
 COUNTS = re.compile(r"[= ]*\d+ (passed|failed|skipped|error).* in [\d.]+s")  # of pytest
 PAGE = """\
-# What GPUs do
+## Figures of `make gpu-figures`
 
 Run `make gpu-figures` on a machine with a GPU to fill or renew this page. It runs in short parts, stops each in time
 and continues where it stopped. {note}Models are random, with the shapes of Qwen3. Rows have 260 prompt and 8 reply
 tokens, *apart* with nothing and *shared* with 200 tokens in common. Goals: MFU of the data sheet at least .25 with 16k
 and .4 with 64k tokens in a micro-batch (0.6B, apart); by sharing at least .9 of raw over unique tokens; at least 1.0
 times as fast as TRL if nothing is shared; a rollout at least .9 of bare vLLM; an iteration at most 1.1 times its
-stages. [Earlier runs](gpu_runs.md) had other parts.
+stages. [Earlier runs](#earlier-runs) had other parts.
 
 | part | figures | seconds | measured |
 |---|---|---|---|
@@ -224,7 +228,7 @@ def measure(every: Sequence[Part], wanted: Sequence[str], machine: str, file: Pa
             records[part.name] = record = run(part, WORK / part.name, min(limit, left)) | made_of
             file.write_text(json.dumps(records, indent=1) + "\n")
             print(f"{part.name}: {record.get('failed') or shown(record['figures'])}", flush=True)
-    file.with_suffix(".md").write_text(page(every, records, **made_of))
+    put(file.with_suffix(".md"), "figures", page(every, records, **made_of))
 
 
 def main() -> None:

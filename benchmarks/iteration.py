@@ -7,7 +7,7 @@
 
 After each iteration the same turns are sampled, scored and trained on once more without environments, data module,
 agent or logs: the raw seconds. Two neighbours in time make a ratio; the first iteration, in which the process gets its
-memory, does not count. Writes `docs/results/iteration.md` and `iteration.json`.
+memory, does not count. Writes a section of `docs/results/speed.md` and `iteration.json`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ import lightning as L
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.pages import put
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows, evaluation_mode
@@ -180,7 +183,7 @@ def measure_tree(tree: Path, config: str, iterations: int, options: Sequence[str
 def report(results: dict[str, Any]) -> str:
     """The page, made from the seconds."""
     lines = [
-        "# What an iteration costs",
+        "## What an iteration costs",
         "",
         f"`{results['config']}`, {results['threads']} threads on a CPU. Written by `benchmarks/iteration.py` from",
         "`iteration.json`; a ratio is of two neighbours in time, given as median (range).",
@@ -189,7 +192,7 @@ def report(results: dict[str, Any]) -> str:
     if raw := results.get("raw"):
         overhead = [row["iteration"] / sum(row[f"raw {stage}"] for stage in STAGES) for row in raw]
         lines += [
-            "## Against its own raw computation",
+            "### Against its own raw computation",
             "",
             "The same turns sampled by the engine, read by actor, critic and reference, and trained on by a loop of a",
             "few lines, in the same process after each iteration.",
@@ -207,7 +210,7 @@ def report(results: dict[str, Any]) -> str:
         stages = {stage: [older[stage] / ours[stage] for ours, older in pairs] for stage in STAGES}
         whole = [sum(older.values()) / sum(ours.values()) for ours, older in pairs]
         lines += [
-            f"## Against commit {against['commit']}",
+            f"### Against commit {against['commit']}",
             "",
             "Both versions by turns, each time in a new process with its own `quickstart.yaml` and the options",
             f"`{' '.join(against['options']) or 'none'}`; iterations that count, of each process: "
@@ -252,7 +255,7 @@ def main() -> None:
         measured = {"commit": commit, "seconds": pairs, "iterations": wanted.iterations, "options": wanted.options}
         results["against"] = [*(one for one in results.get("against", []) if one["commit"] != commit), measured]
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    RESULTS.with_suffix(".md").write_text(report(results))
+    put(RESULTS.with_name("speed.md"), "iteration", report(results))
     print(report(results))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,10 @@ import matplotlib as mpl
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from agentrl_envs.baselines import Baseline, constant_agent, random_agent
+from benchmarks.pages import put
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.metrics.episodes import wilson_interval
 
@@ -206,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plot(runs, rivals, chosen.out / "quickstart.png")
     text = report(runs, rivals, "quickstart.png")
     text += f"\n{chosen.note}\n" if chosen.note else ""
-    (chosen.out / "quickstart.md").write_text(text)
+    put(chosen.out / "quickstart.md", "seeds", text)
     print(text)
 
 

@@ -1,6 +1,6 @@
 """Which wrong engines EngineCheck finds at the start of a run, in float32 and in bfloat16, and what it takes.
 
-    python benchmarks/engines/comparison.py   # two minutes on one core; writes docs/results/engine_check.md
+    python benchmarks/engines/comparison.py   # two minutes on one core; writes a section of docs/results/vllm.md
 
 The engines and the tiny random models are those of tests/agents/test_engine_comparison.py: 27 wrong ones, and all right
 ones.
@@ -19,13 +19,10 @@ from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.pages import RESULTS, put
 from lightning_agentrl.engines import Engine
 from lightning_agentrl.tools.engine_causes import likely_cause
 from tests.agents.test_engine_comparison import RIGHT, WRONG, comparing, model
-
-ROOT = Path(__file__).resolve().parents[2]
-
-PAGE = ROOT / "docs" / "results" / "engine_check.md"
 
 
 def shown(kind: str, make: Callable[[PreTrainedModel], Engine], dtype: torch.dtype) -> tuple[str, str, float]:
@@ -63,7 +60,9 @@ def main() -> None:
                 f"| {name} | {max(r.seen.mean for r in rounds):.2g} | {max(r.seen.largest for r in rounds):.2g} |"
             )
             assert fits, name
-    PAGE.write_text(
+    put(
+        RESULTS / "vllm.md",
+        "engine_check",
         PAGE_TEXT.format(
             count=len(WRONG),
             exact=found[torch.float32],
@@ -72,11 +71,11 @@ def main() -> None:
             right_count=len(right),
             right="\n".join(right),
             seconds=statistics.median(took),
-        )
+        ),
     )
 
 
-PAGE_TEXT = """# What EngineCheck finds
+PAGE_TEXT = """## What EngineCheck finds
 
 `python benchmarks/engines/comparison.py` gives {count} wrong engines to the
 [comparison at the start of a run](../troubleshooting.md#the-engine-check), with tiny random models in float32 and in
@@ -88,7 +87,7 @@ Both rounds together took {seconds:.1f} seconds (median) with an engine that sam
 |---|---|---|---|---|
 {table}
 
-## Right engines
+### Right engines
 
 | engine | mean mismatch | largest mismatch |
 |---|---|---|

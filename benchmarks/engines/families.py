@@ -5,7 +5,7 @@
 Each model is sampled with the weights that it was started with, with others twice, and with the first ones again, and
 what the engine says of its tokens is compared with what transformers says. Once weights go as `VLLMEngine` sends them,
 and once as a server loads them from a folder. Results are kept, so that it goes on where it stopped; those of another
-version of vLLM or transformers are measured anew. Then it writes docs/results/engine_families.md.
+version of vLLM or transformers are measured anew. Then it writes a section of docs/results/vllm.md.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from unittest import mock
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
+from benchmarks.pages import RESULTS, put
 from lightning_agentrl.engines import Engine, PolicyHandle, VLLMEngine
 from lightning_agentrl.engines.vllm import start
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
@@ -43,8 +44,7 @@ from tests.models.test_families import SIZES
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
-FOUND = ROOT / "docs" / "results" / "engine_families.json"
-PAGE = FOUND.with_suffix(".md")
+FOUND = RESULTS / "engine_families.json"
 BOUND = 1e-3  # of the largest gap, as in `agentrl verify-engine`
 BORROWED = "no model of its own"
 WIDE: dict[str, Any] = SIZES | {  # vLLM has no heads narrower than 32
@@ -220,10 +220,10 @@ def main() -> None:
         if found.get("versions") != versions():
             found = {"versions": versions(), "cases": {}}
         measure_all(given.only or [case for case in cases() if case not in found["cases"]], found)
-    PAGE.write_text(page(found))
+    put(RESULTS / "vllm.md", "families", page(found))
 
 
-HEAD = """# Families of models and vLLM
+HEAD = """## Families of models and vLLM
 
 Tiny models with random weights and two layers of every [family](../configuration.md#families-of-models) that shares
 prefixes ({versions}, float32, CPU; `make test-engines`, which goes on where it stopped). Each is sampled with the

@@ -1,4 +1,4 @@
-"""The page `docs/results/vllm.md`, made of what the benchmarks of this folder keep in `vllm.json`."""
+"""The section on throughput of `docs/results/vllm.md`, made from `vllm.json`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from benchmarks.pages import put
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "vllm.json"
 Record = dict[str, Any]
@@ -19,7 +21,7 @@ def keep(kind: str, record: Record, file: Path = RESULTS) -> None:
     records[kind] = sorted([*others, record], key=lambda other: other["envs"])
     file.write_text(json.dumps(records, indent=1) + "\n")
     if file == RESULTS:  # the page is of the CPU and the demo model
-        file.with_suffix(".md").write_text(page(records))
+        put(file.with_suffix(".md"), "throughput", page(records))
 
 
 def _setting(record: Record) -> tuple[int, str]:
@@ -28,7 +30,7 @@ def _setting(record: Record) -> tuple[int, str]:
 
 def page(records: dict[str, list[Record]]) -> str:
     lines = [
-        "# Rollouts with vLLM",
+        "## Rollouts with vLLM",
         "",
         "`VLLMEngine` on a CPU with two threads, the model `demo` in float32. Written by the scripts in",
         "`benchmarks/engines` from `vllm.json`; a ratio is of two neighbours in time, given as median (range).",
@@ -46,7 +48,7 @@ def _throughput(records: Sequence[Record]) -> list[str]:
     if not records:
         return []
     lines = [
-        "## Against vLLM alone",
+        "### Against vLLM alone",
         "",
         "Tokens per second of a rollout whose environments take no time, over those of vLLM driven by a loop of its",
         "own: the same prompts and reply lengths, as many rows at a time. *All at once*: vLLM has all prompts from the",

@@ -32,8 +32,8 @@ SECTION = """
 ## Every estimator learns
 
 Iterations until the mean reward of {recent} iterations reached {goal} of the best possible, of at most {iterations},
-for each of {seeds} seeds, and the median seconds of a run on one core of a machine that did other work too. Not a
-comparison: nothing was tuned for any of them, and so few seeds tell no small differences.
+for each of {seeds} seeds, and the median seconds of a run on one busy core. This is no comparison: nothing was tuned,
+and the seeds are too few for small differences.
 
 {table}
 

@@ -16,22 +16,22 @@ from benchmarks.laboratory.records import Records, runs_of, save
 HEAD = """\
 # Laboratory
 
-Choices of the recipe on games whose values are known exactly, with models of 0.02 million parameters and paired seeds.
-Written by `python -m benchmarks.laboratory --report` from `laboratory.json` and `every_estimator.json`; what is missing
-there, `make laboratory` runs. What is compared, and what would refute it, was written down in
-`benchmarks/laboratory/cells.py` before the runs.
+See which choices of the recipe helped in games whose values are known exactly: models of 0.02 million parameters,
+paired seeds, November 2026. Claims and what would refute them were written down in `benchmarks/laboratory/cells.py`
+before the runs. The page is generated from `laboratory.json` and `every_estimator.json`.
 
-Below the cells: what [every estimator](#every-estimator-learns) learns, and
-[earlier runs](#the-published-ablations-repeated) with a model of 135 million parameters that could not show an effect.
+```bash
+make laboratory                            # the missing runs, then the page
+python -m benchmarks.laboratory --report   # the page alone
+```
 
 ## What came out
 
 {table}
 
 A difference is that of runs with equal seeds: interquartile mean with the 95 % interval of a bootstrap over pairs,
-widened for so few of them. *confirmed* and *refuted* say that the interval excludes 0. Where it does not, the verdict
-names the effect that would have been seen in four of five repetitions. One interval in twenty excludes 0 by chance
-alone, and one of so few seeds may be too narrow.
+widened for few seeds. *Confirmed* and *refuted* mean that the interval excludes 0; otherwise the verdict names the
+effect that four of five repetitions would have shown. One interval in twenty excludes 0 by chance.
 
 {kept} of {cells} cells have been run{missing}.
 
@@ -45,53 +45,43 @@ Where the interval of the first {half} seeds excluded 0, the same difference of 
 
 ## How it is measured
 
-* **Key and door**: three rows, a wall with a door, a key in the leftmost column and the goal in the rightmost one, four
-  maps. Taking the shortest way takes as many turns as the *horizon*; twice as many truncate. The goal pays 1. A prompt
-  tells the whole state (`x3 y1 none k0 g2`). With a *lure* a cell beside the door, off the way, pays less and ends the
-  episode; with *slip* an action is now and then a random one.
-* **T-maze**, in the cells about the past: a sign at the start of a corridor tells a side, which has to be taken at the
-  junction at its end, where nothing tells it. The right side pays its share of 1 and leads into the next corridor, the
-  wrong one ends the episode. Before a junction there is one thing to do, so actions tell nothing of the sign.
-  A window that is longer than the delay shows the end of the corridor before as well. *Actions only* are a line of
-  the last actions without observations; a *cleared* history grows turn by turn, without thoughts, and is emptied at
+* **Key and door**: three rows, a wall with a door, a key in the leftmost column, the goal in the rightmost one, four
+  maps. The shortest way takes *horizon* turns; twice as many truncate. The goal pays 1, and prompts describe the
+  whole state. A *lure* beside the door pays less and ends the episode; with *slip* an action is sometimes random.
+* **T-maze**, in the cells about the past: a sign at the start of a corridor shows the side to take at the junction at
+  its end. The right side pays its share of 1 and leads into the next corridor, the wrong one ends the episode.
+  *Actions only* shows past actions without observations; a *cleared* history grows turn by turn and is emptied at
   intervals.
-* **Replies** have a fixed number of words: thoughts of four letters each, then the action. In T-maze the thought is a
-  side.
-* **Exact success**: after every iteration the policy is read in all states and its success within the limit of turns is
-  computed. With replies of several words the chances of the action are averaged over six sampled thoughts a state, the
-  same draws in every run, which is all the noise there is. In T-maze all replies are gone through in every history that
-  can come before a turn, the thoughts in it included, so there is none.
-* **Area** is the mean success over the iterations, the start not included; *area per turn* the mean over equally many
-  turns; *dip* the worst success less that of the start.
-* **Start**: a Llama of two layers and 32 dimensions, cloned once per cell from 8,192 turns of an expert that
-  draws more than half of its moves at random. All arms and seeds begin with the same weights; arms of equal seed have
-  equal levels and draws. The expert of T-maze thinks of the side of the sign, and of a random one from a turn on in
-  which it is confused; its prompts show 1 to 8 past turns, in the cell about forgetting also actions only and cleared
-  histories, so that all arms can read theirs.
+* **Replies** have a fixed number of words: thoughts of four letters (in T-maze the side), then the action.
+* **Exact success**: after every iteration the policy's success is computed over all states, with six sampled thoughts a
+  state, the same in every run. In T-maze all replies and histories are enumerated.
+* **Area** is the mean success over the iterations after the start; *area per turn* the mean over equally many turns;
+  *dip* the worst success less that of the start.
+* **Start**: a Llama of two layers and 32 dimensions, cloned once per cell from 8,192 turns of an expert that draws
+  more than half of its moves at random (in T-maze: that is confused about the side from some turn on). Arms of equal
+  seed have equal levels and draws.
 * **Training**: `PPOAgent` with 512 turns an iteration in 2 optimizer steps, learning rate 5e-4 for policy and a
   separate critic, dual-discount GAE .99/.95 (1/1 within a turn), no KL, no entropy bonus, 8 turns of 64 environments,
-  a value head of zeros, prompts without past turns, unless an arm says otherwise. Environments begin their first
-  episodes together, so with short cuts the first iterations see no end of an episode.
+  a value head of zeros, prompts without past turns, unless an arm says otherwise.
 """
 # Of runs whose records are kept in the history only, so the numbers stand here.
 ABLATIONS = """
 ## The published ablations, repeated
 
-Before there was a laboratory, six choices of the published recipe were each taken back alone: the demo model with 135
-million parameters, `agentrl_envs:BabyAIText-GoToObjS6-v0`, 6 iterations of 128 turns, three seeds, 64 held-out episodes
-before and after; 21 runs with those of the base, whose success rose from 0.318 to 0.823. From the base's, success after
-training differed by -1.6 points (95 % interval -14.6 to +11.5) with a single discount in place of the dual one, by +5.7
-(-14.3 to +25.8) without critic warm-up, whose two iterations went to the actor, by -3.1 (-14.8 to +8.6) with a KL of
-weight 1e-9 in place of 0.001, by -2.6 (-17.9 to +12.7) with a weight of 1 in place of 3 for the first token, by -4.2
-(-35.3 to +27.0) with a separate critic in place of a shared one, and by +0.5 (-33.2 to +34.2) with 8 environments of 16
-turns in place of 32 of 4. None of these intervals excluded 0, nor did any of the area under the reward per turn. They
-reached 12 to 34 points to each side, so a smaller effect could not be seen, whether it is there or not: the runs speak
-neither for nor against the recipe. That cell was too small for what is claimed. In replies of two or three tokens a
-discount per token differs from one per turn by that factor only; six iterations leave a policy little time to drift; a
-value head that begins with zeros has no noise that a warm-up could keep from the actor; and an episode of at most
-twelve turns is over within a few cuts. So the cells above were made, in which an effect would show where the reason
-that is given for it holds. The page of these runs: `git show 47539c3bbd60:docs/results/ablations.md`, and
-`ablations.json` beside it.
+Six choices of the published recipe, each taken back alone: the demo model, `agentrl_envs:BabyAIText-GoToObjS6-v0`, 6
+iterations of 128 turns, three seeds, 64 held-out episodes before and after. The base rose from 0.318 to 0.823.
+
+| taken back | points of success after training (95 % interval) |
+|---|---|
+| single discount in place of the dual one | -1.6 (-14.6 to +11.5) |
+| no critic warm-up, its two iterations for the actor | +5.7 (-14.3 to +25.8) |
+| KL of weight 1e-9 in place of 0.001 | -3.1 (-14.8 to +8.6) |
+| weight of 1 in place of 3 for the first token | -2.6 (-17.9 to +12.7) |
+| separate critic in place of a shared one | -4.2 (-35.3 to +27.0) |
+| 8 environments of 16 turns in place of 32 of 4 | +0.5 (-33.2 to +34.2) |
+
+No interval excludes 0, and none is narrower than 12 points to each side: these runs were too small to speak for or
+against the recipe, so the cells above were made. Records: `git show 47539c3bbd60:docs/results/ablations.json`.
 """
 
 
@@ -130,10 +120,7 @@ def arm_rows(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
             [
                 arm,
                 *(f"{x.value:.3f} ({x.low:.3f} to {x.high:.3f})" for x in numbers),
-                f"{min(measures.dip(run) for run in of_arm):+.3f}",
                 f"{len(reached)} of {len(of_arm)}" + (f", at {statistics.median(reached):g}" if reached else ""),
-                f"{statistics.fmean(run['turns'][-1] for run in of_arm):,.0f}",
-                f"{statistics.median(run['seconds'] for run in of_arm):.0f}",
             ]
         )
     return found
@@ -142,9 +129,7 @@ def arm_rows(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
 def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
     of_one = next(iter(runs.values()))
     first, seeds = of_one[0]["curve"][0], len(of_one)
-    arms = table(
-        arm_rows(runs), ["arm", "area", "success at the end", "worst dip", f"reached {GOAL}", "turns", "seconds"]
-    )
+    arms = table(arm_rows(runs), ["arm", "area", "success at the end", f"reached {GOAL}"])
     return f"""
 ## {cell.title}
 
@@ -153,8 +138,6 @@ def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
 * **Refuted by**: {cell.refuted}.
 * **Cell** `{name}`: {cell.start.about}; {cell.iterations} iterations, {seeds} seeds. Success of the start: {first:.2f}
   (of its expert: {cell.start.expert_success:.2f}).
-
-{table(compared(cell, runs), ["claimed", "by", "difference", "verdict"])}
 
 {arms}
 

@@ -3,12 +3,13 @@
     python benchmarks/speed/attention.py
 
 Both read the same trees, by turns, forward and backward; a ratio is of two neighbours. Writes
-`docs/results/attention.md`.
+the section on attention of `docs/results/speed.md`.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,19 +19,21 @@ from statistics import median, quantiles
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.pages import RESULTS, put
 from lightning_agentrl.models.attention.flash import TILED_DEPTH, TiledAttention
 from lightning_agentrl.models.attention.tree import BranchedAttention
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "attention.md"
 PAIRS, FIRST = 24, 4  # of which the first do not count
 TEXT = """\
-# Attention over prefix trees on a CPU
+## Attention over prefix trees on a CPU
 
-One layer, forward and backward, float32: all tokens in tiles of 32 (`models/tiles.py`) against a call of the kernel for
-each branch (`models/branches.py`), the same trees by turns. *Times as fast* is the median of {pairs} pairs that
-are neighbours in time, in brackets their quartiles; {threads} threads. A run reads rows of up to {depth} tokens in
-tiles, longer ones by branches. Written by `benchmarks/speed/attention.py`.
+One layer, forward and backward, float32: all tokens in tiles of 32 (`models/attention/flash.py`) against a call of
+the kernel for each branch (`models/attention/tree.py`), the same trees by turns. *Times as fast* is the median of
+{pairs} pairs that are neighbours in time, in brackets their quartiles; {threads} threads. A run reads rows of up to
+{depth} tokens in tiles, longer ones by branches. Written by `benchmarks/speed/attention.py`.
 
 | rows | tokens in common | of a row | of the tree | heads, of keys, width | branches, ms | tiles, ms | times as fast |
 |---|---|---|---|---|---|---|---|
@@ -104,7 +107,7 @@ def main() -> None:
             lines.append(row(shape, *heads))
             print(lines[-1], flush=True)
     text = TEXT.format(pairs=PAIRS, depth=TILED_DEPTH, threads=torch.get_num_threads())
-    PAGE.write_text(text + "\n".join(lines) + "\n")
+    put(RESULTS / "speed.md", "attention", text + "\n".join(lines))
 
 
 if __name__ == "__main__":

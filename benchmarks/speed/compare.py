@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.pages import put
 from benchmarks.speed.comparisons import COMPARISONS, OUR_TOKENS, Comparison
 from benchmarks.speed.contender import TRL, Contender, Step
 from benchmarks.speed.job import Job
@@ -144,7 +145,7 @@ def main() -> None:
         results[comparison.key] = measure(comparison, job, wanted.repeats, size)
         ordered = {c.key: results[c.key] for c in COMPARISONS if c.key in results}
         file.write_text(json.dumps({"versions": versions(), "results": ordered}, indent=2) + "\n")
-        file.with_suffix(".md").write_text(markdown(ordered, versions()))
+        put(file.with_suffix(".md"), "speed", markdown(ordered, versions()))
         print(f"{comparison.key}: {line(results[comparison.key])}", flush=True)
     print(file.with_suffix(".md").read_text())
     print(json.dumps(summary(results[chosen[-1].key])))

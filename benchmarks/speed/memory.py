@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/speed/memory.py          # about ten minutes on two cores
 
-Every number comes from a process of its own. Writes `docs/results/memory.md`, `.png` and `.json`.
+Every number comes from a process of its own. Writes a section of `docs/results/speed.md`,
+`memory.png` and `memory.json`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import matplotlib.pyplot as plt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.pages import put
 from benchmarks.speed.contender import Contender
 from benchmarks.speed.job import Job
 from benchmarks.speed.layouts import Case
@@ -33,7 +35,7 @@ OWN, REPLY = 16, 8
 TURNS, TURNS_PER_PASS = 16, 8  # as many turns in a pass on both sides: a budget of tokens would hide the difference
 NAMES = {"ours": "lightning-agentrl, prefix shared", "plain": "plain transformers"}
 TEXT = """\
-# Memory of an update
+## Memory of an update
 
 Peak memory of an optimizer step on {turns} turns, {per_pass} of them in a pass, against the length of their prompts, of
 which all but {own} tokens are shared; replies of {reply} tokens, SmolLM2-135M-Instruct in bf16 autocast. Weights,
@@ -45,7 +47,7 @@ gradients and the optimizer's state are in it, the program itself is not. Writte
 
 The largest tensor of logits is that of {reads} read-outs, whatever the prompts are.
 
-## What `--dry-run` foretells
+### Compare `--dry-run` with the run
 
 {plans}
 
@@ -132,7 +134,7 @@ def main() -> None:
         table=prompts_table(results),
         plans=plans_table(plans),
     )
-    (wanted.out / "memory.md").write_text(text)
+    put(wanted.out / "speed.md", "memory", text)
     print(text)
 
 

@@ -13,7 +13,7 @@ from benchmarks.speed.contender import PYTHONS
 from lightning_agentrl.models.demo import NAME
 
 INTRODUCTION = """\
-# Speed of an update
+## Speed of an update
 
 Seconds of one optimizer step on turns with replies of 8 tokens, from the collected turns to the new weights:
 {model}, all weights trained, {device}. Written by `make benchmarks`.

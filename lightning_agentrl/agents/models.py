@@ -52,7 +52,7 @@ class Compute:
             keep those of a micro-batch, which is faster and takes memory for tokens times vocabulary.
         kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` uses Liger's kernels, on a GPU;
             ``auto`` is ``compiled`` on a GPU if vLLM samples and weights are not sharded, else ``torch``. What they
-            save was measured on one GPU (docs/results/gpu_runs.md).
+            save was measured on one GPU (docs/results/gpu.md).
         sequence_parallel: number of neighboring processes that read their rows together, each a share of the tokens,
             for rows that do not fit one device; ``max_tokens_per_micro_batch`` then counts the share.
     """

@@ -19,7 +19,7 @@ from lightning_agentrl.models.lora import has_adapters
 
 GPUS = (24, 40, 48, 80, 141)  # memory of common ones, in GB of 10^9 bytes
 ROOM = 1.05  # times what is counted is left to the allocator and libraries
-HOLES = 0.5  # of the activations; 0.25 to 0.75 were measured (docs/results/memory.md)
+HOLES = 0.5  # of the activations; 0.25 to 0.75 were measured (docs/results/speed.md)
 
 Rows = list[tuple[str, str]]
 Sharing = Literal["", "ddp", "fsdp2", "zero1", "zero2"]

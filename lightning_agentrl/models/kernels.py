@@ -22,7 +22,7 @@ KEY = "model.init_args.compute.kernels"
 def automatic_kernels(on_gpu: bool, sharded: bool, samples: bool) -> Kernels:
     """Return what ``auto`` means on this device: ``torch``, or ``auto`` for compiled layers of tested families.
 
-    Compiled layers were measured where a GPU scores and trains (docs/results/gpu_runs.md), not where it also samples.
+    Compiled layers were measured where a GPU scores and trains (docs/results/gpu.md), not where it also samples.
 
     Args:
         on_gpu: the models are on a GPU.

@@ -1,4 +1,4 @@
-"""Models of different families in vLLM, by what docs/results/engine_families.md is made with."""
+"""Models of different families in vLLM, with the code that writes the families in docs/results/vllm.md."""
 
 from __future__ import annotations
 

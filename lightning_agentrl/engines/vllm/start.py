@@ -24,7 +24,7 @@ from lightning_agentrl.models.lora import has_adapters
 from lightning_agentrl.vllm_worker.extension import CPU_BLOCK
 
 KEY = "data.init_args.engine.init_args"
-UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs/results/engine_families.md
+UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs/results/vllm.md
     ("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox", "minimax_m2", "modernbert-decoder", "phi")
 )
 IMPORT_TORCHVISION = frozenset(("qwen3_5_text", "qwen3_5_moe_text"))  # vLLM's modules of them, for text too
