@@ -91,6 +91,7 @@ class MemoryPlan:
     sampling: int  # of the engine while it samples, with what is gathered of a sharded policy; not in the update
     share: float = 0.0  # of a GPU, that the engine takes on top
     released: bool = False  # whether it gives that share back before an update
+    copied: int = 0  # weights of the policy that the share has to hold, beside keys and values
 
     def peaks(self, gpu: int = 0) -> tuple[int, int]:
         """Return the bytes of an update and of a collection on a GPU with so many."""
@@ -106,7 +107,7 @@ class MemoryPlan:
 
     def fits(self, gpu: int) -> bool:
         """Return whether a GPU with so many bytes is large enough."""
-        return ROOM * max(self.peaks(gpu)) <= gpu
+        return ROOM * max(self.peaks(gpu)) <= gpu and ROOM * self.copied <= self.share * gpu
 
     @property
     def smallest_gpu(self) -> int | None:
@@ -115,7 +116,7 @@ class MemoryPlan:
 
     def lines(self) -> Rows:
         """Return the parts that there are, and the peak, in words."""
-        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("share", "released")}
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("share", "released", "copied")}
         rows = [(name, size_text(size)) for name, size in sizes.items() if size]
         if self.share:
             when = "while it samples" if self.released else "all the time"
@@ -153,8 +154,8 @@ def memory_plan(
     gradients, optimizer = trained_state([p for p in weights if p.requires_grad], place)
     activations = activation_bytes(models, compute, place, step.tokens, step.reads)
     gathered = 0
+    whole = place.computes_in.itemsize * sum(p.numel() for p in unique(models.actor.parameters()))
     if place.shards > 1:
-        whole = place.computes_in.itemsize * sum(p.numel() for p in unique(models.actor.parameters()))
         by_layer = 0 if has_adapters(models.actor.lm) else unit_bytes(models.actor, place)  # adapters alone are sent
         gathered = by_layer if sends_layers else whole
     return MemoryPlan(
@@ -169,6 +170,7 @@ def memory_plan(
         sampling=engine.sampling + gathered,
         share=engine.share,
         released=engine.released,
+        copied=whole if engine.share else 0,
     )
 
 

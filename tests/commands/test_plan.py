@@ -197,6 +197,18 @@ def test_a_strategy_shares_what_it_shares() -> None:
     assert (true.gradients, true.optimizer) == (true.weights + weights, 3 * weights)  # summed and stepped in float32
 
 
+def test_a_share_of_a_gpu_has_to_hold_the_policy() -> None:
+    """7.6 billion weights in bfloat16 need 15.2 GB of the share."""
+    compute, place = Compute(gradient_checkpointing=True), Place(True, 64, 8, "fsdp2", "bf16-mixed")
+    models = models_of("Qwen/Qwen2.5-7B-Instruct", SharedCritic(), compute, "bf16-mixed")
+
+    def smallest(share: float) -> int | None:
+        engine = EngineMemory(share=share, released=True)
+        return memory_plan(models, compute, place, Step(2, 1024, 256, 4096), engine, sends_layers=True).smallest_gpu
+
+    assert [smallest(share) for share in (0.7, 0.35, 0.15)] == [24, 48, 141]
+
+
 def test_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
     """An engine of vLLM has weights of its own, and keeps its keys and values while the policy is updated."""
     without = RunPlan(make_trainer(tmp_path, 3), make_agent(tiny_folder), make_data())
