@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from lightning_agentrl.engines.weights import merged_weights
 from lightning_agentrl.models.critic import SeparateCritic
+from lightning_agentrl.models.export import save_adapters
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
+from lightning_agentrl.models.lora import LoRA, Unadapted, merge_adapters
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.sharding import gathered, release, shard, units
 from tests.inputs import text_row
@@ -77,3 +81,29 @@ def test_values_stay_in_float32_where_the_backbone_computes_in_bfloat16(mesh, ti
     assert not torch.equal(values, values.bfloat16().float())
     values.sum().backward()
     assert critic.head.linear.weight.grad.dtype == torch.float32
+
+
+def test_adapters_of_a_sharded_policy_are_sent_alone_merged_and_left_out(mesh, tiny_folder, tmp_path):
+    """To vLLM alone, to servers merged; the reference leaves them out, and they are trained as before after that."""
+    torch.manual_seed(0)
+    lm = LoRA(rank=2).adapt(load_causal_lm(str(tiny_folder)), "actor", share=False)
+    adapters = {name: p for name, p in lm.named_parameters() if p.requires_grad}
+    for parameter in adapters.values():
+        torch.nn.init.normal_(parameter, std=0.2)
+    expected = dict(merge_adapters(lm).named_parameters(remove_duplicate=False))
+    save_adapters(lm, tmp_path)
+    alone = load_file(tmp_path / "adapter_model.safetensors")
+    shard(policy := LanguageModel(lm), mesh, None)
+    save_adapters(lm, tmp_path)
+    assert all(isinstance(p, DTensor) for p in policy.parameters())
+    sent = load_file(tmp_path / "adapter_model.safetensors")
+    assert sent.keys() == alone.keys()
+    assert all(torch.equal(sent[name], weight) for name, weight in alone.items())
+    with gathered(policy):  # which frees them in the end
+        merged = dict(merged_weights(lm))
+        assert merged.keys() == expected.keys()
+        assert all(torch.equal(merged[name], weight) for name, weight in expected.items())
+    base = LanguageModel(load_causal_lm(str(tiny_folder)))
+    assert torch.equal(scores(Unadapted(policy)).logps, scores(base).logps)
+    assert not torch.equal(scores(policy).logps, scores(base).logps)
+    assert {name for name, p in lm.named_parameters() if p.requires_grad} == adapters.keys()
