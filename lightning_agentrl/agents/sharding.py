@@ -80,7 +80,8 @@ def check_mesh(strategy: Strategy) -> None:
         processes = parts * strategy.device_mesh["data_parallel"].size()
         raise ValueError(
             f"ModelParallelStrategy with tensor_parallel_size {parts} is not supported, since it needs a plan for each "
-            f"family of models; FSDP2 shares out the same memory: set trainer.strategy to {FSDP2 % processes}"
+            "family of models; FSDP2 shares out the same memory, and compute.sequence_parallel long rows: set "
+            f"trainer.strategy to {FSDP2 % processes}"
         )
 
 
