@@ -19,8 +19,8 @@ def files_of(page: str) -> dict[str, str]:
     files, since = {}, 0
     text = (DOCS / page).read_text()
     for match in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
-        names = re.findall(r"`(\w+\.(?:py|yaml))`", text[since : match.start()])
-        if match[1] in ("python", "yaml") and names:
+        ending = {"python": "py", "yaml": "yaml"}.get(match[1], "$")
+        if names := re.findall(rf"`(\w+\.{ending})`", text[since : match.start()]):
             files[names[-1]] = match[2]
         since = match.end()
     return files
