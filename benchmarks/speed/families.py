@@ -1,7 +1,7 @@
 """The time of an update's forward and backward passes as a prefix tree, over that of padded rows, for each token mixer.
 
-`python -m benchmarks.speed.families` prints a table; each ratio is that of the least processor seconds of several
-passes of both, in turn, in one process with one thread.
+Each ratio is that of the least processor seconds of several passes of both, in turn, in one process with one thread.
+Writes a section of `docs/results/speed.md`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.pages import put
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import ModelInput, Row
 from tests.models.test_families import tiny_config
 
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "speed.md"
 FAMILIES = ("qwen3", "gpt_oss", "deepseek_v3", "qwen3_5_text", "kimi_linear", "nemotron_h", "lfm2")
 SIZES = {  # wide enough that matrices take most of the time, and no window shorter than a row
     "hidden_size": 256,
@@ -82,24 +84,33 @@ def ratio(policy: LanguageModel, rows: Sequence[Row], repeats: int) -> float:
     return tree / padded
 
 
+TEXT = """## Prefix trees by token mixer
+
+Processor seconds of a forward and a backward pass as a prefix tree over those of padded rows, one thread of a CPU,
+float32, random models of 4 layers of width 256; the least of several passes of both, by turns, measured in {month}.
+Written by `python -m benchmarks.speed.families`.
+
+"""
+
+
 def main() -> None:
+    """Measure all families and write the section."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--families", nargs="+", default=FAMILIES)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     cases = {"8 rows, 200 of 260 tokens shared": shared_rows(8, 200, 60), "an episode of 24 turns": chain(1, 24, 50)}
-    print("| family |", " | ".join(cases), "|")
-    print("|---|" + "---|" * len(cases))
+    lines = [f"| family | {' | '.join(cases)} |", "|---|" + "---|" * len(cases)]
     torch.set_num_threads(1)
-    for family in args.families:
+    for family in FAMILIES:
         torch.manual_seed(0)
+        config = tiny_config(family, **SIZES, **OWN.get(family, {}))
         with tempfile.TemporaryDirectory() as folder:
-            AutoModelForCausalLM.from_config(tiny_config(family, **SIZES, **OWN.get(family, {}))).save_pretrained(
-                folder
-            )
-            policy = LanguageModel(load_causal_lm(str(Path(folder)))).train()
+            AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+            policy = LanguageModel(load_causal_lm(folder)).train()
         ratios = [ratio(policy, rows, args.repeats) for rows in cases.values()]
-        print(f"| `{family}` |", " | ".join(f"{x:.2f}" for x in ratios), "|", flush=True)
+        lines.append(f"| `{family}` | {' | '.join(f'{x:.2f}' for x in ratios)} |")
+        print(lines[-1], flush=True)
+    put(PAGE, "families", TEXT.format(month=time.strftime("%B %Y")) + "\n".join(lines))
 
 
 if __name__ == "__main__":
