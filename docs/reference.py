@@ -81,7 +81,7 @@ def concrete(base: type) -> tuple[type, ...]:
         cls = todo.pop()
         todo += cls.__subclasses__()
         own = cls.__module__.startswith("lightning_agentrl.") and not cls.__name__.startswith("_")
-        own &= cls.__module__.split(".")[1] not in ("commands", "tools")  # made by commands only
+        own &= not cls.__module__.startswith(("lightning_agentrl.commands.", "lightning_agentrl.tools."))
         if own and not inspect.isabstract(cls) and cls not in found:
             found.append(cls)
     return tuple(sorted(found, key=lambda cls: (cls.__module__, inspect.getsourcelines(cls)[1])))
