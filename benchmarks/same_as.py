@@ -151,12 +151,21 @@ def record(folder: Path, notes: Notes) -> dict[str, list[Row]]:
         rows["turns"] += [flat(json.loads(line)) for line in file.read_text("utf-8").splitlines()]
     checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
     rows["weights"] = [[(name, digest(x)) for name, x in checkpoint["state_dict"].items()]]
-    rows["optimizer"] = [
-        [(name, digest(x) if isinstance(x, torch.Tensor) else x) for name, x in flat(checkpoint["optimizer_states"])]
-    ]
+    states = [by_place(state) for state in checkpoint["optimizer_states"]]
+    rows["optimizer"] = [[(name, digest(x) if isinstance(x, torch.Tensor) else x) for name, x in flat(states)]]
     for file in sorted(folder.glob("*/*.safetensors")):  # written by `agentrl clone`
         rows["weights"].append([(f"{file.parent.name}/{name}", digest(x)) for name, x in load_file(file).items()])
     return {part: [named(row, PARTS[part], notes) for row in rows[part]] for part in PARTS}
+
+
+def by_place(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer with parameters numbered by their place in it: versions number them differently."""
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    place = {number: index for index, number in enumerate(numbers)}
+    return {
+        "state": {place[number]: values for number, values in state["state"].items()},
+        "param_groups": [group | {"params": [place[n] for n in group["params"]]} for group in state["param_groups"]],
+    }
 
 
 def digest(tensor: torch.Tensor) -> str:
