@@ -74,7 +74,7 @@ class Network:
         for device in ("lo", "eth0"):
             ip("-n", space, "link", "set", device, "up")
         ip("-n", self._switch, "link", "set", host, "up")
-        # As docs/guides/cluster.md says: who waits for a machine that is gone learns it in two minutes.
+        # As docs/many_devices.md says: who waits for a machine that is gone learns it in two minutes.
         ip("netns", "exec", space, "sh", "-c", "echo 8 > /proc/sys/net/ipv4/tcp_retries2")
         self.mend(host)
 

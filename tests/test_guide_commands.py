@@ -14,8 +14,7 @@ from tests.guides import DOCS, files_of, importable, write_files
 from tests.markdown import agentrl_lines
 
 CONFIGS = DOCS.parent / "configs"
-AGENTS = "guides/agents.md"  # its files are in the repository
-CLUSTER = "guides/cluster.md"  # its configs need a server and many GPUs
+AGENTS = "agents.md"  # its files are in the repository
 URL = "by_url.yaml"  # needs a server: tests/commands/test_environment_by_url_guide.py
 
 
@@ -28,7 +27,7 @@ def runs_of(page: str) -> list[list[str]]:
 
 
 EVERY = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
-PAGES = [page for page in EVERY if page != CLUSTER and runs_of(page)]
+PAGES = [page for page in EVERY if runs_of(page)]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Two nodes and a server, started by the commands of docs/guides/cluster.md: equal to one process, and never stuck.
+"""Two nodes and a server, started by the commands of docs/many_devices.md: equal to one process, and never stuck.
 
 Each is a network namespace of this machine; `make test-nodes` runs them.
 """
@@ -26,7 +26,7 @@ from tests.engines.servers import SMALL
 from tests.network import Network, why_not
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "guides" / "cluster.md"
+PAGE = ROOT / "docs" / "many_devices.md"
 NODES, SAMPLER = ("node0", "node1"), "sampler"
 ITERATIONS = 16
 CUT_AFTER = 3  # iterations
@@ -39,7 +39,8 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(reason is not None, reason=st
 
 def told_commands() -> dict[str, list[str]]:
     """The page's commands: torchrun, those with Lightning's variables for both nodes, the server."""
-    blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    section = PAGE.read_text().partition("\n## Several nodes\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     lines = [shlex.split(re.sub(r"\\\n\s*", "", block)) for block in blocks]
     return dict(zip(("torchrun", *NODES, SAMPLER), lines, strict=True))
 
