@@ -105,7 +105,7 @@ def over_ranks(numbers: Mapping[str, Number]) -> dict[str, float]:
 
 
 class _ToldElsewhere(SystemExit):
-    """Raised on a rank that says nothing, since another one has the error."""
+    """Raised on a rank that prints nothing, since another rank has the error."""
 
 
 @contextmanager

@@ -17,7 +17,7 @@ BEATS = 4  # signs of life of a rank within the limit
 
 
 class _Watched:
-    """What this process watches: its own waits by the limit in seconds, and the other ranks if there are some."""
+    """Waits that this process watches: its own, by their limit in seconds, and those of other ranks."""
 
     seconds = SECONDS
     ranks: _Ranks | None = None

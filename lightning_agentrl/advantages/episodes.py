@@ -158,7 +158,7 @@ class GroupEstimator(AdvantageEstimator):
         return episodes
 
     def where_alone(self, groups: Groups, scores_N: Tensor, advantages_N: Tensor) -> Tensor:
-        """Return the advantages [N], those of groups of one as ``group_of_one`` says: 0, or the score."""
+        """Return the advantages [N]; in groups of one they are 0 or the score, by ``group_of_one``."""
         alone_N = scores_N if self.group_of_one == "raw" else torch.zeros_like(scores_N)
         return torch.where(groups.single_N, alone_N, advantages_N)
 

@@ -15,7 +15,7 @@ from lightning_agentrl.types.rollout import Reduce
 def minus_state_values(
     rewards_NJ: Tensor, values_NJ: Tensor, end_values_N: Tensor, mask_NJ: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``A = r + gamma V' - V`` of each turn, with the same A for turns that have no value of their own.
+    """Compute ``A = r + gamma V' - V`` of each turn, with the same A for turns without a value.
 
     With forked turns i < j and none between them, the turns i to j - 1 share::
 

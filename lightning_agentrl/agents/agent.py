@@ -133,7 +133,7 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def needs(self) -> Needs:
-        """What is computed for a rollout. A subclass adds with ``super().needs | Needs(...)`` what its methods read."""
+        """Quantities to compute for a rollout. Override it with ``super().needs | Needs(...)``."""
         return self.further_needs | Needs(
             old_logps=self.correction is not None and self.correction.needs_old_logps,
             values=self.critic is not None,
@@ -186,7 +186,7 @@ class Agent(L.LightningModule, ABC):
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
     def prepare(self, rollout: Rollout) -> Prepared:
-        """Score, correct, shape, estimate, select, describe. Log-probs already there are kept; values are made anew.
+        """Score, correct, shape, estimate, select, describe. Keep existing log-probs; compute values again.
 
         Returns:
             The rollout, and numbers to be logged with the first step. A subclass may add some.
@@ -237,7 +237,7 @@ class Agent(L.LightningModule, ABC):
         self._stop_between_iterations(self.trainer.is_last_batch)
 
     def _stop_between_iterations(self, iteration_done: bool) -> None:
-        """Let a stop that was requested inside an iteration wait for its end, where a checkpoint can continue it."""
+        """Delay a stop that was requested inside an iteration to its end, at which a checkpoint can continue."""
         self._stop_requested |= self.trainer.should_stop
         self.trainer.should_stop = self._stop_requested and iteration_done
 
@@ -332,7 +332,7 @@ class Agent(L.LightningModule, ABC):
             rank_zero_info(f"{template.name} writes the date: {self.datamodule.date.now:%Y-%m-%d} in the whole run")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the weights by name; those that LoRA freezes are left out, since they are those of the model."""
+        """Return the weights by name, without those that LoRA freezes, since the base model has them."""
         weights = super().state_dict(*args, **kwargs)
         frozen = {} if self.lora is None else frozen_weights(self)
         return {name: weight for name, weight in weights.items() if name not in frozen}
@@ -344,7 +344,7 @@ class Agent(L.LightningModule, ABC):
         load_agent(self, checkpoint)
 
     def settings(self) -> dict[str, Any]:
-        """Return by key of the config what this run is made of, as plain types, for those who continue it."""
+        """Return the run's settings by config key, as plain types, to compare them when the run is resumed."""
         return settings_of(self)
 
     # What data module, engine and callbacks ask for
@@ -355,12 +355,12 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def phase(self) -> Phase:
-        """What is trained, the critic alone or all; the source of rollouts decides."""
+        """Phase of the iteration: only the critic is trained (``critic_warmup``), or everything (``train``)."""
         return self.datamodule.phase
 
     @property
     def ranks(self) -> Ranks:
-        """What sums, gathers and counts over the processes of the run."""
+        """Collective operations over the processes of the run."""
         return Ranks(self.device, self.trainer.world_size)
 
     @property

@@ -110,7 +110,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
 
 
 def check_tower(train_tower: bool, model: str, lora: bool) -> None:
-    """Refuse to train what reads images where there is none, or where all but adapters is frozen.
+    """Refuse to train a vision tower if the model has none, or if everything but adapters is frozen.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -200,7 +200,7 @@ def check_groups(
     group_filter: GroupFilter | None,
     aggregation: AggregationMode,
 ) -> None:
-    """Refuse estimators, filters and means that compare episodes where rollouts have nothing to compare.
+    """Refuse estimators, filters and means that compare episodes if the rollouts have no groups.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -231,7 +231,7 @@ def check_groups(
 def check_forks(
     advantage: AdvantageEstimator, groups: GroupRollout | None, interaction: Interaction, kl_in_reward: bool
 ) -> None:
-    """Refuse forks where states cannot be entered again, or where branches lack what the rollout has.
+    """Refuse forks if the interaction cannot enter a state again, or branches lack what the rollout has.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -262,7 +262,7 @@ def check_forks(
 
 
 def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction: Interaction) -> None:
-    """Refuse what takes returns of episodes below 0 where the estimator needs them not to be negative.
+    """Refuse penalties that make returns negative if the estimator needs returns of at least 0.
 
     Args:
         advantage: the estimator.
@@ -285,7 +285,7 @@ def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction
 
 
 def warn_of_kl_in_groups(advantage: AdvantageEstimator, kl_in_reward: bool, group_filter: GroupFilter | None) -> None:
-    """Warn where a KL in the reward is learned at full size from groups in which nothing else differs."""
+    """Warn if a KL in the reward is the only difference within groups and the estimator scales it up."""
     if advantage.divide_by_std and kl_in_reward and group_filter is None:
         rank_zero_warn(
             f"{type(advantage).__name__} divides by the standard deviation of each group, so where all episodes of one "

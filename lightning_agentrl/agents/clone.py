@@ -23,16 +23,16 @@ FALLING = Schedules(actor=Schedule("linear"))
 class CloneAgent(Agent):
     """Behaviour cloning: cross-entropy on the tokens of given replies, in the prompts of a run.
 
-    An iteration has as many turns and steps as one of reinforcement learning with the same data module. They are
-    demonstrated turns instead of sampled ones; the policy itself plays held-out episodes only.
+    An iteration has as many turns and steps as in reinforcement learning with the same data module, but the turns are
+    demonstrated, not sampled. The policy itself plays held-out episodes only.
 
     Args:
         model: hub id, local folder, or ``demo`` (``demo-tools``: with tools) for the bundled model.
         demonstrations: whole episodes; those of the environments' scripted players by default.
         min_return: episodes that earned less are left out; null: none is.
-        action_share: of the weight of a reply with a thought, the part of the tokens that name the action.
+        action_share: share of a reply's weight on the tokens that name the action, if the reply has a thought.
         lora: train adapters on the frozen model; None: all weights.
-        train_tower: train what reads images as well, of a model that does.
+        train_tower: also train the vision tower of a model with images.
         optim: learning rate, weight decay and clip; those of the critic are not used. By default 2e-5, falling along a
             line to 0 at the end of the run.
         compute: settings that trade memory for time.

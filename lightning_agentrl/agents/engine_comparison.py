@@ -57,7 +57,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Round:
-    """What an engine sampled from one version of the weights."""
+    """Samples of an engine from one version of the weights."""
 
     number: int
     moves: bool  # whether the weights were moved

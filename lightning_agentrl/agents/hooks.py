@@ -28,7 +28,7 @@ class RolloutCallback(L.Callback, ABC):
         """Use the engine once it has taken over new weights and before it samples a rollout. Called on every rank."""
 
     def on_held_out(self, trainer: L.Trainer, agent: Any, episodes: Sequence[WholeEpisode]) -> None:
-        """Look at held-out episodes of this rank, in the order of their seeds, once they have been played.
+        """Receive the played held-out episodes of this rank, in the order of their seeds.
 
         There may be more than this callback wants, if another one wants more.
         """
@@ -62,7 +62,7 @@ def play_held_out(agent: Any, seeds: Sequence[int]) -> list[EpisodeResult]:
 
 
 class Verdict(IntEnum):
-    """What to do with a gradient."""
+    """Decision of a guard about a gradient."""
 
     STEP = 0
     SKIP = 1

@@ -17,7 +17,7 @@ from lightning_agentrl.errors import ConfigError
 
 
 class MasterWeights:
-    """Masters of those parameters that have 16 bits; the others are their own.
+    """Float32 master weights of 16-bit parameters; other parameters are their own masters.
 
     Args:
         parameters: by name.
@@ -59,7 +59,7 @@ class MasterWeights:
             optimizer.register_step_post_hook(self._round)
 
     def in_place_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return these weights by name, replaced by their masters where there are any; tied ones under each name."""
+        """Return these weights by name, replaced by their master weights, if any; tied ones under each name."""
         by_memory = {parameter.data_ptr(): master.detach() for parameter, master in self._masters.items()}
         return {name: by_memory.get(weight.data_ptr(), weight) for name, weight in weights.items()}
 

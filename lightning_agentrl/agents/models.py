@@ -125,7 +125,7 @@ def _shared_context_length(agent: Any, tokenizer: PreTrainedTokenizerBase, own: 
 
 
 def _check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str, longest: int) -> int | None:
-    """Refuse a model that would read other text from the rows of the policy than the policy does, or not all of it.
+    """Refuse a model that decodes the policy's token ids to different text, or whose context is too short.
 
     Args:
         tokenizer: of the policy.

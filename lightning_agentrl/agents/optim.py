@@ -294,7 +294,7 @@ def clip_by_group(optimizer: Any, limits: Mapping[str, float], held: Collection[
 
 
 def step_or_discard(optimizer: Any, strategy: Strategy, allowed: bool) -> dict[str, float]:
-    """Step all groups that are not held, or none.
+    """Step all parameter groups that are not frozen, or none.
 
     Args:
         optimizer: Lightning's wrapper, with clipped gradients.

@@ -31,7 +31,7 @@ from lightning_agentrl.types import Turn
 
 @dataclass(frozen=True)
 class Act:
-    """What a policy does next.
+    """Next action of a policy, with its reply.
 
     Args:
         action: for the ``step`` of the environment.

@@ -40,7 +40,7 @@ _LOSS = f"{KEYS}.policy_loss"
 
 @dataclass(frozen=True)
 class KL:
-    """What holds the policy near the initial one, or pulls it to a teacher. Without coefficients no reference is kept.
+    """KL to a reference: the initial policy or a teacher. Without coefficients there is no reference.
 
     Args:
         reward: coefficient of the KL in the reward, fixed or adaptive.

@@ -128,7 +128,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 
 
 def _read_file(file: Path, weights: str = "state_dict") -> dict[str, Any]:
-    """Read a file with the weights of all models under the key ``weights``; optimizer states stay unread."""
+    """Read a file with the weights of all models under the key ``weights``; optimizer states are not read."""
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:

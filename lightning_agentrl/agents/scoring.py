@@ -31,7 +31,7 @@ NOTHING = Row(ModelInput.of_ids((0,)), (0,))  # what an empty micro-batch reads
 
 @dataclass(frozen=True)
 class Needs:
-    """What to compute for a rollout before and during its update; nothing else is. ``a | b`` is the union of both.
+    """Quantities to compute for a rollout before and during its update. ``a | b`` is the union of both.
 
     Args:
         old_logps: log-probs and entropy of the sampled tokens before the update. If an iteration is one optimizer step
@@ -200,7 +200,7 @@ def reader_for(agent: Any) -> Reader:
 
 @dataclass(frozen=True)
 class _Passes:
-    """Which models read a rollout before training on it, each in a pass of its own."""
+    """Models that read a rollout before training on it, each in a separate pass."""
 
     policy: bool
     values_with_policy: bool  # by a critic that shares the policy's trunk

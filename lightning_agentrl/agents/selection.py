@@ -47,7 +47,7 @@ def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tu
 
 
 def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: Reduce) -> Rollout:
-    """Return the rollout with weights and without rejected tokens, where there is a correction that gives any.
+    """Return the rollout with the weights of the correction, if any, and without rejected tokens.
 
     Args:
         rollout: scored.

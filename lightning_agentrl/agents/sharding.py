@@ -39,7 +39,7 @@ def trainer_of(module: L.LightningModule) -> L.Trainer | None:
 
 
 def in_lockstep(strategy: Strategy) -> bool:
-    """Return whether every forward and backward pass needs all ranks, as it does where weights are sharded."""
+    """Return whether every forward and backward pass needs all ranks, as with sharded weights."""
     return isinstance(strategy, ModelParallelStrategy | DeepSpeedStrategy)
 
 
@@ -124,7 +124,7 @@ def is_grouped(optimizer: Any) -> bool:
 
 
 class GradientWatch:
-    """Whether the gradients of this rank are finite, seen as they arise: ZeRO moves them away at once."""
+    """Check that gradients of this rank are finite as they are computed, since ZeRO moves them away at once."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._norms: list[Tensor] = []
@@ -145,9 +145,9 @@ class GradientWatch:
 
 
 class AutocastUnderZero(DeepSpeedPrecision):
-    """``bf16-mixed`` as without DeepSpeed, whose own would round all weights, and add up gradients in bfloat16.
+    """``bf16-mixed`` with torch's autocast; DeepSpeed's mode would round all weights and sum gradients in bfloat16.
 
-    Its engine is given float32 weights and calls the steps without autocast, which the agent enters itself.
+    DeepSpeed's engine gets float32 weights and calls the steps without autocast; the agent enters autocast.
     """
 
     def __init__(self, device: str) -> None:

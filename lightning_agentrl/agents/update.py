@@ -29,7 +29,7 @@ LOSSES = ("policy/loss", "critic/loss")
 
 @dataclass(frozen=True)
 class CurrentScores:
-    """What the current weights say about the action tokens of a micro-batch, with gradient.
+    """Outputs of the current weights at the action tokens of a micro-batch, with gradient.
 
     Args:
         logps: log-probs [B, A] in nats, 0 off the action mask.

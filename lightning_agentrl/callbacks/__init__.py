@@ -1,4 +1,4 @@
-"""What a run does besides learning: warm-up, progress, logs and summaries."""
+"""Callbacks: warm-up, progress, logs and summaries."""
 
 from lightning_agentrl.agents.engine_check import EngineCheck
 from lightning_agentrl.callbacks.chain import Chain

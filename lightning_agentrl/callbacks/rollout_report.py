@@ -1,4 +1,4 @@
-"""What the agent did: a few episodes as text, histograms, and pictures where the environment draws them."""
+"""Report of a rollout: some episodes as text, histograms, and pictures if the environment draws them."""
 
 from __future__ import annotations
 

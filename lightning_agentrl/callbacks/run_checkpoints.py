@@ -132,7 +132,7 @@ class RunCheckpoints(ModelCheckpoint):
         self._given = self.dirpath
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Leave the checkpoints of an earlier run where and as they are; a checkpoint is loaded later."""
+        """Keep the checkpoints of an earlier run unchanged; a checkpoint is loaded later."""
         if stage == "fit" and trainer.global_step == 0:
             self.dirpath, self.saved = self._given, []
             self.best_model_score, self.best_model_path, self.last_model_path = None, "", ""
@@ -202,7 +202,7 @@ class RunCheckpoints(ModelCheckpoint):
         return super().state_dict() | {"saved": self.saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the checkpoints of the same folder; those of another one stay as they are."""
+        """Continue to manage the checkpoints of the same folder; those of another folder stay unchanged."""
         if state_dict["dirpath"] == self.dirpath:
             self.saved, self.last_model_path = state_dict["saved"], state_dict["last_model_path"]
         elif not any(all_gather(exists(Path(state_dict["best_model_path"])))):  # other nodes may not see it

@@ -219,7 +219,7 @@ def _drop_lost_outputs() -> None:
 
 
 def _how_to_continue(path: str, command: Sequence[str]) -> str:
-    """Return what to type, or from Python (without a command) what to write, to go on with a checkpoint."""
+    """Return the command or, from Python, the code that continues a checkpoint."""
     if not command:
         return f"continue with ckpt_path={path!r}"
     kept: list[str] = []
@@ -243,7 +243,7 @@ def _requeue_signal(trainer: L.Trainer) -> int:
 
 
 def _save_for_slurm(trainer: L.Trainer) -> str:
-    """Save where the requeued job looks for it, and keep the last two; return what was done. All ranks must call it."""
+    """Save to the path that the requeued job reads, keep the last two, return a description. All ranks must call it."""
     root, callback = Path(trainer.default_root_dir), trainer.checkpoint_callback
     by_number = {int(path.stem.rpartition("_")[2]): path for path in root.glob(SLURM_SAVED)}
     number = max(by_number, default=0) + 1

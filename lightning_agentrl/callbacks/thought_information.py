@@ -1,4 +1,4 @@
-"""Whether thoughts still depend on what they think about."""
+"""Mutual information between thoughts and their prompts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ThoughtInformation(RolloutCallback):
 
 
 def thoughts_of(rollout: Rollout) -> list[tuple[ModelInput, tuple[int, ...]]]:
-    """Return the prompt of the last turn of each sample and the ids of its thought, where there is one."""
+    """Return the prompt of the last turn of each sample and the ids of its thought, if there is one."""
     found = []
     for sample in rollout.samples:
         count = sample.turns[-1].thought_tokens

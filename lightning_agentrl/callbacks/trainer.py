@@ -1,4 +1,4 @@
-"""What every run has besides its own callbacks: progress, a report of rollouts, checkpoints, a clean stop."""
+"""Trainer with default callbacks: progress, a report of rollouts, checkpoints, a clean stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULTS = {"num_sanity_val_steps": 0, "log_every_n_steps": 1}  # that suit agen
 
 
 def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints: bool = True) -> list[Callback]:
-    """Return callbacks with those that every run has and none of these is; what stops on signals comes first.
+    """Return the callbacks plus the missing default ones; `StopOnSignals` comes first.
 
     Args:
         given: of the run.

@@ -42,7 +42,7 @@ _STUDENT = 4.303  # of 95 % with three seeds
 
 @dataclass(frozen=True)
 class Texts:
-    """What a small model needs to know of an environment.
+    """Texts of an environment that a small model needs.
 
     Args:
         words: of its texts.

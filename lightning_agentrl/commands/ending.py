@@ -1,4 +1,4 @@
-"""How a command ends: one sentence for an error that a user can fix, and the exit code."""
+"""End of a command: one sentence for an error that a user can fix, and the exit code."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from lightning_agentrl.types import Rollout, Segment, input_of
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was played, in reports by source and turn by turn."""
+    """Played episodes: reports by source, and turns."""
 
     reports: Sequence[Report]
     turns: Sequence[dict[str, Any]]  # as a page shows them

@@ -1,4 +1,4 @@
-"""What memory a run will need on each device, counted from the shapes of its models before any weight is read."""
+"""Memory that a run needs on each device, counted from the shapes of its models before any weight is read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Place:
 
     @property
     def mixed(self) -> bool:
-        """Whether weights are in float32 where products are in bfloat16."""
+        """Whether weights are float32 and products are bfloat16."""
         return self.precision == "bf16-mixed"
 
     @property
@@ -61,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Step:
-    """What an optimizer step reads on one process.
+    """Tokens that one process reads for an optimizer step.
 
     Args:
         micro_batches: their number.
@@ -208,10 +208,10 @@ def unit_bytes(model: nn.Module, place: Place, trained: bool = False) -> int:
 def activation_bytes(models: Models, compute: Compute, place: Place, tokens: int, reads: int) -> int:
     """Return the most bytes of a micro-batch's forward and backward pass, beside the gradients that are summed.
 
-    A layer keeps what the backward pass of its norms, attention and network reads, in the dtype of products, and the
-    residual stream in that of the weights. With gradient checkpointing that is of one layer, and the inputs of all.
-    Log-probs and entropy keep five arrays of logits, of one chunk of replied tokens if they are recomputed. When the
-    activations are gone, the gradient of an embedding is there up to three times: that of a tied head waits for it.
+    A layer stores inputs of its norms, attention and feed-forward network in the dtype of products, and the residual
+    stream in that of the weights. With gradient checkpointing, one layer stores these, and all layers their inputs.
+    Log-probs and entropy store five arrays of logits, of one chunk of replied tokens if they are recomputed. After the
+    activations are freed, up to three copies of an embedding's gradient exist, since that of a tied head is added.
 
     Args:
         models: on the meta device.

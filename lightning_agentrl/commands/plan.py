@@ -1,4 +1,4 @@
-"""What a run would do, printed by `agentrl fit --dry-run`: sizes, memory and one prompt, without weights or a GPU."""
+"""Plan of a run, printed by `agentrl fit --dry-run`: sizes, memory and one prompt, without weights or a GPU."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class RunPlan:
         agent: to be trained.
         data: its data module.
         place: of the run; by default what the trainer says, on the processor.
-        checkpoint: that the run goes on from.
+        checkpoint: that the run continues.
 
     Raises:
         ValueError: what the start of the run would refuse, as far as it follows from the configuration.
@@ -269,7 +269,7 @@ class RunPlan:
         return [*rows, ("main memory of a node", f"{size_text(node)} while models are read")]
 
     def _warmup(self) -> Rows:
-        """Return what the rollouts of a critic warm-up take in main memory, where they are kept as token ids."""
+        """Return the main memory of the rollouts of a critic warm-up, which are stored as token ids."""
         rows, data = [], self.data
         for callback in cast(Any, self.trainer).callbacks:
             if isinstance(callback, CriticWarmup) and data.groups is None:
@@ -321,7 +321,7 @@ def first_session(data: RolloutDataModule, index: int = 0) -> Iterator[Session]:
 
 
 def reference_text(agent: Agent) -> str:
-    """Return in words what log-probs are compared with, if anything."""
+    """Return a description of the reference policy, or `none`."""
     if not agent.needs.ref_logps:
         return "none"
     if agent.reference != agent.model:
@@ -422,7 +422,7 @@ def rate_text(schedule: Schedule, full: float, run: int | None) -> str:
 def held_out_plays(trainer: L.Trainer, validation: ValidationConfig, epochs: int | None) -> str:
     """Return when held-out episodes are played: at validations, and before and after the run for its summary.
 
-    Where a run goes on from a checkpoint, those that it has played are left out.
+    If a run continues a checkpoint, the iterations that it has played are left out.
     """
     summaries = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, RunSummary)]
     before, after = any(summary.before is None for summary in summaries), bool(summaries)

@@ -1,4 +1,4 @@
-"""What samples tokens."""
+"""Engines: sample tokens."""
 
 from lightning_agentrl.engines.base import Engine, EngineMemory, PlannedPolicy, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.transformers.engine import TransformersEngine

@@ -47,7 +47,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class PolicyHandle:
-    """What an engine needs from the trainer: the policy itself, its stop tokens, and the precision to run it in."""
+    """Access of an engine to the trainer: the policy, its stop tokens, and the precision to run it in."""
 
     policy: LanguageModel
     stop_token_ids: Sequence[int]
@@ -73,7 +73,7 @@ class PolicyHandle:
 
     @property
     def rounds_to(self) -> torch.dtype | None:
-        """The dtype of autocast, to which it rounds weights; None where there is none."""
+        """Dtype of autocast, to which it rounds weights; None without autocast."""
         device = self.policy.lm.device.type
         with self.precision():
             return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -81,7 +81,7 @@ class PolicyHandle:
 
 @dataclass(frozen=True)
 class PlannedPolicy:
-    """A policy whose weights have not been read, and where a run will have it.
+    """A policy whose weights have not been read, and the device of the run.
 
     Args:
         model: on the meta device.
@@ -124,7 +124,7 @@ class Engine(ABC):
 
     @property
     def holds_copy(self) -> bool:
-        """Whether it holds weights of its own, which an update has to reach."""
+        """Whether it has separate weights, which each update must be sent to."""
         return True
 
     def check(self) -> None:  # noqa: B027 - most need nothing
@@ -154,16 +154,16 @@ class Engine(ABC):
         return nullcontext()
 
     def seats(self, players: int) -> AbstractContextManager[Sequence[AbstractContextManager]]:
-        """Return a context for a collection by so many players, which gives each of them a context of its own.
+        """Return a context for a collection by so many players, which gives each player a separate context.
 
-        A player enters its own before its first request and leaves it when it will ask no more, so an engine knows whom
-        to wait for where what is sampled together must not depend on time. Most engines do not ask.
+        A player enters its context before its first request and leaves it after its last one. So an engine whose
+        batches must not depend on time knows which players to wait for. Other engines do not need this method.
         """
         return nullcontext([nullcontext()] * players)
 
     @abstractmethod
     async def generate(self, request: SamplingRequest) -> Reply:
-        """Sample one reply. Whatever it raises ends the collection.
+        """Sample one reply. An error ends the collection.
 
         Raises:
             EngineGoneError: nothing is left that could sample; the run saves and ends.

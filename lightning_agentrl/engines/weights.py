@@ -88,7 +88,7 @@ def _layer_after_layer(policy: LanguageModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def frozen_copy(policy: LanguageModel, rounds_to: torch.dtype | None = None) -> LanguageModel:
-    """Return a copy of a policy with trained weights of its own; frozen weights never change and are shared.
+    """Return a copy of a policy with separate trained weights; frozen weights never change and are shared.
 
     Args:
         policy: that is trained.
@@ -130,9 +130,9 @@ def copy_weights(policy: LanguageModel, to: LanguageModel) -> None:
 def moved(policy: nn.Module, number: int, chosen: Callable[[str], bool] = lambda name: True) -> Iterator[None]:
     """Change every trained weight far from what it was, and put each back bit for bit.
 
-    In every third to seventh column the signs are flipped, which takes no memory and can be undone exactly. Neighbours
-    flip different columns, since the flips of a norm and of the layer behind it would cancel. Weights that are all 0,
-    as half of new adapters are, get noise.
+    In every n-th column (n from 3 to 7) the signs are flipped, which takes no memory and can be undone exactly.
+    Neighbours flip different columns, since the flips of a norm and of the layer behind it would cancel. Weights that
+    are all 0, as half of new adapters are, get noise.
 
     Args:
         policy: each rank moves its share of it.

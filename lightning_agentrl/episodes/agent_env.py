@@ -157,7 +157,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
                 raise ReplayDiffersError(sentence, call=first, turn=self._episode.turns)
 
     def _waits_for_another(self) -> bool:
-        """Wait for a call beside those that wait; return whether there is one."""
+        """Wait for one more call; return whether there is one."""
         try:
             return not self._next(from_others=False)[2]
         except EnvError as error:

@@ -147,7 +147,7 @@ class AgentProgram:
         )
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Return such an environment in a thread, which only waits: the program has a process of its own."""
+        """Return such an environment in a thread, which only waits: the program runs in a separate process."""
         return EnvWorker(lambda: Environment(lambda: self.make(held_out)), executor, self.retries, name=self.name)
 
     def start(self, device: torch.device) -> None:

@@ -48,13 +48,13 @@ class EnvPool:
 
     @property
     def label(self) -> str:
-        """What all episodes follow from, besides a seed."""
+        """Description of all sources and shares; with a seed, it determines an episode."""
         if len(self.sources) == 1:
             return self.sources[0].label
         return " and ".join(f"{source.label} (share {source.share:g})" for source in self.sources)
 
     def take(self, kind: int, held_out: bool = False) -> EnvWorker:
-        """Return an idle environment, or a new one where there is none.
+        """Return an idle environment, or a new one if none is idle.
 
         Raises:
             ValueError: it cannot be made; with the key to change.

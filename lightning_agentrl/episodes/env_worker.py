@@ -375,7 +375,7 @@ def make_worker(
     retries: int = 0,
     wording: Wording | None = None,
 ) -> EnvWorker:
-    """Return the worker of an environment where it is to run.
+    """Return the worker of an environment: inline, in a thread or in a process.
 
     Args:
         recipe: of the environment.

@@ -39,7 +39,7 @@ CALL = ("key", "follows", "messages")  # what the fingerprint of a call holds
 
 @dataclass(frozen=True)
 class Answer:
-    """What an environment answered, and what it offers from now on."""
+    """Answer of an environment to a call, and its contract from then on."""
 
     observation: str  # long-term text
     short_term: str

@@ -189,7 +189,7 @@ def make_prompt(
 
 
 def _prompt_of_call(episode: Episode, observation: Observation, contract: Contract, renderer: ChatRenderer) -> Prompt:
-    """Return the prompt of a call: what was read and sampled before it, and what is new; else all of it anew.
+    """Return the prompt of a call: earlier ids plus the new messages if they continue them, else all rendered again.
 
     It begins anew where it follows no turn, or the template rewrites what came before.
     """

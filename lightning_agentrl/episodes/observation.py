@@ -1,4 +1,4 @@
-"""What an environment returns from ``reset`` and ``step``, read and checked.
+"""Read and check the return values of ``reset`` and ``step``.
 
 Environment processes import this file, so it imports only numpy and the errors.
 """

@@ -1,4 +1,4 @@
-"""How to make an environment in any process, and what is wrong if that fails.
+"""Recipe to make an environment in any process, with an explanation if that fails.
 
 Environment processes import this file, so it imports only gymnasium and the errors.
 """
@@ -24,7 +24,7 @@ _OURS = "agentrl_envs"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make an environment.
+    """Recipe to make an environment.
 
     Args:
         id: as ``gymnasium.make`` takes it.

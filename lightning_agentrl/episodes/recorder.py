@@ -115,7 +115,7 @@ class Recorder:
         return here
 
     def truncate(self, stop: StopReason, last_state: Callable[[], tuple[Segment, ...]], lost: Sequence[str]) -> bool:
-        """End every running episode at its last turn here, because the environment cannot go on.
+        """End every running episode at its last turn here, because the environment cannot continue.
 
         Args:
             stop: why.

@@ -77,7 +77,7 @@ class Session:
 
     @property
     def contract(self) -> Contract:
-        """What the environment offers now, such as its actions."""
+        """Current contract of the environment, such as its actions."""
         return self.worker.contract
 
     @property
@@ -100,7 +100,7 @@ class Session:
         self.episode.running = True
 
     def leave(self) -> None:
-        """Give up an episode that cannot go on."""
+        """Give up an episode that cannot continue."""
         self.episode.running = False
         self.episode.turns_taken += 1  # the turn that failed; the seed of its reply is not used again
 
@@ -140,7 +140,7 @@ class Session:
             self.episode.reply_closed = reply.ids[-1] == self.renderer.template.turn_close_id
 
     def say(self, prompt: Prompt, reply: Segment, message: Mapping[str, Any], closed: bool) -> None:
-        """Add a turn of an environment that brings its own history.
+        """Add a turn of an environment that keeps its own history.
 
         Args:
             prompt: of the turn.
@@ -299,7 +299,7 @@ class Session:
             self.leave()
 
     def _difference(self, now: Mapping[str, Any], turn: int, fingerprint: str) -> str:
-        """Return where a call differs from the one that was made before, in the form of a sentence."""
+        """Return a sentence that names the difference between a call and the recorded one."""
 
         def conversation(follows: int | None) -> list[Mapping[str, Any]]:
             return [message for one in self.episode.conversation(follows) for message in one.messages]

@@ -123,7 +123,7 @@ class EnvConfig:
             self.make()
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Build the environment where it is to run; held-out episodes differ by their seeds only.
+        """Make the environment in its thread or process; held-out episodes differ by their seeds only.
 
         Raises:
             ValueError: the environment cannot be made, or cannot run there; with the key to change.
@@ -139,7 +139,7 @@ Source = EnvConfig | TaskSet | AgentProgram
 
 
 def memory_for(sources: Sequence[Source]) -> Memory:
-    """Return the memory where none is given: an agent brings its whole history, other prompts show the last turn."""
+    """Return the default memory: the whole history for an agent program, else the last turn."""
     return FullMemory() if any(isinstance(source, AgentProgram) for source in sources) else WindowMemory()
 
 

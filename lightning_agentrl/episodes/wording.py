@@ -1,4 +1,4 @@
-"""Wording: what a config changes in the words of an environment, whichever it is."""
+"""Wording: texts of any environment that a config replaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_agentrl.errors.problem import ConfigError, Problem, closest
 
 @dataclass
 class Wording:
-    """Words that replace those of the environment; what is not given stays as the environment has it.
+    """Words that replace those of the environment; keys that are left out keep the environment's words.
 
     Args:
         system_prompt: rules and task.

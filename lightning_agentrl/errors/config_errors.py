@@ -1,4 +1,4 @@
-"""What is wrong with a config, with key, file and line.
+"""Errors in a config, with key, file and line.
 
 The parser builds the objects of a config, and refuses one with an error that quotes all of it. So a refused config is
 walked class by class, along the types of arguments, down to the first key or value that the parser does not accept.

@@ -16,7 +16,7 @@ class EnvError(RuntimeError):
     Args:
         kind: type name of what the environment raised, or ``timeout``, ``died``, ``reward``, ``contract``.
         message: one sentence.
-        trace: the environment's own part of the traceback as text; empty where there is none.
+        trace: the environment's own part of the traceback as text; empty if there is none.
     """
 
     def __init__(self, kind: str, message: str, trace: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Secrets of a run: ``${NAME}`` in every record, the value only where it is used.
+"""Secrets of a run: ``${NAME}`` in every record, the value only at its use.
 
 The processes of environments import this file, so it imports nothing but the errors.
 """

@@ -1,4 +1,4 @@
-"""Whether vLLM is installed, in a version that was tested. It is not imported for that, which takes seconds."""
+"""Check that a tested version of vLLM is installed, without importing it, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent program in a process of its own, which ends with its episode and with the trainer, children included."""
+"""An agent program in a separate process, which ends with its episode and with the trainer, children included."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ REMEMBERED = 8192  # messages whose digest is remembered
 
 
 class Refusal(Exception):
-    """What a client asks for and does not get.
+    """Refusal of a client's request.
 
     Args:
         message: one sentence.
@@ -75,7 +75,7 @@ class Call:
         tools: that may be called, as JSON schemas in the form of OpenAI's chat completions.
         stop: texts that end the reply; they are not part of it.
         max_tokens: most tokens of the reply; None: the run's own limit.
-        model: the name that the client asks for. It changes nothing, and metrics are told apart by it.
+        model: the name that the client asks for. It only separates metrics.
         calls_tools: whether tool calls are read from the reply.
         must_call: whether the client asks for a reply with a tool call.
     """
@@ -162,7 +162,7 @@ class Reward:
 
 @dataclass(eq=False)
 class Pending:
-    """A call that waits for its reply, and whoever asks for it.
+    """A call that waits for its reply, and the client that waits.
 
     Args:
         id: of the completion.
@@ -183,10 +183,10 @@ class Pending:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a call stands in its episode.
+    """Place of a call in its episode.
 
     Args:
-        follows: number of the turn that it goes on from; None: it begins anew.
+        follows: number of the turn that it continues; None: it begins anew.
         known: messages up to and with the reply of that turn, which are not new.
         occurrence: earlier calls of the episode with the same digest.
     """
@@ -205,7 +205,7 @@ class Episode:
     _seen: Counter[str] = field(default_factory=Counter)  # calls by digest
 
     def place(self, call: Call) -> Place:
-        """Return where a call goes on from, and count it.
+        """Return the turn that a call continues, and count the call.
 
         The longest beginning that ends with a reply of ours is what is known, if a message follows it.
         """

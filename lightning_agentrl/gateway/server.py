@@ -56,7 +56,7 @@ class Line:
         return f"http://127.0.0.1:{self._gateway.port}/{self.token}"
 
     def answer(self, pending: Pending, reply: Reply | Refusal) -> None:
-        """Let whoever waits for a call have its reply. Called from any thread."""
+        """Give the client that waits for a call its reply. Called from any thread."""
 
         def deliver() -> None:
             pending.reply = reply
@@ -65,7 +65,7 @@ class Line:
         self._gateway.loop.call_soon_threadsafe(deliver)
 
     def close(self) -> None:
-        """End the line: calls that wait, and all later ones, are told that the episode is over."""
+        """End the line: calls that wait, and all later ones, get the answer that the episode is over."""
         self.closed = True
         for pending in self.calls:
             if pending.reply is None:
@@ -213,7 +213,7 @@ def gateway() -> Gateway:
 
 
 def _before(line: Line, body: Mapping[str, Any]) -> list[ChatMessage]:
-    """Return the conversation that a body goes on from by the id of its response, without instructions."""
+    """Return the messages, without instructions, up to the response that a body names as the previous one."""
     name = body.get("previous_response_id")
     if not name:
         return []

@@ -52,7 +52,7 @@ class Protocol:
 
 
 def unknown_fields(body: Body) -> list[str]:
-    """Return the fields of a body that change nothing because nobody here knows them."""
+    """Return the unknown fields of a body, which have no effect."""
     return sorted(name for name, value in body.items() if name not in _KNOWN and value is not None)
 
 

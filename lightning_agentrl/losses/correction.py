@@ -337,7 +337,7 @@ class Bypass(OffPolicyCorrection):
 
 
 class NoCorrection(OffPolicyCorrection):
-    """No correction, made explicit: where rollouts are collected ahead, the default is TruncatedWeights."""
+    """No correction, for rollouts collected ahead, whose default is TruncatedWeights."""
 
     def __init__(self) -> None:
         super().__init__()

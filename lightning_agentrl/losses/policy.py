@@ -1,4 +1,4 @@
-"""The base class of policy losses. Each family has a file of its own."""
+"""The base class of policy losses. Each family has a separate file."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_h
 
 
 def outside_clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Return where :func:`clipped_surrogate` has no gradient; bool."""
+    """Return a bool mask of the tokens at which :func:`clipped_surrogate` has no gradient."""
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
 
 

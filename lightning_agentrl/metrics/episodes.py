@@ -95,7 +95,7 @@ def _standard_error(deviations: float, count: float) -> float:
 def _joined(parts: Tensor) -> Tensor:
     """Return the sums [S, 9] over all episodes of several parts [P, S, 9], as :class:`EpisodeMetrics` keeps them.
 
-    Squared deviations of a part count from its own mean (Chan et al. 1979): sums of plain squares lose precision where
+    Squared deviations are taken from the mean of each part (Chan et al. 1979), since sums of squares lose precision if
     returns are large compared with their spread.
     """
     joined, counts = parts.sum(0), parts[..., :1]

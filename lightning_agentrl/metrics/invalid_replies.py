@@ -18,7 +18,7 @@ _NOT = re.compile(r"\b(?:not|never|no|don't|cannot|can't|won't|avoid)\b")
 
 
 class Invalid(StrEnum):
-    """What is wrong with a reply."""
+    """Reason why a reply is invalid."""
 
     EMPTY = "nothing at all"
     CUT = "cut by the cap on its tokens before it named an action"

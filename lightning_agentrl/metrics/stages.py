@@ -53,7 +53,7 @@ class StageClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time the block under a name of its own too, as part of the running stage."""
+        """Time the block under a separate name too, as part of the running stage."""
         started = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Freed memory: kept from micro-batch to micro-batch, given back where it grows from iteration to iteration.
+"""Freed memory: reused by later micro-batches, released if it grows from iteration to iteration.
 
 With glibc's defaults every micro-batch faults in the same pages again.
 """
@@ -59,7 +59,7 @@ def trim() -> bool:
 
 
 def resident_bytes() -> int:
-    """Return how much main memory the process holds; 0 where that is not told."""
+    """Return the main memory of the process; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -310,7 +310,7 @@ class LeastSquaresCritic(Critic):
 
 
 class SeparateCritic(Critic):
-    """A backbone of its own with a value head, as in the published recipe.
+    """A separate backbone with a value head, as in the published recipe.
 
     Args:
         model: hub id or folder of the backbone, all of which is trained; the actor's model when not given, with LoRA as

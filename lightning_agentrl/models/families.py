@@ -32,7 +32,7 @@ Logits = tuple[Literal["times", "over", "cap"], str]
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of a family.
+    """Properties of a model family.
 
     Args:
         mixers: of its text layers; none: its text model has a line of its own.
@@ -46,7 +46,7 @@ class Family:
 
     @property
     def engine_shares(self) -> bool:
-        """Whether our engine may share prefixes: its caches hold keys and values, no states."""
+        """Whether `TransformersEngine` may share prefixes: its caches hold keys and values, not states."""
         return not STATES.intersection(self.mixers)
 
 

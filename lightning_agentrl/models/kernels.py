@@ -70,7 +70,7 @@ def use_kernels(lm: PreTrainedModel, kernels: Kernels) -> None:
 
 
 def checkpoint_activations(lm: PreTrainedModel) -> None:
-    """Recompute activations in the backward pass, layer by layer, where training would keep them.
+    """Recompute activations in the backward pass, layer by layer, instead of storing them.
 
     Raises:
         ValueError: the model has no layers that can be recomputed.
@@ -100,7 +100,7 @@ def round_linear_layers(lm: PreTrainedModel, dtype: torch.dtype, but: Collection
 
 
 def linear_layers(lm: PreTrainedModel) -> Iterator[nn.Linear]:
-    """Yield the linear layers whose weights autocast rounds wherever they are used."""
+    """Yield the linear layers whose weights autocast rounds at every use."""
     embedding = lm.get_input_embeddings().weight
     for module in lm.modules():
         if isinstance(module, nn.Linear) and module.weight is not embedding:
@@ -118,7 +118,7 @@ def lacks_bfloat16(cpuinfo: str) -> bool:
 
 
 def slow_in_bfloat16(precision: str) -> str | None:
-    """Return a sentence where a precision makes a run on this machine's CPU slower than float32; None elsewhere."""
+    """Return a sentence if a precision makes a run on this CPU slower than float32, else None."""
     if not precision.startswith("bf16") or not CPUINFO.exists() or not lacks_bfloat16(CPUINFO.read_text()):
         return None
     return (

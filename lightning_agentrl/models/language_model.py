@@ -106,7 +106,7 @@ class LanguageModel(nn.Module):
 
     @cached_property
     def image_reader(self) -> FamilyReader | None:
-        """What reads its images; None: it reads text only."""
+        """Reader of its images; None: it reads text only."""
         return image_reader(self.lm.config, str(self.lm.name_or_path))
 
     @property
@@ -124,7 +124,7 @@ class LanguageModel(nn.Module):
 
     @property
     def engine_shares(self) -> bool:
-        """Whether our engine may read prompts as a prefix tree, too."""
+        """Whether `TransformersEngine` may read prompts as a prefix tree, too."""
         family = text_family(self.lm.config)
         return self.shares_prefixes and family is not None and family.engine_shares
 

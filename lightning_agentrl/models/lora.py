@@ -72,7 +72,7 @@ class LoRA:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What defines adapters besides their weights, as plain types; equal arguments give equal settings."""
+        """Arguments that define the adapters, as plain types; equal arguments give equal settings."""
         return {"rank": self.rank, "alpha": self.alpha, "targets": self.targets}
 
     def check(self, model: str) -> None:
@@ -167,7 +167,7 @@ def has_adapters(lm: PreTrainedModel) -> bool:
 
 
 class Unadapted(LanguageModel):
-    """A policy with its adapters off: the frozen model below them, without weights of its own."""
+    """A policy with its adapters off: the frozen model, without separate weights."""
 
     policy: LanguageModel
 

@@ -48,7 +48,7 @@ def pack(
     reader: FamilyReader | None = None,
     feed_tower: bool = False,
 ) -> Packed:
-    """Pack rows into one, with common prefixes once; or side by side with padding, without ``share``.
+    """Pack rows into one that has common prefixes once or, without ``share``, into padded rows.
 
     Args:
         rows: what is read.

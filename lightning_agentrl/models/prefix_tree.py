@@ -134,7 +134,7 @@ class PrefixTree:
 
     @cached_property
     def levels(self) -> tuple[Level, ...] | None:
-        """The branches level by level, for attention; None where there are too many."""
+        """The branches level by level, for attention; None if there are too many levels."""
         return lay_levels(self._spans, self.ends.device)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A short look at a model of a family that nobody has tried: are its padded rows those that stand alone?"""
+"""Check of a model of an untested family: padded rows must equal single rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARED, OWN = 5, (3, 7)  # tokens
 
 @dataclass(frozen=True)
 class Found:
-    """What was found; differences are relative, of hidden states."""
+    """Result of a probe; differences are relative, of hidden states."""
 
     padded: float  # of rows with padding from rows alone
     packed: float | None  # of rows in a prefix tree from rows alone; None: it raised an error

@@ -192,7 +192,7 @@ def pack_shard(
 
 
 def head_counts(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return a model's numbers of attention heads by their setting; a list where layers differ."""
+    """Return a model's numbers of attention heads by setting; a list if layers differ."""
     text = config.get_text_config()
     names = {"num_attention_heads", "num_key_value_heads", *(name for name in vars(text) if "num_" in name)}
     counted = [name for name in sorted(names) if "attention_heads" in name or "key_value_heads" in name]

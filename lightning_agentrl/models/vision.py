@@ -41,7 +41,7 @@ class FamilyReader(ImageReader, ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Equal where images become equal tokens and patches."""
+        """Equal for readers that make equal tokens and patches of an image."""
         given = self.processor.to_dict()
         ignored = ("image_processor_type", "processor_class")
         return {name: value for name, value in given.items() if name not in ignored} | {
@@ -195,7 +195,7 @@ def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.n
 
 @dataclass(frozen=True)
 class PackedImages:
-    """The images of one forward pass: each different one is read once, wherever and however often it stands."""
+    """Images of one forward pass: each different image is read once, however often it appears."""
 
     patches: dict[str, Tensor]  # of the different images: arguments of the model's ``get_image_features``
     places: Tensor  # [M] int64, index into the flat ids of each token of an image, ascending
@@ -209,7 +209,7 @@ class PackedImages:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a model reads at N places."""
+    """Inputs of a model at N places."""
 
     ids: Tensor  # [N] int64
     positions: Tensor  # [N] int64, or [3, N] where images have rows and columns

@@ -1,4 +1,4 @@
-"""What the policy reads and how its replies are read: wording, chat template, memory, parser."""
+"""Prompts and replies: wording, chat template, memory, parser."""
 
 from lightning_agentrl.prompts.memory import (
     ActionsOnlyMemory,

@@ -1,4 +1,4 @@
-"""Conversations that an environment brings itself, as an agent does: rendered as given, continued where that is exact.
+"""Conversations given by an environment, as by an agent program: rendered as given, continued if that is exact.
 
 A message is a dictionary: ``role``, ``content`` (texts in order, None for the next image), and where they belong
 ``tool_calls`` (``id``, ``name``, ``arguments`` as JSON text), ``tool_call_id`` and ``name``.
@@ -93,7 +93,7 @@ class ConversationRenderer:
     def added(
         self, messages: Sequence[Said], images: Sequence[ModelInput], tools: Sequence[Tool], closed: bool
     ) -> tuple[Segment, ...] | None:
-        """Return what messages add to a reply that was sampled; None where the template rewrites what was before them.
+        """Return what messages add after a sampled reply; None if the template rewrites earlier text.
 
         Args:
             messages: that follow the reply.
@@ -176,7 +176,7 @@ class ConversationRenderer:
         return written
 
     def _text(self, messages: list[Message], tools: Sequence[Tool]) -> str:
-        """Render; where the template shows no system message behind the first place, it is read as the user's."""
+        """Render; if the template allows a system message only at the start, a later one becomes the user's."""
         shown = self.chat.writer.tools(tools)
         try:
             return self.template.apply(messages, True, shown)
@@ -200,7 +200,7 @@ class ConversationRenderer:
         return text[close + len(self.template.turn_close) :] if close >= 0 else None
 
     def _reply_before(self, messages: Sequence[Message]) -> Message:
-        """Return a reply that such messages can follow: one with calls where answers of tools come first."""
+        """Return a reply that such messages can follow: with tool calls if the first messages are tool answers."""
         answered = []
         for message in messages:
             if message["role"] != "tool":

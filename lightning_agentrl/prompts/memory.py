@@ -52,7 +52,7 @@ def past_from_plain(plain: Mapping[str, Any], images: SavedPixels) -> PastTurn:
 
 @dataclass(frozen=True)
 class Recollection:
-    """What the next prompt shows of the past.
+    """Past turns that the next prompt shows.
 
     ``turns`` become pairs of user and assistant messages, oldest first; one with an empty thought shows its action
     only. ``note`` is text for the current user message.

@@ -49,7 +49,7 @@ class PromptFormat:
 
     @property
     def places(self) -> list[str]:
-        """What the system text takes from the environment, in its order."""
+        """Texts that the system text takes from the environment, in its order."""
         return list(dict.fromkeys(match[1] for match in _BRACES.finditer(self.system or "") if match[1]))
 
     def allows(self, prompt: ModelInput) -> bool:
@@ -64,7 +64,7 @@ def filled(text: str, places: Mapping[str, str]) -> str:
 
 
 def _check_places(name: str, text: str, known: Sequence[str] | None) -> None:
-    """Refuse other braces than those around a known name, or around any name if none is known yet."""
+    """Refuse braces except around a known name or, if no names are known yet, around any name."""
     for match in _BRACES.finditer(text):
         if match[0] not in ("{{", "}}") and (match[1] not in known if known is not None else not match[1]):
             allowed = "the name of an attribute of the environment, such as {mission}"
@@ -101,9 +101,9 @@ class Observation:
 
     Args:
         text: long-term text.
-        short_term: text that is shown now and never again.
+        short_term: text that only the current prompt shows.
         images: from :meth:`ChatRenderer.see`.
-        role: of the message with it.
+        role: role of the message that shows it.
         messages: of the environment's own, which show text and images in its place. Notes and short-term text come at
             the start of the last one, the instruction at its end.
         call: what the next call of an environment that brings its own history adds to an earlier turn: messages as in

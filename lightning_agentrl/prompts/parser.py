@@ -161,7 +161,7 @@ def _names(
 ) -> tuple[re.Pattern[str], dict[str, str | None]]:
     """Return a pattern of all normalised names and aliases, longest first, and the actions that they mean.
 
-    A spelling that means two actions has None.
+    An ambiguous spelling maps to None.
     """
     names: dict[str, str | None] = {}
     for action in actions:

@@ -114,7 +114,7 @@ _CALL_ID = "probe0001"  # some templates want nine letters and digits
 
 @dataclass(frozen=True)
 class ReadReply:
-    """What a reply says and calls.
+    """Text and tool calls of a reply.
 
     Args:
         text: beside the calls; where there is none, or one could not be read, the whole reply as it was sampled.

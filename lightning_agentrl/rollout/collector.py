@@ -228,7 +228,7 @@ class Collector:
 
     @property
     def preparing(self) -> bool:
-        """Whether an iteration has begun and not come to its update."""
+        """Whether an iteration has begun and its update has not."""
         return self._at_beginning is not None
 
     @contextmanager

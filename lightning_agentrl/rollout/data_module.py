@@ -125,12 +125,12 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def phase(self) -> Phase:
-        """What the running iteration trains."""
+        """Phase of the running iteration: ``critic_warmup`` or ``train``."""
         return "train" if self.stream is None or self.stream.source is None else self.stream.source.phase
 
     @property
     def preparing(self) -> bool:
-        """Whether an iteration has begun and not come to its update: a checkpoint then holds its beginning."""
+        """Whether an iteration has begun and its update has not. A checkpoint then holds its beginning."""
         return self.stream is not None and self.stream.collector.preparing
 
     @property
@@ -140,7 +140,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def collector(self) -> Collector:
-        """What collects rollouts, while a policy is connected."""
+        """Collector of the rollouts; needs a connected policy."""
         return self._connected().collector
 
     def _connected(self) -> RolloutStream:
@@ -213,7 +213,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def validation_due(self) -> bool:
-        """Whether held-out episodes are played now: after some iterations of a fit, and always outside of one."""
+        """Whether to play held-out episodes now: after some iterations of a fit, and always outside a fit."""
         return self.trainer is None or validation_due(self.trainer, self.validation.every, self.steps_per_iteration)
 
     @property

@@ -57,7 +57,7 @@ class Demonstration:
 
 
 class Demonstrations(ABC):
-    """Where the episodes come from that are cloned."""
+    """Source of the episodes that are cloned."""
 
     @abstractmethod
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:

@@ -224,7 +224,7 @@ class WholeGroups:
         return begun | ({-1 - self.rank: list(self._unnoted)} if self._unnoted else {})
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        """Continue the groups of this rank where they were; those of other ranks are ignored."""
+        """Continue the groups of this rank from a checkpoint; those of other ranks are ignored."""
         for group, members in state.items():
             if group < 0:
                 self._unnoted += members if (-1 - group) % self.world == self.rank else ()

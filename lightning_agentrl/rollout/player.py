@@ -260,7 +260,7 @@ class Player:
         return ""
 
     def _end_episode(self, session: Session, recorder: Recorder, fault: EnvError) -> str:
-        """End an episode that cannot go on; return the kind of the fault if the recorder takes no other episode."""
+        """End an episode that cannot continue; return the kind of the fault if the recorder takes no other episode."""
         session.leave()
         if fault.kind == TOO_LONG and recorder.truncate(StopReason.CONTEXT_LENGTH, session.last_state, ()):
             return ""

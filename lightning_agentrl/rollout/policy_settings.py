@@ -1,4 +1,4 @@
-"""What a policy needs beside its weights to read and reply as in training: prompts, memory, interaction and parser."""
+"""Settings with which a policy plays as in training: prompts, memory, interaction and parser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS_FILE = "agentrl.json"  # beside the weights of an exported policy
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """How a policy plays.
+    """Settings with which a policy plays.
 
     Args:
         prompt: wording and limits of prompts.

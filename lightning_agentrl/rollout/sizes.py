@@ -1,4 +1,4 @@
-"""How much a rollout holds, how ranks share it and how mini-batches split it; checks of a data module's arguments."""
+"""Sizes of a rollout, its shares by rank, its mini-batches; checks of a data module's arguments."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class RolloutSizes:
 
     @property
     def unit(self) -> str:
-        """What the progress bar of a collection counts."""
+        """Unit that the progress bar of a collection counts."""
         return "turns" if self.groups is None else "episodes"
 
     @property

@@ -1,4 +1,4 @@
-"""Leave work before its end: one flag, which each rank looks at, and which all ranks agree on where they meet."""
+"""Early stop of work: one flag, which each rank reads, and on which all ranks agree when they synchronize."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_agentrl.errors import EngineGoneError, one_line
 
 
 class Stopped(SystemExit):
-    """The end of a run that was asked to end, raised on all ranks where the run can be continued from.
+    """End of a run by request, raised on all ranks at a place from which the run can continue.
 
     The exit code is that of a process ended by the signal, on the first rank; on others it is 0, since a launcher that
     sees another code kills the first one before it has said what happened.
@@ -25,11 +25,11 @@ class Stopped(SystemExit):
 
 
 class _Left(Exception):
-    """This rank leaves its work; caught where all ranks meet."""
+    """Raised when this rank leaves its work; caught when all ranks synchronize."""
 
 
 class Stopping:
-    """Requests to end a run, or to save it and go on, from any thread of any rank."""
+    """Requests to end a run, or to save it and continue, from any thread of any rank."""
 
     def __init__(self) -> None:
         self.asked = 0  # number of the signal that asks to end; 0: none
@@ -89,7 +89,7 @@ class Stopping:
             raise _Left
 
     def agree(self) -> None:
-        """Do what any rank is asked for. All ranks must call it, where the run can be continued from.
+        """Carry out requests to any rank. All ranks must call it, at a place from which the run can continue.
 
         Raises:
             Stopped: on all ranks, if one is asked to end.

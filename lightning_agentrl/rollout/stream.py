@@ -33,7 +33,7 @@ class RolloutSource(ABC):
 
     @property
     def phase(self) -> Phase:
-        """What is trained on them."""
+        """Phase: ``critic_warmup`` or ``train``."""
         return "train"
 
     @property

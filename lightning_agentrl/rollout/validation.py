@@ -23,7 +23,7 @@ from lightning_agentrl.types import Sample, Turn
 
 @dataclass
 class ValidationConfig:
-    """What a validation plays.
+    """Settings of a validation.
 
     Args:
         episodes: held-out episodes over all ranks, with the first seeds of the list.

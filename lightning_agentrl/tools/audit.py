@@ -27,13 +27,13 @@ from lightning_agentrl.types.rounding import all_equal
 
 @dataclass(frozen=True)
 class Agreement:
-    """Estimates beside measurements of the same N numbers.
+    """Agreement of N estimates with N measurements.
 
     Args:
         squared: mean squared difference.
         bias: mean difference, estimate minus measurement.
         rank: Spearman's rank correlation; NaN where either side is constant.
-        explained: share of the variance of the measurements that the estimates explain; NaN where there is none.
+        explained: share of the variance of the measurements that the estimates explain; NaN without variance.
     """
 
     squared: float
@@ -106,7 +106,7 @@ class Audited(Exception):
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found.
+    """Result of an audit.
 
     Args:
         forked: advantages by forks.
@@ -149,7 +149,7 @@ class AuditCritic(RolloutCallback):
         agent.further_needs = Needs(forks=self.forked.needs_forks)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Have a rollout played, also where a warm-up would go on with those that it has."""
+        """Play a rollout, even if a critic warm-up would reuse its stored ones."""
         stream = cast(Agent, pl_module).datamodule.stream
         assert stream is not None
         stream.source = None

@@ -48,7 +48,7 @@ Number = tuple[float, float, float]  # with the bounds of its 95 % interval
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What some policies did on equal seeds.
+    """Results of some policies on equal seeds.
 
     Args:
         policies: names of the policies.
@@ -208,8 +208,8 @@ def evaluate(
     Args:
         policies: checkpoints, folders of ``agentrl export``, hub ids, ``demo``, ``random``, ``scripted``, or policies.
         suite: the environments, the engine, and in ``validation`` number of seeds, environments at a time and
-            temperature. Its prompt, memory and interaction are those of hub ids and of ``demo``; all others have their
-            own. If its interaction has ``max_turns``, that holds for all.
+            temperature. Hub ids and ``demo`` use its prompt, memory and interaction; checkpoints and exported
+            folders use their own. If its interaction has ``max_turns``, that holds for all.
         samples: episodes per seed.
         k: of pass@k; ``samples`` by default.
         report: called with a line of progress.

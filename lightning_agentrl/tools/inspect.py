@@ -51,7 +51,7 @@ class SeenEpisode:
 
 
 class Failure(StrEnum):
-    """How an episode failed."""
+    """Way in which an episode failed."""
 
     FAULT = "the environment failed"
     STUCK = "the same action in the same place until the end"
@@ -113,7 +113,7 @@ class Average:
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen in some episodes of one source."""
+    """Statistics of some episodes of one source."""
 
     episodes: int
     turns: int
@@ -388,7 +388,7 @@ COPIED = 4  # words in a row that count as copied if they stand in the prompt
 
 @dataclass(frozen=True)
 class Thoughts:
-    """Numbers of the thoughts of some episodes; None where nothing can be compared.
+    """Statistics of the thoughts of some episodes; None if nothing can be compared.
 
     Args:
         count: replies with a thought.

@@ -11,7 +11,7 @@ _SUFFIX = ".txt"  # behind the name of each file in the package, where it is no 
 
 
 def make_project(folder: Path) -> list[str]:
-    """Write the files of a new project: all of them, or none if the disk is full or somebody interrupts.
+    """Write the files of a new project: all of them, or none if the disk is full or the user interrupts.
 
     Args:
         folder: to be made, or empty.

@@ -252,7 +252,7 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
 
 
 def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collection[int]) -> None:
-    """Refuse to compare the files of other ranks: a run may go on with more or fewer processes than it began with.
+    """Refuse to compare the files of other ranks: a run may continue with more or fewer processes than it began with.
 
     Raises:
         ValueError: with both numbers.
@@ -265,9 +265,9 @@ def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collect
 
 
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
-    """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it.
+    """Return the newest checkpoint, or the newest before an iteration, and the number of iterations before it.
 
-    It is a file or, of a sharded run, a folder. Those of other runs that were in the folder are left out.
+    It is a file or, of a sharded run, a folder. Checkpoints of other runs in the same folder are ignored.
     """
     others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # runs below this one, as with another logger
     own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink() and others.isdisjoint(path.parents)]
@@ -303,10 +303,10 @@ def _continued(named: Path, run: Path, run_id: str) -> tuple[Path | None, int]:
 
 
 def _saved(path: Path) -> tuple[int, str] | None:
-    """Return how many iterations a checkpoint has behind it, and the id of its run.
+    """Return the number of iterations before a checkpoint, and the id of its run.
 
-    Its "epoch" may be the last of these iterations or the next one. None, and a warning, for one that is damaged or is
-    no checkpoint of a run: there may be others.
+    The epoch in the checkpoint may be the last of these iterations or the next one. Warn and return None if the file is
+    damaged or no checkpoint of a run.
     """
     run_id, done, *_ = recorded(path)
     if done < 0:

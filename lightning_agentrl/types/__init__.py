@@ -1,4 +1,4 @@
-"""The words of the project as types: segment, turn, sample, rollout, scores."""
+"""Basic types: segment, turn, sample, rollout, scores."""
 
 from lightning_agentrl.types.model_input import ImageChunk, ModelInput, Row, TextChunk
 from lightning_agentrl.types.plain import rollout_from_plain, rollout_to_plain, samples_from_plain, samples_to_plain

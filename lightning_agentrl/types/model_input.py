@@ -1,4 +1,4 @@
-"""What a model reads: a sequence of chunks, each some text tokens or an image, as one row.
+"""Model inputs: a row is a sequence of chunks, each some text tokens or an image.
 
 An image stands in the token stream as one placeholder id, repeated, which says nothing about what it shows. So ids
 cannot tell whether two inputs begin alike. Prefix trees, the key/value cache and the routing to servers compare
@@ -84,7 +84,7 @@ Chunk = TextChunk | ImageChunk
 
 
 class ImageReader(Protocol):
-    """What a vision-language model makes of an image before it is read."""
+    """Preprocessing of images for a vision-language model."""
 
     placeholder: int
     """Id of the token that the chat template writes for an image."""
@@ -174,7 +174,7 @@ class ModelInput:
         return ModelInput(tuple(chunks))
 
     def head(self, length: int) -> ModelInput:
-        """Return the first ``length`` tokens, or fewer where an image would be cut."""
+        """Return the first ``length`` tokens, or fewer if that would cut an image."""
         kept: list[Chunk] = []
         for chunk in self.chunks:
             if len(chunk) > length:
@@ -222,7 +222,7 @@ class Row:
 
     @property
     def images(self) -> list[ImageChunk]:
-        """Those that the model must read."""
+        """Images that the model must read."""
         if self.input.is_text:
             return []
         found, start = [], 0
@@ -236,7 +236,7 @@ class Row:
 
 
 def check_text_only(inputs: Iterable[ModelInput], reader: str) -> None:
-    """Refuse images where a reader would take their placeholders for text.
+    """Refuse images if a reader would take their placeholders for text.
 
     Raises:
         ValueError: one sentence with the first image.

@@ -33,7 +33,7 @@ EPISODES_PER_ENV = 2**32  # room for episode numbers in an episode label
 
 @dataclass(frozen=True)
 class Scores:
-    """What the models say about the sampled tokens, each [B, A] and 0 off the action mask; None where not computed."""
+    """Outputs of the models at the sampled tokens, each [B, A] and 0 off the action mask; None: not computed."""
 
     old_logps: Tensor | None = None  # actor at the start of the update
     ref_logps: Tensor | None = None  # frozen reference
@@ -43,7 +43,7 @@ class Scores:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that were computed, by name."""
+        """Computed scores by name."""
         return {f.name: x for f in fields(self) if (x := getattr(self, f.name)) is not None}
 
 
@@ -122,7 +122,7 @@ class Rollout:
 
     @property
     def scored(self) -> bool:
-        """Whether a model has said something about it."""
+        """Whether any score was computed."""
         return bool(self.scores.tensors)
 
     @property

@@ -14,7 +14,7 @@ from lightning_agentrl.types.rounding import CANCELLED
 
 
 class SegmentKind(StrEnum):
-    """What produced a run of tokens."""
+    """Origin of a run of tokens."""
 
     PROMPT = "prompt"  # everything before the first sampled token of a sample
     ACTION = "action"  # sampled by the policy
@@ -173,7 +173,7 @@ class Turn:
 
     @property
     def state(self) -> tuple[str, ...]:
-        """What was observed, text and images: turns that are equal in it are in one state, as far as one can tell."""
+        """Observed text and images. Turns in which they are equal count as turns in the same state."""
         return (self.conversation or self.observation, *self.seen)
 
     @property
@@ -183,7 +183,7 @@ class Turn:
 
 
 class PlacedTurn(NamedTuple):
-    """A turn of a sample, what was read before its reply, and where that is."""
+    """A turn of a sample, with the text read before its reply and its position."""
 
     turn: Turn
     read: tuple[Segment, ...]  # since the reply before

@@ -1,4 +1,4 @@
-"""Which requests join the replies that are being sampled: by a fixed rule over who plays, or as they come."""
+"""Admission of requests to the running batch: by a fixed rule over the players, or as they come."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rule = Literal["by_number", "as_they_come"]
 
 
 class Seat:
-    """The place of one player, who enters it. What is asked inside is its own; it is away while it asks for nothing."""
+    """Seat of one player. Requests made inside it are the player's; without a request the player is away."""
 
     def __init__(self, admission: Admission) -> None:
         self.asks = 0  # requests that were not answered yet
@@ -66,12 +66,12 @@ class Draft(Waiting):
 
     @property
     def over(self) -> bool:
-        """Whether no more tokens are needed: it is done, or nobody waits for it."""
+        """Whether no more tokens are needed: the reply is done, or its request was canceled."""
         return self.done or self.settled
 
 
 class Admission:
-    """The desk between those who ask and the thread that samples.
+    """Queue between the callers and the thread that samples.
 
     By number: before anything is admitted, every player is asking or has left its seat. So which requests are there
     follows from the replies before, whatever takes how long. Those that came between the same two admissions are
@@ -81,7 +81,7 @@ class Admission:
         rule: by number, or as they come.
         every: steps of sampling from one admission to the next, by number.
         absence_seconds: after which a player that is away is not waited for.
-        gather_seconds: for which the first request waits for another, where no players are known.
+        gather_seconds: time that the first request waits for others if the number of players is unknown.
     """
 
     def __init__(self, rule: Rule, every: int, absence_seconds: float, gather_seconds: float) -> None:

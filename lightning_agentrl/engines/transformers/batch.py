@@ -51,7 +51,7 @@ class Batch:
         return drafts
 
     def step(self, new: Sequence[Draft]) -> list[Draft]:
-        """Sample the first token of new replies, or where there are none the next one of all; return what is done."""
+        """Sample the first token of new replies, or without new ones the next token of all; return finished replies."""
         sampled = new or self.drafts
         if new:
             before, self.drafts = self.drafts, [*self.drafts, *new]
@@ -96,7 +96,7 @@ class Batch:
             kept.popitem(last=False)
 
     def _read(self, new: Sequence[Draft], beside: Sequence[ModelInput]) -> tuple[Tensor, Rows]:
-        """Read the prompts of new replies; of those that go on from a conversation, what they add to it."""
+        """Read the prompts of new replies; if a prompt continues a cached conversation, only what it adds."""
         prompts = [draft.request.prompt for draft in new]
         shared = common_prefix_length([prompt.keys for prompt in prompts]) if len(prompts) > 1 else 0
         found = [self._known(draft.request, shared) for draft in new]
@@ -111,7 +111,7 @@ class Batch:
         return hidden, rows
 
     def _known(self, request: SamplingRequest, shared: int) -> Conversation | None:
-        """Return the conversation that a request goes on from, if it saves more than the tokens that all prompts share.
+        """Return the cached conversation that a request continues, if it saves more than the prefix of all prompts.
 
         What is new must have no image, which would have to be seen.
         """
@@ -124,7 +124,7 @@ class Batch:
 
 
 def sample(drafts: Sequence[Draft], logits_BV: Tensor) -> None:
-    """Add a token to each reply. Each has random numbers of its own, so it does not matter who is sampled beside it."""
+    """Add a token to each reply. Each has separate random numbers, which do not depend on the other replies."""
     most = SAMPLED_AT_ONCE_BY_A_GPU if logits_BV.is_cuda else SAMPLED_AT_ONCE
     at_once = max(most // max(logits_BV.shape[1], 1), 1)
     for begin in range(0, len(drafts), at_once):

@@ -1,4 +1,4 @@
-"""Rows of tokens side by side, with the keys and values that were computed of them, and how prompts become rows."""
+"""Batch of token rows with their cached keys and values, and prefill of prompts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Rows:
         return Rows(cache, self.seen[places, first:], self.positions[places])
 
     def joined(self, others: Rows) -> Rows:
-        """Return these rows and others behind them. The caches of all layers must hold whole rows."""
+        """Return these rows followed by others. The caches of all layers must hold whole rows."""
         width = max(self.seen.shape[1], others.seen.shape[1])
         seen = torch.cat([pad(rows.seen, (width - rows.seen.shape[1], 0)) for rows in (self, others)])
         both = zip(layers_of(self.cache), layers_of(others.cache), strict=True)
@@ -195,7 +195,7 @@ class PaddedPrefill:
         self.policy = policy
 
     def forget(self) -> None:
-        """Do nothing: no prefix is kept."""
+        """Do nothing: there is no cached prefix."""
 
     def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
         """Read prompts; see :class:`TreePrefill`."""

@@ -135,7 +135,7 @@ class VLLMEngine(Engine):
             thread.call(lambda engine: engine.collective_rpc(WorkerExtension.pack_experts))
 
     def _settle(self, handle: PolicyHandle) -> None:
-        """Wait for a GPU, on which vLLM's thread and the trainer's have streams of their own."""
+        """Synchronize the GPU, on which vLLM's thread and the trainer's use different streams."""
         if handle.policy.lm.device.type == "cuda":
             torch.cuda.synchronize(handle.policy.lm.device)
 

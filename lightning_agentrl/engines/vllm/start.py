@@ -70,10 +70,10 @@ class VLLMOptions:
 
 
 def check_family(config: Any) -> None:
-    """Refuse a family that vLLM computes otherwise than the trainer, or not at all, or not without torchvision.
+    """Refuse a family that vLLM computes differently or cannot run, or that needs torchvision when it is missing.
 
     Raises:
-        ConfigError: with the family.
+        ConfigError: names the family.
     """
     family = config.get_text_config().model_type
     if family in UNFIT:
@@ -202,7 +202,7 @@ def check_own_model(model: Any, name: str) -> None:
     """Refuse families that vLLM runs with the class of transformers: it changes that class, and so the trainer's model.
 
     Raises:
-        ConfigError: with the family.
+        ConfigError: vLLM has no class for the family.
     """
     from vllm.model_executor.model_loader.utils import get_model_architecture
 

@@ -1,4 +1,4 @@
-"""vLLM's engine in a thread of its own: requests and replies are exchanged between its steps."""
+"""vLLM's engine in a separate thread: requests and replies are exchanged between its steps."""
 
 from __future__ import annotations
 

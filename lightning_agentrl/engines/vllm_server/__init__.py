@@ -1,1 +1,1 @@
-"""Sampling with vLLM servers in processes of their own."""
+"""Sampling with vLLM servers in separate processes."""

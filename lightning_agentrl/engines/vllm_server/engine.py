@@ -1,4 +1,4 @@
-"""Sampling with vLLM servers: processes of their own, on this or other machines, reached over HTTP."""
+"""Sampling with vLLM servers: separate processes on this or other machines, reached over HTTP."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Unusable(Lost):
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a running server reports about itself."""
+    """Facts that a running server reports about itself."""
 
     vllm: str  # its version
     model: str

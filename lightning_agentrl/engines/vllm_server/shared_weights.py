@@ -17,7 +17,7 @@ from lightning_agentrl.errors import ConfigError, one_line
 
 
 class SharedWeights:
-    """Folders of weights, of which only the newest is kept.
+    """Folders of weights; only the newest remains.
 
     Args:
         parent: folder for them; None for a temporary folder.

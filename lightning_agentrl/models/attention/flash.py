@@ -174,7 +174,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A branch of the tree: its tokens, and the end of those below it."""
+    """A branch of the tree: its tokens, and the end of its subtree."""
 
     start: int
     stop: int
@@ -227,9 +227,9 @@ def _places(rows: list[range], device: torch.device) -> Places:
 
 
 def fits_levels(query: Tensor) -> bool:
-    """Return whether FlashAttention's kernels, as torch brings them, take the query of a GPU.
+    """Return whether torch's FlashAttention kernels support the query's dtype, head width and GPU.
 
-    For gradients of heads of 200 to 224 GPUs of workstations have too little memory in a block of threads.
+    For widths of 200 to 224, workstation GPUs have too little shared memory to compute gradients.
     """
     half, width = query.dtype in (torch.bfloat16, torch.float16), query.shape[-1]
     fits = width % 8 == 0 and (width <= 192 or 224 < width <= 256)

@@ -1,4 +1,4 @@
-"""Scans and convolutions of transformers' layers, which read the tree where a model is given one.
+"""Scans and convolutions of transformers' layers, which follow the prefix tree if the model gets one.
 
 transformers hands the keywords of a layer's forward pass down to module-level functions. Those named here are wrapped
 once per module, so that the keyword ``tree`` reaches them whichever kernel they call; without a tree they are as they
@@ -82,7 +82,7 @@ def delta_rule(original: Function) -> Function:
 
 
 def mamba2(original: Function) -> Function:
-    """Wrap the scan of Mamba2: steps of length 0 leave its state as it is, so steps are made before the filling up."""
+    """Wrap the scan of Mamba2. Steps are computed before padding, since a step of length 0 keeps the state."""
 
     def over_tree(
         x: Tensor,

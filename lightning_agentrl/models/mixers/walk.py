@@ -1,4 +1,4 @@
-"""The walk of a state through a prefix tree: all branches of equal depth at a time, each from where its parent ended.
+"""The walk of a state through a prefix tree: all branches of equal depth at a time, each from its parent's last state.
 
 Branches of a level stand side by side and are filled up behind; a scan must leave its state as it is there. A layer
 calls its scan as often as there are branches on the longest path.

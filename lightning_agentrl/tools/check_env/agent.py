@@ -1,4 +1,4 @@
-"""Whether an agent program replays: played twice with the same replies, it must make the same calls."""
+"""Check that an agent program, played twice with the same replies, makes the same calls."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _difference(calls: Sequence[Call], actions: Sequence[Action], number: int, n
 
 
 def _example(schema: Mapping[str, Any], draw: random.Random) -> Any:
-    """Return a value that fits a JSON schema, for the forms that tools have."""
+    """Return a value that fits the JSON schema of a tool's argument."""
     if "enum" in schema:
         return draw.choice(schema["enum"])
     for name in ("anyOf", "oneOf"):

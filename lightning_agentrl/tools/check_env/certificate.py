@@ -40,7 +40,7 @@ _STUCK_SECONDS = 30.0  # without a step or a reset, in which no alarm of the pro
 
 @dataclass
 class Certificate:
-    """What was found out about an environment.
+    """Findings about an environment.
 
     Args:
         id: as ``gymnasium.make`` takes it.
@@ -71,7 +71,7 @@ class Certificate:
 
     @property
     def counts(self) -> str:
-        """How many findings there are of each severity, in words."""
+        """Number of findings of each severity, in words."""
         return ", ".join(f"{self.count(severity)} {severity}s" for severity in SEVERITIES)
 
     @property
@@ -172,7 +172,7 @@ class _Process:
 def certify(
     env_id: str, kwargs: Mapping[str, Any], seconds: float = 20.0, cap: float = 300.0, most_tokens: int = 1024
 ) -> Certificate:
-    """Check an environment in processes of its own.
+    """Check an environment in separate processes.
 
     Args:
         env_id: as ``gymnasium.make`` takes it, or the URL of an OpenEnv server.

@@ -26,7 +26,7 @@ _CONTEXT = 10  # characters before a value, which are the same wherever a text t
 
 @dataclass(frozen=True)
 class Earned:
-    """What a policy earned on some seeds."""
+    """Rewards of a policy on some seeds."""
 
     policy: str
     kind: str

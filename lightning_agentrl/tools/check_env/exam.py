@@ -80,7 +80,7 @@ class Exam:
 
     @property
     def sections(self) -> dict[str, Callable[[], None]]:
-        """What to do in each part of the exam."""
+        """Checks in each part of the exam."""
         does = (self.begin, self.seeds, self.play, self.solve, self.replays, self.hostile, self.earn, self.answer)
         return dict(zip(PARTS, (*does, self.look_back, self.end), strict=True))
 
@@ -108,7 +108,7 @@ class Exam:
 
     @property
     def dear(self) -> bool:
-        """Whether resets take so long that they have to be spared."""
+        """Whether resets are so slow that the exam must limit them."""
         return statistics.median(self.clock.times["reset"] or [0.0]) > _DEAR
 
     def seeds(self) -> None:
@@ -136,7 +136,7 @@ class Exam:
         return found is not None and found.times >= 2
 
     def solve(self) -> None:
-        """Let the environment's own scripted player play, where it has one."""
+        """Play with the environment's scripted player, if it has one."""
         levels = _LEVELS_DEAR if self.dear else LEVELS
         spent, turns = self.clock.until(0.15), max(TURNS, self.limit or 0)
         if earnings.play_levels(self.probe, levels, turns, spent, self.solved):
@@ -266,7 +266,7 @@ class Exam:
             log.add("seed.ignored", f"{firsts['seeds']} seeds begin with only two texts")
 
     def end(self) -> None:
-        """Step after an end, close, and see what is left."""
+        """Step after the end of an episode, close the environment, and look for threads and files that remain."""
         ended = [one for one in self.episodes if one.over]
         if ended:
             checks.check_after_end(self.probe, ended[0].seed, ended[0].actions)

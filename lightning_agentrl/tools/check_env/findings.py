@@ -27,12 +27,12 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Rule:
-    """What a check means.
+    """Meaning of a check.
 
     Args:
         severity: error: training on it goes wrong; warning: look at it; notice: good to know.
         mend: what the author of the environment can do.
-        openenv: id of the check that OpenEnv has for it; empty where there is none.
+        openenv: id of OpenEnv's check for it; empty without one.
     """
 
     severity: Severity
@@ -158,13 +158,13 @@ RULES: dict[str, Rule] = {
 
 @dataclass
 class Finding:
-    """What one check found.
+    """Finding of one check.
 
     Args:
         check: its name in `RULES`.
         said: one sentence with the numbers.
         severity: of the rule, unless the environment declares it.
-        seed: of the episode in which it shows; None where no episode is needed.
+        seed: of the episode that shows it; None if no episode is needed.
         actions: what to send after the reset, as Python expressions.
         times: how often it was seen.
     """

@@ -86,7 +86,7 @@ def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
 
 
 def check_longest(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
-    """Look for episodes that go on beyond the declared limit."""
+    """Look for episodes that exceed the declared limit."""
     for one in episodes:
         if limit is not None and len(one.actions) > limit:
             said = f"the episode goes on at turn {limit + 1}, and {limit} turns are declared"
@@ -193,7 +193,7 @@ def check_memory_needed(log: Log, episodes: Sequence[Play]) -> None:
 
 
 def describe(log: Log, episodes: Sequence[Play]) -> None:
-    """Note figures of random play."""
+    """Record statistics of random play."""
     whole = [one for one in episodes if one.seen and not one.broken]
     if not whole:
         return

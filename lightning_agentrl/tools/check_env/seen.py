@@ -21,7 +21,7 @@ _OFFERED = ("available_actions", "admissible_commands", "valid_actions", "legal_
 
 @dataclass(frozen=True)
 class Seen:
-    """What an environment showed after a reset or a step."""
+    """Observation and attributes of an environment after a reset or a step."""
 
     text: str
     contract: Contract
@@ -38,7 +38,7 @@ class Seen:
 
     @property
     def prompt(self) -> str:
-        """What a policy reads."""
+        """Text that a policy reads."""
         return f"{self.contract.system_prompt}\n{self.text}"
 
     @property
@@ -52,7 +52,7 @@ class Seen:
 
     @property
     def invalid(self) -> bool | None:
-        """Whether the environment says that the action text named no action; None where it says nothing."""
+        """Whether the environment reports that the text named no action; None without a report."""
         value = self.info.get("invalid_action")
         return None if value is None else bool(value)
 
@@ -93,7 +93,7 @@ class Play:
 
     @property
     def progression(self) -> float:
-        """How much of the task the environment calls done at the end; 1 where it says nothing."""
+        """Share of the task that the environment reports as done at the end; 1 without a report."""
         value = self.seen[-1].info.get("progression") if self.seen else None
         return float(value) if isinstance(value, int | float | np.number) else 1.0
 

@@ -82,9 +82,9 @@ def read_curves(events: Sequence[Path], tables: Sequence[Path] = ()) -> tuple[Cu
 
 
 def curves_index(runs: Sequence[Curves]) -> dict[str, Any]:
-    """Return the entry on the page: ``main`` the curves to show first, ``series`` by name ``[xs, ys]`` of each run.
+    """Return the page's entry: ``main`` names the curves to show first, ``series`` has ``[xs, ys]`` by curve and run.
 
-    Runs that are known by different axes are shown over their steps as they are.
+    Runs with different axes are shown over their steps.
     """
     names = sorted({name for run in runs for name in run.points})
     main = [name for name in MAIN if name in names]

@@ -29,7 +29,7 @@ class Episode:
 
     @property
     def outcome(self) -> Outcome:
-        """As the environment reports, else whether the return is positive; "running" if the log lacks its end."""
+        """Outcome by the environment's report, else by the sign of the return; "running" if the log lacks the end."""
         if not (self.last.get("terminated") or self.last.get("truncated")):
             return "running"
         success = self.last.get("success")

@@ -27,7 +27,7 @@ Points = dict[float, float]  # values by step or iteration
 
 @dataclass
 class _Seen:
-    """What was found in a file as far as it was read.
+    """Contents of a file, up to the place that was read.
 
     Args:
         place: end of the last record that was whole.

@@ -27,7 +27,7 @@ class PageServer(ThreadingHTTPServer):
         run: a run folder, in which training may not have begun.
         other: a second run.
         last: number of iterations to show, the last ones; all when not given.
-        port: where it listens; 0 for any that is free.
+        port: to listen on; 0 for any that is free.
 
     Raises:
         OSError: the port is taken.
