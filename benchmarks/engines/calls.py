@@ -12,6 +12,9 @@ import argparse
 import asyncio
 import random
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,6 +23,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine, VLLMEngine
+from lightning_agentrl.gateway.conversation import Pending, Reply
+from lightning_agentrl.gateway.server import gateway
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
@@ -90,6 +95,37 @@ def update_seconds(policy: LanguageModel, calls: int) -> float:
     return (time.process_time() - started) / calls
 
 
+CLIENT = """
+import http.client, json, sys
+port, token, calls = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+connection = http.client.HTTPConnection("127.0.0.1", port)
+messages = [{"role": "system", "content": "You are an agent. " * 20}]
+for number in range(calls):
+    messages.append({"role": "user", "content": f"observation {number} " * 10})
+    connection.request("POST", f"/{token}/v1/chat/completions", json.dumps({"model": "policy", "messages": messages}))
+    messages.append(json.loads(connection.getresponse().read())["choices"][0]["message"])
+"""
+
+
+def server_seconds(calls: int) -> float:
+    """Return the processor seconds of the server per call of a conversation whose replies cost nothing."""
+    agent = gateway().open()
+
+    def answer() -> None:
+        for number in range(calls):
+            pending = agent.events.get()
+            assert isinstance(pending, Pending)
+            agent.answer(pending, Reply(f"action {number} of {pending.call.digest}"))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    started = time.process_time()
+    subprocess.run([sys.executable, "-c", CLIENT, str(gateway().port), agent.token, str(calls)], check=True)
+    answering.join()
+    agent.close()
+    return (time.process_time() - started) / calls
+
+
 def line(name: str, few: Sequence[float], many: Sequence[float]) -> tuple[float, float]:
     """Print a line of the table; return both medians."""
     a, b = statistics.median(few), statistics.median(many)
@@ -128,6 +164,8 @@ def main() -> None:
     if not given.no_update:
         few = [update_seconds(policy, FEW) for _ in range(3)]
         line("update, a growing row, per call", few, [update_seconds(policy, MANY)])
+    few, many = ([1000 * server_seconds(calls) for _ in range(3)] for calls in (FEW, MANY))
+    line("server, ms, mean of the calls until then", few, many)
 
 
 if __name__ == "__main__":

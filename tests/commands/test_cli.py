@@ -49,14 +49,14 @@ UNMET: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.slow
-def test_whole_logits_are_needed(config: Config, tmp_path: Path) -> None:
+def test_models_are_not_split_over_ranks(config: Config, tmp_path: Path) -> None:
     """Processes have started by then, so the command runs in one of its own."""
     config = changed(changed(config, "trainer.strategy", SPLIT), "trainer.devices", 2)
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(tmp_path / "given.yaml")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert "Σπ²" in ended.stderr
+    assert "tensor_parallel_size 2" in ended.stderr
     assert "trainer.strategy" in ended.stderr
 
 
