@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine
+from lightning_agentrl.engines import weights as engine_weights
 from lightning_agentrl.engines.vllm_server import server as vllm_server
-from lightning_agentrl.engines.vllm_server import shared_weights
 from lightning_agentrl.engines.vllm_server.server import VLLMServer
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
@@ -139,7 +139,7 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_each_kind(verify, given, shared_weights, monkeypatch, capsys)
+    check_each_kind(verify, given, engine_weights, monkeypatch, capsys)
 
 
 # What is refused
