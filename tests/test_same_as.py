@@ -60,13 +60,20 @@ def test_tensors_are_equal_to_the_bit() -> None:
 def test_record_reads_held_out_turns_and_cloned_models(tmp_path: Path) -> None:
     (tmp_path / "turns" / "held_out").mkdir(parents=True)
     (tmp_path / "turns" / "held_out" / "rank0-000000.jsonl").write_text('{"reward": 1.0}\n')
-    torch.save({"state_dict": {"w": torch.ones(2)}, "optimizer_states": [{"step": 3}]}, tmp_path / "last.ckpt")
+    # Versions number parameters differently; what counts is their place in the optimizer.
+    state = {"state": {7: {"step": 3}}, "param_groups": [{"lr": 0.1, "params": [4]}, {"lr": 0.2, "params": [7]}]}
+    torch.save({"state_dict": {"w": torch.ones(2)}, "optimizer_states": [state]}, tmp_path / "last.ckpt")
     (tmp_path / "cloned").mkdir()
     save_file({"w": torch.zeros(2)}, tmp_path / "cloned" / "model.safetensors")
     found = record(tmp_path, Notes())
     assert found["turns"] == [{"reward": 1.0}]
     assert found["weights"] == [{"w": digest(torch.ones(2))}, {"cloned/w": digest(torch.zeros(2))}]
-    assert found["optimizer"] == [{"[0].step": 3}]
+    groups = {
+        f"[0].param_groups[{n}].{name}": x
+        for n, lr in enumerate((0.1, 0.2))
+        for name, x in (("lr", lr), ("params[0]", n))
+    }
+    assert found["optimizer"] == [{"[0].state.1.step": 3, **groups}]
 
 
 def test_new_names_take_the_values_of_old_ones_and_times_none() -> None:
