@@ -18,7 +18,7 @@ from lightning_agentrl.types import ModelInput, Row
 from tests.models.seen import OTHERS, VISION_FAMILIES, own_hidden, picture, reader_of, rows_with_images, text
 from tests.tiny import VisionFamily, tiny_vision_folder
 
-CLOSE = {"rtol": 0.0, "atol": 2e-5}
+CLOSE = {"rtol": 0.0, "atol": 1e-4}  # of values to about 4; delta nets on some processors: 2.5e-5, mistakes: over 0.3
 STEPS = 6
 
 
