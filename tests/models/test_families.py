@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lightning_agentrl.engines.transformers.rows import PaddedPrefill, TreePrefill
@@ -91,13 +93,22 @@ ROWS = [
 
 
 def branching_rows(seed: int) -> list[Row]:
-    """Rows that leave each other at random places, so that several parents have children at one depth."""
+    """Return rows that branch off each other at random places, so that several parents have children at one depth."""
     draw = random.Random(seed)
-    rows = [ids(100 * seed, 4)]
-    for number in range(1, 10):
-        stem = draw.choice(rows)
-        rows.append(stem[: draw.randint(1, len(stem))] + ids(100 * seed + number, draw.choice([1, 2, 3, 7])))
+    return rows_of_tree([(draw.random(), draw.random(), draw.choice([1, 2, 3, 7])) for _ in range(9)])
+
+
+def rows_of_tree(branches: list[tuple[float, float, int]]) -> list[Row]:
+    """Return rows of a tree: each branch leaves an earlier row (first share) at a place (second) with new tokens."""
+    rows = [ids(0, 4)]
+    for number, (which, where, new) in enumerate(branches, 1):
+        stem = rows[int(which * len(rows))]
+        rows.append(stem[: 1 + int(where * len(stem))] + ids(number, new))
     return [text_row(row, tuple(sorted({len(row) - 1, len(row) // 2}))) for row in dict.fromkeys(rows)]
+
+
+SHARES = st.floats(0, 1, exclude_max=True)
+TREES = st.lists(st.tuples(SHARES, SHARES, st.integers(1, 7)), min_size=2, max_size=9).map(rows_of_tree)
 
 
 PROMPT_ENDS = 3  # tokens of each row that the engine tests take for a reply
@@ -165,22 +176,35 @@ WITH_STATES = [
 
 @pytest.mark.parametrize("family", EVERY, indirect=True)
 def test_a_prefix_tree_changes_nothing(family, plain, policy):
-    """Hidden states and every gradient, as trained, with gradient checkpointing and without."""
     assert policy.shares_prefixes
     for rows in (ROWS, branching_rows(1), branching_rows(2)):
-        expected = torch.cat([alone(plain, row)[list(row.logit_positions)] for row in rows])
-        expected_gradients = gradients(plain, expected)
-        packed = pack(rows)
-        assert packed.tokens < sum(len(row.input_ids) for row in rows)
-        for checkpointing in (False, True):
-            policy.train()
-            if checkpointing and policy.lm.supports_gradient_checkpointing:
-                checkpoint_activations(policy.lm)
-            found = policy.hidden(packed)
-            assert error(found, expected) < 2e-6
-            for name, found_gradient in gradients(policy.lm, found).items():
-                assert close(found_gradient, expected_gradients[name]), name
-        policy.lm.gradient_checkpointing_disable()
+        assert pack(rows).tokens < sum(len(row.input_ids) for row in rows)
+        check_tree(plain, policy, rows)
+
+
+def check_tree(plain: PreTrainedModel, policy: LanguageModel, rows: list[Row]) -> None:
+    """Compare hidden states and every gradient of a tree with single rows, with gradient checkpointing and without."""
+    expected = torch.cat([alone(plain, row)[list(row.logit_positions)] for row in rows])
+    expected_gradients = gradients(plain, expected)
+    packed = pack(rows)
+    for checkpointing in (False, True):
+        policy.train()
+        if checkpointing and policy.lm.supports_gradient_checkpointing:
+            checkpoint_activations(policy.lm)
+        found = policy.hidden(packed)
+        assert error(found, expected) < 2e-6
+        for name, found_gradient in gradients(policy.lm, found).items():
+            assert close(found_gradient, expected_gradients[name]), name
+    policy.lm.gradient_checkpointing_disable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(KINDS), indirect=True)
+@settings(max_examples=10)
+@given(rows=TREES)
+def test_any_prefix_tree_changes_nothing(family, plain, policy, rows):
+    """Each kind of layer, with branches shorter than its convolution."""
+    check_tree(plain, policy, rows)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
