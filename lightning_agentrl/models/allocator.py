@@ -1,4 +1,4 @@
-"""Freed memory: reused by later micro-batches, released if it grows from iteration to iteration.
+"""Memory allocator settings: reuse freed memory between micro-batches, release it if it grows over iterations.
 
 With glibc's defaults every micro-batch faults in the same pages again.
 """
@@ -15,12 +15,12 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's malloc to serve large blocks from one heap that it never returns to the system.
+    """Configure glibc's malloc to serve large blocks from one heap that it never returns to the system.
 
-    All threads share the heap, so an update can use what the engine's thread has freed.
+    All threads share the heap, so an update can reuse memory that the engine's thread has freed.
 
     Returns:
-        False without glibc.
+        Whether the settings were accepted; False without glibc.
     """
     libc = _glibc()
     if libc is None:
@@ -30,21 +30,21 @@ def keep_freed_memory() -> bool:
 
 
 class FreedMemory:
-    """Memory that was freed and is still held by the process, watched from iteration to iteration.
+    """Return freed memory to the system when the process has grown over iterations.
 
-    Micro-batches differ in their lengths, so the heap gets holes that the next one does not fit into, and the process
-    would grow by some percent with every iteration. Giving all of it back each time would cost page faults; it is given
-    back only where more is held than after an iteration that began with nothing to spare.
+    Micro-batches differ in length, so the heap gets holes that the next one does not fit into, and the process would
+    grow by a few percent per iteration. Returning everything after each iteration would cost page faults. The baseline
+    is the memory after the first iteration, set anew after each release; more than this baseline is released.
     """
 
     SLACK = 1.02
 
     def __init__(self, held: Callable[[], int] | None = None, give_back: Callable[[], bool] | None = None) -> None:
         self._held, self._give_back = held or resident_bytes, give_back or trim
-        self._usual: int | None = None  # bytes after an iteration that began with nothing to spare
+        self._usual: int | None = None  # bytes; the baseline
 
     def iteration_done(self) -> None:
-        """Give memory back if an iteration has left more of it than usual."""
+        """Release memory if the process holds more than the baseline; call this after each iteration."""
         held = self._held()
         if self._usual is None:
             self._usual = held
@@ -53,13 +53,13 @@ class FreedMemory:
 
 
 def trim() -> bool:
-    """Return freed memory to the system; False without glibc."""
+    """Release freed memory to the system and return whether any was released; False without glibc."""
     libc = _glibc()
     return libc is not None and bool(libc.malloc_trim(0))
 
 
 def resident_bytes() -> int:
-    """Return the main memory of the process; 0 if the system does not report it."""
+    """Return the resident memory of the process in bytes; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

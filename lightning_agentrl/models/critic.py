@@ -16,11 +16,11 @@ from lightning_agentrl.models.language_model import hidden_at_logit_positions
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.packing import Packed
 
-LEAST_STD = 1e-4  # where all returns are equal there is no scale
+LEAST_STD = 1e-4  # if all returns are equal, their standard deviation is 0
 
 
 class ValueHead(nn.Module):
-    """Linear head on hidden states, in float32 or better; outputs 0 everywhere at first."""
+    """Linear head on hidden states, in float32 or better; initialized to output 0."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move and cast as any module, but never to 16 bits."""
+        """Move and cast like any module, but never to 16 bits."""
         exact = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
         super()._apply(fn, recurse)
         if self.linear.weight.dtype.itemsize < 4:
@@ -40,26 +40,28 @@ class ValueHead(nn.Module):
     def forward(self, hidden_RH: Tensor) -> Tensor:
         """Return values [R] of hidden states [R, H]."""
         with torch.autocast(hidden_RH.device.type, enabled=False):
-            return self.linear(hidden_RH.to(self.linear.weight.dtype)).sum(-1)  # of one number; [:, 0] would be a view
+            # The sum is over one number; [:, 0] would return a view.
+            return self.linear(hidden_RH.to(self.linear.weight.dtype)).sum(-1)
 
 
 class PopArtHead(ValueHead):
-    """Head that learns returns less their running mean, over their running standard deviation (PopArt).
+    """Value head that learns normalized returns: (return - running mean) / running standard deviation (PopArt).
 
-    As mean and scale move, the weights are changed so that all values stay as they were. So the size of the rewards
-    changes neither how fast values are learned nor, on a shared trunk, how much their loss weighs.
+    When mean and standard deviation change, the weights are rescaled so that all predicted values stay the same. The
+    scale of the rewards then affects neither how fast values are learned nor, on a shared trunk, the weight of their
+    loss.
 
     Args:
-        hidden_size: of the states that are read.
-        step: share of the way that mean and scale go to those of each rollout, above 0 and at most 1; the first
-            rollout gives them alone.
+        hidden_size: size of the hidden states, H.
+        step: step size of the running mean and standard deviation toward those of each rollout, above 0 and at most 1;
+            the first rollout sets them.
 
     Source: van Hasselt et al. 2016 (arXiv 1602.07714), with running means divided by the sum of their weights.
     """
 
-    mean: Tensor  # of the returns, []
-    std: Tensor  # of the returns, []
-    weight: Tensor  # of all rollouts in both, []
+    mean: Tensor  # [], running mean of the returns
+    std: Tensor  # [], running standard deviation of the returns
+    weight: Tensor  # [], sum of the weights of all rollouts in the running means
 
     def __init__(self, hidden_size: int, step: float) -> None:
         super().__init__(hidden_size)
@@ -68,15 +70,16 @@ class PopArtHead(ValueHead):
             self.register_buffer(name, torch.tensor(first, dtype=self.linear.weight.dtype))
 
     def normalize(self, values: Tensor) -> Tensor:
-        """Return values or returns, of any shape, in the units that are learned."""
+        """Normalize values or returns of any shape."""
         return (values - self.mean) / self.std
 
     @torch.no_grad()
     def follow(self, mean: float, std: float) -> None:
-        """Move mean and scale to those of the returns of a rollout; every rank must give the same."""
+        """Update the running statistics by those of a rollout's returns; all ranks must pass the same numbers."""
         old_mean, old_std, first = float(self.mean), float(self.std), not self.weight
         self.weight.lerp_(torch.ones_like(self.weight), self.step)
-        share = 1.0 if first else self.step / float(self.weight)  # else rounding would leave some of the scale of 1
+        # Exactly 1 at first, since rounding would leave a trace of the initial standard deviation of 1.
+        share = 1.0 if first else self.step / float(self.weight)
         spread = (1 - share) * (old_std**2 + share * (mean - old_mean) ** 2) + share * std**2
         self.mean.add_(share * (mean - old_mean))
         self.std.fill_(max(spread**0.5, LEAST_STD))
@@ -85,32 +88,32 @@ class PopArtHead(ValueHead):
         self.linear.bias.mul_(ratio).add_((old_mean - float(self.mean)) / float(self.std))
 
     def forward(self, hidden_RH: Tensor) -> Tensor:
-        """Return values [R] of hidden states [R, H], in the units of the returns."""
+        """Return values [R] of hidden states [R, H], on the scale of the returns."""
         return super().forward(hidden_RH) * self.std + self.mean
 
 
 def value_head(hidden_size: int, popart: float | None) -> ValueHead:
-    """Return the head of a critic.
+    """Return a new value head.
 
     Args:
-        hidden_size: of the states that are read.
-        popart: see the argument ``step`` of :class:`PopArtHead`; None: a linear head.
+        hidden_size: size of the hidden states, H.
+        popart: argument ``step`` of :class:`PopArtHead`; None: a linear head.
     """
     return ValueHead(hidden_size) if popart is None else PopArtHead(hidden_size, popart)
 
 
 def popart_head(critic: nn.Module | None) -> PopArtHead | None:
-    """Return the head of a critic that follows the scale of the returns, if it has one."""
+    """Return the PopArt head of a critic, if it has one."""
     parts = () if critic is None else critic.modules()
     return next((part for part in parts if isinstance(part, PopArtHead)), None)
 
 
 def follow_returns(critic: nn.Module | None, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Let a critic that learns in units of the returns follow those of a rollout; return its units, for the log.
+    """Update a critic's PopArt head by the returns of a rollout, and return its running mean and deviation as metrics.
 
     Args:
-        critic: any; others have no units.
-        metrics: of the rollout over all ranks.
+        critic: any critic or None; without a PopArt head nothing happens.
+        metrics: metrics of the rollout over all ranks.
     """
     head, std = popart_head(critic), metrics.get("critic/return_std", math.nan)
     if head is None or not math.isfinite(std):
@@ -120,19 +123,20 @@ def follow_returns(critic: nn.Module | None, metrics: Mapping[str, float]) -> di
 
 
 class RunningRegression(nn.Module):
-    """Ridge regression of one number on states, over all that was taken in; outputs 0 everywhere at first.
+    """Ridge regression of one number on hidden states, over all examples so far; outputs 0 before the first fit.
 
-    Sums are in float64, whatever the precision of the models, and do not depend on how what is taken in was split.
+    Sums are kept in float64 whatever the precision of the models, and do not depend on how examples are split into
+    batches.
 
     Args:
-        size: of a state, H.
-        ridge: penalty of the squared weights, in units of the mean squared distance of a state from their mean. With 1
-            it expects that states explain half of the variance of the numbers; more expects less.
+        size: size of a state, H.
+        ridge: penalty on the squared weights, in units of the mean squared distance of states from their mean. A value
+            of 1 assumes that states explain half of the variance of the numbers; larger values assume less.
 
     Source: Hoerl and Kennard 1970, with exponential forgetting as in recursive least squares.
     """
 
-    moments: Tensor  # sums over all that was taken in of z z^T with z = (state, 1, number), [H + 2, H + 2]
+    moments: Tensor  # [H + 2, H + 2], discounted sum over examples of z z^T with z = (state, 1, number)
     weights: Tensor  # [H]
     constant: Tensor  # []
 
@@ -143,10 +147,10 @@ class RunningRegression(nn.Module):
         self.register_buffer("moments", torch.zeros(size + 2, size + 2, dtype=torch.float64))
         self.register_buffer("weights", torch.zeros(size, dtype=exact))
         self.register_buffer("constant", torch.zeros((), dtype=exact))
-        self._new: Tensor | None = None  # moments of what was taken in since the last fit
+        self._new: Tensor | None = None  # moments of the examples since the last fit
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move as any module, but never cast."""
+        """Move like any module, but never cast."""
         exact = {name: buffer.detach().clone() for name, buffer in self.named_buffers()}
         super()._apply(fn, recurse)
         for name, buffer in exact.items():
@@ -154,13 +158,13 @@ class RunningRegression(nn.Module):
         return self
 
     def forward(self, states_RH: Tensor) -> Tensor:
-        """Return the expected numbers [R] at states [R, H]; no gradient goes through them."""
+        """Return the predicted numbers [R] at states [R, H], without gradients."""
         with torch.autocast(states_RH.device.type, enabled=False):
             return states_RH.detach().to(self.weights.dtype) @ self.weights + self.constant
 
     @torch.no_grad()
     def take_in(self, states_NH: Tensor, numbers_N: Tensor) -> None:
-        """Keep states [N, H] and their numbers [N] for the next fit."""
+        """Add examples for the next fit: states [N, H] and their numbers [N]."""
         numbers_N = numbers_N.to(self.moments)
         seen = torch.cat([states_NH.to(self.moments), torch.ones_like(numbers_N)[:, None], numbers_N[:, None]], 1)
         new = seen.T @ seen
@@ -168,11 +172,11 @@ class RunningRegression(nn.Module):
 
     @torch.no_grad()
     def fit(self, total: Callable[[Tensor], Tensor], keep: float) -> None:
-        """Add what was taken in since the last fit to what is kept of the sums, and solve.
+        """Discount the sums, add the examples since the last fit, and solve for the weights.
 
         Args:
-            total: sums a tensor over all ranks; every rank must call it.
-            keep: factor of the sums of before.
+            total: function that sums a tensor over all ranks; every rank must call ``fit``.
+            keep: discount factor of the earlier sums, from 0 to 1.
         """
         new = total(torch.zeros_like(self.moments) if self._new is None else self._new)
         self._new = None
@@ -191,17 +195,17 @@ class RunningRegression(nn.Module):
         self.constant.copy_(mean_z[-1] - mean_z[:-2] @ weights_H)
 
     def forget_new(self) -> None:
-        """Drop what was taken in since the last fit."""
+        """Drop the examples since the last fit."""
         self._new = None
 
 
 class Critic(nn.Module, ABC):
-    """A module that computes values of states at the logit positions.
+    """Base class of critics, which compute values of states at the logit positions.
 
     ``shares_trunk`` says whether the critic reads the actor's hidden states (one forward pass for both) or has its
-    own backbone (its micro-batches run after the actor's, so only one graph is alive at a time). One that shares it may
-    be ``fitted``: by :meth:`take_in` and :meth:`fit`, in place of the gradient of the value loss, on the states in
-    which turns begin. Their values then stand for all tokens of the turn.
+    own backbone (its micro-batches run after the actor's, so only one graph is alive at a time). A critic that shares
+    the trunk may set ``fitted``: it then learns by :meth:`take_in` and :meth:`fit` instead of the gradient of the value
+    loss, on the states in which turns begin, and the value of such a state is used for all tokens of its turn.
     """
 
     shares_trunk: bool
@@ -214,40 +218,48 @@ class Critic(nn.Module, ABC):
 
     @abstractmethod
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
-        """Create the weights. ``load(None)`` loads the actor's model, with LoRA as adapters on its frozen base."""
+        """Create the weights.
+
+        Args:
+            actor_hidden_size: size of the actor's hidden states, H.
+            load: function that loads a model by name; ``load(None)`` loads the actor's model, which under LoRA means
+                new adapters on its frozen base.
+        """
 
     @abstractmethod
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         """Return values [R]; ``actor_hidden_RH`` is given if ``shares_trunk``."""
 
     def take_in(self, states_NH: Tensor, returns_N: Tensor) -> None:
-        """Keep states in which turns began, and what followed them, of a micro-batch; called if ``fitted``.
+        """Add the turns of a micro-batch as examples for the next fit; called if ``fitted``.
 
         Args:
-            states_NH: hidden states of the actor, without gradient.
-            returns_N: targets of the values.
+            states_NH: hidden states of the actor in which turns begin, without gradients.
+            returns_N: targets of their values.
         """
 
     def fit(self, total: Callable[[Tensor], Tensor] | None, new_policy: bool) -> None:
-        """Learn from what was taken in; called after each step if ``fitted``.
+        """Learn from the examples since the last fit; called after each step if ``fitted``.
 
         Args:
-            total: sums a tensor over all ranks; None: forget what was taken in, since its numbers are not finite.
-            new_policy: what was taken in is of another policy than what was taken in before.
+            total: function that sums a tensor over all ranks; None: drop the new examples, since their numbers are not
+                finite.
+            new_policy: whether the new examples come from a different policy than earlier ones.
         """
 
 
 def values_of(critic: Critic, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
     """Return the values [R] of a critic; arguments as in :meth:`Critic.forward`."""
-    return critic(packed, actor_hidden_RH).reshape(packed.logit_positions.shape)  # two columns would be half used
+    # The reshape raises an error if a critic returns more than one value per position.
+    return critic(packed, actor_hidden_RH).reshape(packed.logit_positions.shape)
 
 
 class SharedCritic(Critic):
     """Value head on the actor's trunk: half the memory and time, but both losses train one trunk.
 
     Args:
-        popart: learn returns less their running mean, over their running standard deviation; the share of the way that
-            both go to those of each rollout, above 0 and at most 1. None: learn returns as they are.
+        popart: learn normalized returns (PopArt): step size of their running mean and standard deviation toward those
+            of each rollout, above 0 and at most 1. None: learn returns without normalization.
     """
 
     shares_trunk = True
@@ -266,17 +278,17 @@ class SharedCritic(Critic):
 
 
 class LeastSquaresCritic(Critic):
-    """Ridge regression of the returns on the actor's hidden states, solved after each step: a critic without a rate.
+    """Critic without a learning rate: ridge regression of returns on the actor's hidden states, solved after each step.
 
-    It learns from a rollout all that a linear head can, where a gradient takes a short step, and costs nearly nothing.
-    The trunk is the policy's alone. It reads the states in which turns begin; their values stand for all tokens of the
-    turn. ``optim.lr_critic``, ``value_clip`` and ``first_token_weight`` do not matter. Sums are kept in float64,
-    (H + 2)² numbers on each device.
+    Each fit is the best linear head for the data so far, where a gradient step would only move toward it, and costs
+    almost nothing. The trunk is trained by the policy loss alone. The critic reads the states in which turns begin; the
+    value of such a state is used for all tokens of its turn. ``optim.lr_critic``, ``value_clip`` and
+    ``first_token_weight`` have no effect. Sums are kept in float64, (H + 2)² numbers on each device.
 
     Args:
-        forget: share of the sums that each iteration in which the policy is trained forgets; from 0 to 1.
-        ridge: penalty of the squared weights, above 0, in units of the mean squared distance of a state from their
-            mean: with 1 it expects that states explain half of the variance of the returns, with more it expects less.
+        forget: fraction of the sums that is forgotten in each iteration that trains the policy, from 0 to 1.
+        ridge: penalty on the squared weights, above 0, in units of the mean squared distance of states from their mean.
+            A value of 1 assumes that states explain half of the variance of the returns; larger values assume less.
     """
 
     shares_trunk = True
@@ -313,9 +325,9 @@ class SeparateCritic(Critic):
     """A separate backbone with a value head, as in the published recipe.
 
     Args:
-        model: hub id or folder of the backbone, all of which is trained; the actor's model when not given, with LoRA as
-            adapters on its base.
-        popart: as for :class:`SharedCritic`.
+        model: hub id or folder of the backbone, all of which is trained; None: the actor's model, which under LoRA
+            means new adapters on its base.
+        popart: step size of PopArt's running statistics, as for :class:`SharedCritic`; None: no normalization.
     """
 
     shares_trunk = False
@@ -345,6 +357,6 @@ class SeparateCritic(Critic):
 def _check_popart(step: float | None) -> None:
     if step is not None and not 0 < step <= 1:
         raise ValueError(
-            "the share of the way that PopArt goes to the returns of a rollout must be above 0 and at most 1, got "
-            f"{step}; for example 0.1 (key model.init_args.critic.init_args.popart)"
+            f"the step size of PopArt must be above 0 and at most 1, got {step}; for example 0.1 "
+            "(key model.init_args.critic.init_args.popart)"
         )

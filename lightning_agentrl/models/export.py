@@ -23,20 +23,21 @@ from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, me
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-DRAFT = ".draft"  # folder inside that of an export, until the export is whole
+DRAFT = ".draft"  # temporary folder inside the target folder, until the export is complete
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 def load_policy(model: str, lora: LoRA | None) -> LanguageModel:
-    """Return the policy that a run starts from, with new adapters if it trains any."""
+    """Load the policy that a run starts from, with new adapters if it uses LoRA."""
     base = load_causal_lm(model)
     return LanguageModel(base if lora is None else lora.adapt(base, "actor"))
 
 
 def take_weights(policy: LanguageModel, weights: Mapping[str, Tensor]) -> None:
-    """Load weights of a policy by name; all but those that LoRA freezes have to be there.
+    """Load weights by name into a policy; only weights that LoRA freezes may be missing.
 
-    The policy gets the dtype of the most exact of them. A tower that is not trained has no float32 masters.
+    The policy gets the most precise dtype among the weights: a frozen vision tower, for example, has no float32 master
+    weights, so it can be stored in 16 bits.
     """
     policy.to(reduce(torch.promote_types, (weight.dtype for weight in weights.values())))
     policy.load_state_dict(frozen_weights(policy) | dict(weights))
@@ -49,23 +50,22 @@ def export_policy(
     merge: bool = True,
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write weights, configuration and tokenizer with its chat template; the policy stays as it is.
+    """Write weights, configuration, and tokenizer with its chat template; the policy is not changed.
 
-    Of a policy that reads images also the files of its image processor, as they are.
-
-    Weights are written in the dtype of the policy. A critic is not part of a policy.
+    For a policy that reads images, the files of its image processor are copied, too. Weights are written in the dtype
+    of the policy. A critic is not part of a policy.
 
     Args:
         policy: the policy, with or without adapters.
         tokenizer: the policy's tokenizer.
-        folder: folder to create; files of an earlier export are overwritten once the new ones are whole, and its
-            weights and adapters removed by a whole model.
+        folder: folder to create. Files of an earlier export are overwritten once the new ones are complete; exporting a
+            whole model also removes earlier weights and adapters.
         merge: merge adapters into their weights and write the whole model; otherwise write the adapters alone, for
             ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is always written.
-        files: texts of further files by name, such as the prompt settings of the policy.
+        files: contents of additional text files by name, such as the prompt settings of the policy.
 
     Raises:
-        OSError: it cannot be written, as on a full disk; what was in the folder is as it was, and a new one is removed.
+        OSError: writing failed, for example on a full disk. An earlier export is unchanged, a new folder is removed.
     """
     draft, whole, new = folder / DRAFT, merge or not has_adapters(policy.lm), not folder.exists()
     shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
@@ -74,7 +74,7 @@ def export_policy(
         _write(policy, tokenizer, draft, merge)
         for name, text in (files or {}).items():
             (draft / name).write_text(text, encoding="utf-8")
-        if whole:  # transformers would load earlier adapters, too, and one file of weights rather than parts
+        if whole:  # otherwise transformers would load earlier adapters, or an earlier single file instead of new shards
             for file in folder.iterdir():
                 if file.name in ADAPTER_FILES or WEIGHT_FILES.fullmatch(file.name):
                     file.unlink()
@@ -89,7 +89,7 @@ def export_policy(
             raise OSError(f"'{folder}' cannot be written: {error}") from error
         raise
     finally:
-        shutil.rmtree(draft, ignore_errors=True)  # a full disk is to have the space again
+        shutil.rmtree(draft, ignore_errors=True)  # free the space, which matters on a full disk
 
 
 def _write(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Path, merge: bool) -> None:
@@ -108,10 +108,10 @@ def _write(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Pa
 
 
 def _save_model(lm: PreTrainedModel, folder: Path) -> None:
-    """Write a model with its settings for sampling unchanged.
+    """Save a model with its generation config unchanged.
 
-    transformers loads settings that contradict each other, such as a temperature without ``do_sample``, but refuses to
-    save a model with them.
+    transformers loads contradictory settings, such as a temperature without ``do_sample``, but refuses to save a model
+    with them.
     """
     settings = lm.generation_config
     lm.generation_config = GenerationConfig()
@@ -125,17 +125,17 @@ def _save_model(lm: PreTrainedModel, folder: Path) -> None:
 def save_adapters(lm: PreTrainedModel, folder: Path) -> None:
     """Write ``adapter_model.safetensors`` and ``adapter_config.json``.
 
-    Of a sharded model, adapters alone are gathered; every rank must call it.
+    For a sharded model, only the adapters are gathered; every rank must call this.
     """
     import peft
 
     (name,) = lm.peft_config
     weights = peft.get_peft_model_state_dict(lm, adapter_name=name, save_embedding_layers=False)
-    # A PeftModel holds the plain model two levels down, and files name the weights that way.
+    # A PeftModel holds the plain model two levels down, and adapter files use its names of the weights.
     named = {f"base_model.model.{key}": _whole(weight).contiguous() for key, weight in weights.items()}
     save_file(named, folder / ADAPTER_FILES[1], metadata={"format": "pt"})
     config = lm.peft_config[name]
-    config.inference_mode = True  # as peft writes it; nothing else reads it here
+    config.inference_mode = True  # as peft's own save_pretrained sets it
     config.save_pretrained(folder)
 
 

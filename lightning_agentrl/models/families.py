@@ -1,8 +1,8 @@
-"""Model families: one line each, with what mixes the tokens of a row, what changes its logits, and what reads images.
+"""Table of model families: the layers that mix tokens of a row, the change of the logits, and the reader of images.
 
-A family is in the table if a test compares its rows in a prefix tree with single rows. Nothing in its layers may look
-along the row but the named mixers, which read the tree; a config does not say so. Rows of all other families are read
-side by side.
+A family is in the table if a test compares its rows in a prefix tree with single rows. Only the listed mixers may let
+a token read other tokens of its row, since only they read the tree; a config cannot tell this. Rows of all other
+families are computed side by side, with padding.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from lightning_agentrl.models.vision import FamilyReader, Idefics3Reader, QwenVLReader
 
 Mixer = Literal["attention", "sinks", "delta", "mamba2", "short_conv"]
-STATES: frozenset[Mixer] = frozenset({"delta", "mamba2", "short_conv"})  # pass a state on from token to token
-LAYERS: dict[Mixer, set[str]] = {  # kinds of layers in a config
+STATES: frozenset[Mixer] = frozenset({"delta", "mamba2", "short_conv"})  # mixers with a recurrent state
+LAYERS: dict[Mixer, set[str]] = {  # names of a mixer's layers in `layer_types` of a config
     "attention": {"full_attention", "sliding_attention"},
     "delta": {"linear_attention"},
     "mamba2": {"linear_attention", "hybrid"},
@@ -35,9 +35,10 @@ class Family:
     """Properties of a model family.
 
     Args:
-        mixers: of its text layers; none: its text model has a line of its own.
-        logits: the value of the config that the vocabulary projection is multiplied with, divided by or capped at.
-        reader: of its images; None: it reads text only.
+        mixers: token mixers of its text layers; empty: its text model is a separate family with its own line.
+        logits: operation on the output of the vocabulary projection, and the config value that it multiplies by,
+            divides by or caps at; None: no operation.
+        reader: class that reads images for this family; None: text only.
     """
 
     mixers: tuple[Mixer, ...] = ("attention",)
@@ -46,7 +47,7 @@ class Family:
 
     @property
     def engine_shares(self) -> bool:
-        """Whether `TransformersEngine` may share prefixes: its caches hold keys and values, not states."""
+        """Whether `TransformersEngine` may share prefixes: its caches hold keys and values, no recurrent states."""
         return not STATES.intersection(self.mixers)
 
 
@@ -83,7 +84,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": Family(("attention", "mamba2"), OVER),
     **dict.fromkeys(("bamba", "nemotron_h"), Family(("attention", "mamba2"))),
     **dict.fromkeys(("lfm2", "lfm2_moe"), Family(("attention", "short_conv"))),
-    # Folders of models with a tower; without a reader they are read as text, and keep their tower.
+    # Models with a vision tower. Without a reader they are used for text only, and keep the tower's weights.
     **dict.fromkeys(
         ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
         Family((), reader=QwenVLReader),
@@ -93,16 +94,24 @@ FAMILIES: dict[str, Family] = {
 }
 SHARING = frozenset(name for name, family in FAMILIES.items() if family.mixers)
 
-# In training mode these sample experts; their jitter also chooses among which, in evaluation too, so it cannot be 0.
+# These sample experts in training mode. Their jitter also selects the candidate experts in evaluation mode, so it
+# cannot be set to 0.
 RANDOM_ROUTES = {"phimoe"}
 
 
 def check_family(model: str, config: PreTrainedConfig, key: str = "model.init_args.model") -> None:
-    """Refuse families without a text-only language model that are not in the table, those that route at random, those
-    that cap attention scores, and quantized weights.
+    """Refuse models that cannot be trained.
+
+    These are families without a text-only language model that are not in the table, families that choose experts at
+    random, models that cap attention scores, and quantized weights.
+
+    Args:
+        model: hub id or folder.
+        config: configuration of the model.
+        key: config key that set the model, for the error message.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the model is one of these; names the key.
     """
     text = config.get_text_config()
     class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")
@@ -114,8 +123,8 @@ def check_family(model: str, config: PreTrainedConfig, key: str = "model.init_ar
         )
     if text.model_type in RANDOM_ROUTES:
         raise ValueError(
-            f"the model '{model}' is of the family {text.model_type}, which draws experts at random in training, so it "
-            f"would not be trained as it sampled; choose another model (key {key})"
+            f"the model '{model}' is of the family {text.model_type}, which chooses experts at random in training, so "
+            f"its log-probs would not match those of sampling; choose another model (key {key})"
         )
     if getattr(text, "attn_logit_softcapping", None) is not None:
         raise ValueError(
@@ -131,19 +140,19 @@ def check_family(model: str, config: PreTrainedConfig, key: str = "model.init_ar
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """Return the class of transformers that makes models of this configuration."""
+    """Return transformers' auto class that loads models of this configuration."""
     family = FAMILIES.get(config.model_type, Family())
     return AutoModelForCausalLM if family.mixers else AutoModelForImageTextToText
 
 
 def text_family(config: PreTrainedConfig) -> Family | None:
-    """Return the line of a model's text; None: it is not in the table."""
+    """Return the family of a model's text decoder; None: it is not in the table."""
     family = FAMILIES.get(config.get_text_config().model_type)
     return family if family is not None and family.mixers else None
 
 
 def why_unshared(config: PreTrainedConfig) -> str:
-    """Return why models of this configuration must read rows side by side; empty if they can read a prefix tree."""
+    """Return the reason why a model cannot read rows as a prefix tree, or an empty string if it can."""
     text, family = config.get_text_config(), text_family(config)
     if family is None:
         return f"the family {text.model_type}, with which it was not tested"
@@ -153,7 +162,7 @@ def why_unshared(config: PreTrainedConfig) -> str:
 
 
 def final_logits(config: PreTrainedConfig) -> Callable[[Tensor], Tensor] | None:
-    """Return what makes logits of the vocabulary projection; None: they are equal."""
+    """Return the function from the output of the vocabulary projection to logits; None: the identity."""
     family = text_family(config)
     if family is None or family.logits is None:
         return None
@@ -167,21 +176,21 @@ def final_logits(config: PreTrainedConfig) -> Callable[[Tensor], Tensor] | None:
 
 
 def image_reader(config: PreTrainedConfig, folder: str | None) -> FamilyReader | None:
-    """Return the reader of a model; None: it reads text only.
+    """Return the image reader of a model; None: it reads text only.
 
     Args:
-        config: of the model.
-        folder: hub id or folder.
+        config: configuration of the model.
+        folder: hub id or folder of the model.
     """
     family = FAMILIES.get(config.model_type)
     return family.reader(config, str(folder)) if family is not None and family.reader is not None else None
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Set rates of dropout and router jitter to 0, in place and also in nested configurations; return the given one.
+    """Set all rates of dropout and router jitter to 0, in place and in nested configurations, and return ``config``.
 
-    A policy must be trained as it sampled: with noise its ratio to itself would not be 1, and rows that share a prefix
-    would share the noise.
+    Training must compute the same probabilities as sampling: with noise the importance ratio would not be 1 before the
+    first step, and rows that share a prefix would share the noise.
     """
     for name, value in list(vars(config).items()):
         if isinstance(value, PreTrainedConfig):

@@ -20,14 +20,14 @@ KEY = "model.init_args.compute.kernels"
 
 
 def automatic_kernels(on_gpu: bool, sharded: bool, samples: bool) -> Kernels:
-    """Return what ``auto`` means on this device: ``torch``, or ``auto`` for compiled layers of tested families.
+    """Resolve ``auto`` for this device: ``auto`` (compiled layers for tested families) or ``torch``.
 
-    Compiled layers were measured where a GPU scores and trains (docs/results/gpu.md), not where it also samples.
+    Compiled layers were measured for scoring and training on a GPU (docs/results/gpu.md), not for sampling.
 
     Args:
-        on_gpu: the models are on a GPU.
-        sharded: their weights are sharded.
-        samples: an engine samples with the same layers.
+        on_gpu: whether the models are on a GPU.
+        sharded: whether their weights are sharded.
+        samples: whether an engine samples with the same layers.
     """
     return "auto" if on_gpu and not sharded and not samples else "torch"
 
@@ -36,8 +36,8 @@ def check_kernels(kernels: Kernels, on_gpu: bool, sharded: bool) -> None:
     """Refuse kernels that this machine cannot run, before any weights are read.
 
     Raises:
-        ValueError: Liger kernels without a GPU, or other kernels than torch's with sharded weights.
-        ImportError: Liger kernels without their package.
+        ValueError: Liger kernels were chosen without a GPU, or kernels other than ``torch`` with sharded weights.
+        ImportError: Liger kernels were chosen without their package.
     """
     if kernels in ("compiled", "liger") and sharded:
         raise ValueError(f"{kernels} kernels were not tested with sharded weights; use 'torch' (key {KEY})")
@@ -52,19 +52,19 @@ def check_kernels(kernels: Kernels, on_gpu: bool, sharded: bool) -> None:
 
 
 def use_kernels(lm: PreTrainedModel, kernels: Kernels) -> None:
-    """Replace layers of a model in place; results stay the same up to rounding.
+    """Compile or replace layers of a model in place; results stay the same up to rounding.
 
-    ``auto`` compiles the families whose text rows share prefixes, and leaves others as they are.
+    ``auto`` compiles the families that can read prefix trees, and leaves others unchanged.
     """
     tested = lm.config.model_type in SHARING and not why_unshared(lm.config)
     if kernels == "compiled" or (kernels == "auto" and tested):
         layers = decoder_layers(lm)
         if not layers and kernels == "compiled":
-            raise ValueError(f"the layers of {type(lm).__name__} are not known, so they cannot be compiled (key {KEY})")
+            raise ValueError(f"no decoder layers found in {type(lm).__name__}, so none can be compiled (key {KEY})")
         for layer in layers:
             layer.compile(dynamic=True)
-    elif kernels == "liger":  # the loss is ours, as are logits at chosen positions only
-        from transformers.integrations.liger import apply_liger_kernel  # imports peft where that is installed
+    elif kernels == "liger":  # not Liger's loss, which needs logits at all positions
+        from transformers.integrations.liger import apply_liger_kernel  # slow: imports peft if it is installed
 
         apply_liger_kernel(lm, {"fused_linear_cross_entropy": False, "cross_entropy": False})
 
@@ -76,7 +76,7 @@ def checkpoint_activations(lm: PreTrainedModel) -> None:
         ValueError: the model has no layers that can be recomputed.
     """
     kwargs, enable = {"use_reentrant": False}, getattr(lm, "activation_checkpointing_enable", None)
-    if enable is None:  # an older transformers; 6.0 has the new name alone
+    if enable is None:  # older versions of transformers; 6.0 removes the old name
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     else:
         enable(activation_checkpointing_kwargs=kwargs)
@@ -85,13 +85,13 @@ def checkpoint_activations(lm: PreTrainedModel) -> None:
 def round_linear_layers(lm: PreTrainedModel, dtype: torch.dtype, but: Collection[nn.Parameter] = ()) -> None:
     """Store the frozen weights of linear layers in ``dtype``, for models that run under autocast to ``dtype``.
 
-    Autocast caches rounded copies of trained weights only, and would round these in each forward pass. Results are
-    equal to the last bit, faster and in half the memory. An output head tied to the embedding is left unchanged.
+    Autocast caches rounded copies of trained weights only, and would round frozen weights in each forward pass. Results
+    are equal to the last bit, faster and in half the memory. An output head tied to the embedding is left unchanged.
 
     Args:
         lm: the model.
-        dtype: of autocast.
-        but: weights that stay as they are, since another model has them too.
+        dtype: autocast's dtype.
+        but: weights to leave unchanged, since another model shares them.
     """
     kept = {id(weight) for weight in but}
     for layer in linear_layers(lm):
@@ -107,21 +107,21 @@ def linear_layers(lm: PreTrainedModel) -> Iterator[nn.Linear]:
             yield module
 
 
-NATIVE = {"avx512_bf16", "amx_bf16", "bf16"}  # as x86 and ARM call it
+NATIVE = {"avx512_bf16", "amx_bf16", "bf16"}  # CPU flags for bfloat16 instructions on x86 and ARM
 CPUINFO = Path("/proc/cpuinfo")
 
 
 def lacks_bfloat16(cpuinfo: str) -> bool:
-    """Return whether no processor in a text like that of ``/proc/cpuinfo`` says that it multiplies bfloat16."""
+    """Return whether no processor listed in ``cpuinfo``, the text of ``/proc/cpuinfo``, has bfloat16 instructions."""
     lists = [line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))]
     return bool(lists) and not any(NATIVE.intersection(flags) for flags in lists)
 
 
 def slow_in_bfloat16(precision: str) -> str | None:
-    """Return a sentence if a precision makes a run on this CPU slower than float32, else None."""
+    """Return a warning if ``precision`` makes a run on this CPU slower than float32, else None."""
     if not precision.startswith("bf16") or not CPUINFO.exists() or not lacks_bfloat16(CPUINFO.read_text()):
         return None
     return (
-        f"this processor does not multiply bfloat16 itself, so trainer.precision {precision} is several times as slow "
-        "here as 32-true"
+        f"this processor has no bfloat16 instructions, so trainer.precision {precision} is several times slower here "
+        "than 32-true"
     )

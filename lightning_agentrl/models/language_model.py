@@ -18,14 +18,14 @@ from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.sequence import PackedShard
 from lightning_agentrl.models.vision import FamilyReader, PackedImages, image_features, text_decoder
 
-LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
+LOGITS_PER_CHUNK = 1024  # positions per call of the vocabulary projection
 
 
 @dataclass(frozen=True)
 class TokenScores:
     """Scores at R logit positions."""
 
-    logps: Tensor  # [R] log-probability of the token that follows
+    logps: Tensor  # [R] log-prob of the following token
     entropy: Tensor  # [R] nats
     sum_pi_squared: Tensor | None = None  # [R] sum of squared probabilities over the vocabulary, if requested
 
@@ -35,14 +35,14 @@ def read_tokens(
 ) -> Tensor:
     """Return the last hidden states [B, L, H] of one forward pass.
 
-    Only ``images`` says which tokens are images. A placeholder that the policy has sampled is text.
+    Only the tokens listed in ``images`` are images: a placeholder token that the policy has sampled is text.
 
     Args:
         lm: the model.
         ids_BL: token ids.
-        positions: [B, L], or [3, B, L] where images have positions of their own.
-        images: among the tokens; None: there are none.
-        arguments: further ones of the text decoder, such as its mask.
+        positions: positions [B, L], or [3, B, L] for models with positions in time, rows and columns.
+        images: images among the tokens; None: there are none.
+        arguments: further arguments of the text decoder, such as its mask.
     """
     decoder = text_decoder(lm)
     if images is None:
@@ -78,13 +78,13 @@ def hidden_at_logit_positions(lm: PreTrainedModel, packed: Packed) -> Tensor:
 
 
 def _convolves(lm: PreTrainedModel) -> bool:
-    """Return whether layers hand on ``seq_idx`` alone to their convolution."""
+    """Return whether the model's convolution layers receive no keyword but ``seq_idx``."""
     family = text_family(lm.config)
     return family is not None and "short_conv" in family.mixers
 
 
 def vocabulary_logits(lm: PreTrainedModel, hidden_RH: Tensor) -> Tensor:
-    """Return logits [R, V] of last hidden states [R, H]: projected, then scaled or capped as the family has it."""
+    """Return logits [R, V] of last hidden states [R, H], scaled or capped as the model's family requires."""
     logits = cast(nn.Module, lm.get_output_embeddings())(hidden_RH)
     final = final_logits(lm.config)
     return cast(Tensor, logits if final is None else final(logits))
@@ -106,7 +106,7 @@ class LanguageModel(nn.Module):
 
     @cached_property
     def image_reader(self) -> FamilyReader | None:
-        """Reader of its images; None: it reads text only."""
+        """Reader of the model's images; None: it reads text only."""
         return image_reader(self.lm.config, str(self.lm.name_or_path))
 
     @property
@@ -135,9 +135,13 @@ class LanguageModel(nn.Module):
     def token_scores(
         self, hidden_RH: Tensor, targets_R: Tensor, temperature: float, sum_pi_squared: bool = False
     ) -> TokenScores:
-        """Return log-probs of ``targets_R`` and entropy, and the sum of squared probabilities if requested.
+        """Return log-probs of the targets, entropies and, if requested, sums of squared probabilities.
 
-        All describe the distribution at the sampling temperature, and come from the same logits.
+        Args:
+            hidden_RH: last hidden states at the logit positions.
+            targets_R: the following tokens; -1 if there is none.
+            temperature: sampling temperature, at which all results are computed.
+            sum_pi_squared: whether to compute the sums of squared probabilities.
         """
         recompute = self.recompute_logits and torch.is_grad_enabled() and len(targets_R) > LOGITS_PER_CHUNK
         chunks = []
@@ -152,7 +156,7 @@ class LanguageModel(nn.Module):
         return TokenScores(*map(torch.cat, zip(*chunks, strict=True)))
 
     def distributions(self, hidden_RH: Tensor, temperature: float) -> Tensor:
-        """Return log-probs of the whole vocabulary [R, V]; for few positions, since nothing is cut into chunks."""
+        """Return log-probs of the whole vocabulary [R, V]; for few positions only, since it does not work in chunks."""
         return _log_probs(self.lm, hidden_RH, temperature)
 
 

@@ -1,4 +1,4 @@
-"""Load tokenizer, configuration and weights of a model by its name, and say what is wrong with them."""
+"""Loading of a model's tokenizer, configuration and weights by name, with checks that raise readable errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEMO, DEMO_TOOLS = "demo", "demo-tools"  # names of the bundled model in a confi
 
 
 def resolve_model(model: str) -> str:
-    """Return a hub id or folder as given; ``demo`` and ``demo-tools`` become the folder of the bundled model."""
+    """Replace ``demo`` and ``demo-tools`` by the folder of the bundled model; return other ids and folders as given."""
     if model in (DEMO, DEMO_TOOLS):
         from lightning_agentrl.models.demo import demo_model_folder, demo_tools_folder  # with transformers: seconds
 
@@ -43,13 +43,13 @@ def resolve_model(model: str) -> str:
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
-UNIQUE_POSITIONS = "unique_positions"  # keyword of a model's forward pass: [U] of its one row
+UNIQUE_POSITIONS = "unique_positions"  # keyword of a model's forward pass: [U] positions whose output is used
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated layers of the language model in a module, each a unit of compilation and sharding.
+    """Return the decoder layers of the language model in a module, each a unit of compilation and sharding.
 
-    Those of a tower are none: a micro-batch without images leaves them out.
+    Layers of a vision tower are excluded, since micro-batches without images do not run them.
     """
     lm = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
@@ -58,10 +58,11 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def skip_unread(lm: PreTrainedModel) -> None:
-    """Make a model's forward pass accept ``unique_positions``; last hidden states elsewhere are then incomplete.
+    """Make a model skip the last feed-forward network at positions outside the keyword ``unique_positions``.
 
-    This adds hooks within the last layer, which also run when its activations are recomputed; those of the layer itself
-    would not in every version of transformers. There are none if no attention or no network is found.
+    Last hidden states at other positions are then incomplete. The hooks are inside the last layer, so that they also
+    run when activations are recomputed; hooks of the layer itself would not in every version of transformers. Models
+    in whose last layer no attention or feed-forward network is found are left unchanged.
     """
     layers = decoder_layers(lm)
     parts = dict(layers[-1].named_children()) if layers else {}
@@ -74,7 +75,7 @@ def skip_unread(lm: PreTrainedModel) -> None:
 
 
 def _hand_places(network: Any, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    network.unique_positions = kwargs.get(UNIQUE_POSITIONS)  # a layer gives its attention all that it was given
+    network.unique_positions = kwargs.get(UNIQUE_POSITIONS)  # a layer passes all its keywords to its attention
 
 
 def _take(network: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -90,42 +91,46 @@ def _put_back(network: Any, args: tuple[Any, ...], out: Any) -> Any:
         return out
     places, everywhere = network.unique_positions, network.all_hidden
     network.unique_positions = network.all_hidden = None
-    out_1UH, *rest = out if isinstance(out, tuple) else (out,)  # a network of experts may return their scores, too
+    out_1UH, *rest = out if isinstance(out, tuple) else (out,)  # mixtures of experts may also return router scores
     whole = torch.zeros_like(everywhere, dtype=out_1UH.dtype).index_copy(1, places, out_1UH)
     return (whole, *rest) if isinstance(out, tuple) else whole
 
 
-KEY = "model.init_args.model"  # where a config has the policy
+KEY = "model.init_args.model"  # config key of the policy
 
 
 def model_name(given: object, key: str) -> str:
-    """Return how a model is named; from Python also by a path.
+    """Return the hub id or folder of a model as a string.
+
+    Args:
+        given: hub id or folder, as a string or path.
+        key: config key that set it, for the error message.
 
     Raises:
-        ConfigError: by something else, such as the model itself.
+        ConfigError: ``given`` has another type, such as the model itself.
     """
     if not isinstance(given, str | PathLike):
         raise ConfigError(
-            f"{key} takes a hub id, a folder or '{DEMO}', got an object of {type(given).__name__}; a model is given by "
-            "the folder that it and its tokenizer were saved to with save_pretrained"
+            f"{key} takes a hub id, a folder or '{DEMO}', got an object of {type(given).__name__}; save the model and "
+            "its tokenizer to a folder with save_pretrained, and give that folder"
         )
     return str(given)
 
 
 @contextmanager
 def naming_model(model: str, key: str = KEY) -> Iterator[None]:
-    """Say which model it is that transformers cannot read.
+    """Add the model and its config key to errors of transformers and safetensors.
 
     Args:
         model: hub id or folder.
-        key: of the config, where it was given.
+        key: config key that set it, for the error message.
 
     Raises:
-        ConfigError: what transformers, or the reader of weights, raised as one sentence.
+        ConfigError: the model cannot be loaded; contains the original error as one sentence.
     """
     try:
         yield
-    except ConfigError:  # says it already
+    except ConfigError:  # already names model and key
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = one_line(first_line(error))
@@ -133,11 +138,15 @@ def naming_model(model: str, key: str = KEY) -> Iterator[None]:
 
 
 def load_tokenizer(model: str, key: str = KEY) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model.
+    """Load the tokenizer of a model.
+
+    Args:
+        model: hub id or folder.
+        key: config key that set it, for the error message.
 
     Raises:
-        ValueError: there is no such model, it has no tokenizer that can be loaded, or one with tokens that the model
-            cannot read; names the key.
+        ValueError: the model does not exist, its tokenizer cannot be loaded, or the tokenizer has tokens that the model
+            has no embedding for; names the key.
     """
     check_model_exists(model, key)
     with naming_model(model, key):
@@ -147,7 +156,11 @@ def load_tokenizer(model: str, key: str = KEY) -> PreTrainedTokenizerBase:
 
 
 def read_config(model: str, key: str = KEY) -> PreTrainedConfig:
-    """Return the configuration of a model; no weights are read.
+    """Load the configuration of a model, without weights.
+
+    Args:
+        model: hub id or folder.
+        key: config key that set it, for the error message.
 
     Raises:
         ConfigError: it cannot be loaded; names the key.
@@ -157,16 +170,18 @@ def read_config(model: str, key: str = KEY) -> PreTrainedConfig:
 
 
 def read_context_length(model: str) -> int:
-    """Return how many tokens a model can read, from its config alone; of longer rows each would depend on the others.
+    """Return the context length of a model in tokens, from its config alone.
+
+    For LongRoPE it is the length up to which all rows have the same frequencies.
 
     Raises:
-        ConfigError: it does not say so.
+        ConfigError: the config does not contain the context length.
     """
     return context_length_of(read_config(model).get_text_config(), model)
 
 
 def context_length_of(config: PreTrainedConfig, model: str) -> int:
-    """Return what :func:`read_context_length` does, from the config of a model's text."""
+    """Return the context length as :func:`read_context_length` does, given the config of a model's text decoder."""
     length = getattr(config, "max_position_embeddings", None)
     if not isinstance(length, int) or length < 1:
         raise ConfigError(
@@ -177,9 +192,9 @@ def context_length_of(config: PreTrainedConfig, model: str) -> int:
 
 
 def _lengths_of_one_rotation(config: PreTrainedConfig) -> list[int]:
-    """Return the lengths up to which LongRoPE, if the model has it, turns all rows by the same frequencies.
+    """Return the lengths up to which LongRoPE uses its first set of frequencies; empty if the model has no LongRoPE.
 
-    A longer row would change those of all rows that are read beside it, and of its own keys that were read before.
+    A longer row would switch the frequencies of all rows in its batch, and would not match its own cached keys.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     of_layers = [rope, *(part for part in rope.values() if isinstance(part, dict))]
@@ -187,24 +202,23 @@ def _lengths_of_one_rotation(config: PreTrainedConfig) -> list[int]:
 
 
 def read_images(model: str) -> FamilyReader | None:
-    """Return what reads images for a model; None: it reads text only."""
+    """Return the image reader of a model; None: it reads text only."""
     with naming_model(model):
         return image_reader(read_config(model), resolve_model(model))
 
 
 def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedModel:
-    """Load a pretrained causal language model, which may also read images.
+    """Load a pretrained causal language model, with or without a vision tower.
 
-    Its text attends over prefix trees if its layers support it.
+    It uses tree attention if its family supports prefix trees.
 
     Args:
         model: hub id or folder.
-        head: whether its logits are wanted, so that its last layer has to be there.
-        key: of the config, where it was given.
+        head: whether logits are needed, so that the weights of the output head must exist.
+        key: config key that set the model, for the error message.
 
     Raises:
-        ConfigError: it cannot be loaded, lacks weights, which would be drawn at random, or has weights that are not
-            finite.
+        ConfigError: the model cannot be loaded, its files lack weights, or weights are not finite.
     """
     _refuse_missing_folder(model, key)
     folder = resolve_model(model)
@@ -221,7 +235,7 @@ def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedM
             dtype=torch.get_default_dtype(),
             attn_implementation=attention,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below
+            ignore_mismatched_sizes=True,  # refused below with a clearer message
         )
     lm = cast(PreTrainedModel, lm)
     _refuse_random_weights(model, lm, found, head, key)
@@ -232,8 +246,8 @@ def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedM
     if unshared:
         _try_projection(model, lm, key)
         rank_zero_warn(
-            f"'{model}' ({unshared}) cannot read several rows as one, so the beginnings that prompts share are "
-            f"computed again for each turn; {probe(model, lm, key)}"
+            f"'{model}' ({unshared}) cannot read prefix trees, so the common prefixes of prompts are computed again "
+            f"for each turn; {probe(model, lm, key)}"
         )
     else:
         skip_unread(lm)
@@ -241,10 +255,10 @@ def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedM
 
 
 def _refuse_random_weights(model: str, lm: PreTrainedModel, found: dict[str, Any], head: bool, key: str) -> None:
-    """Refuse a model whose files lack weights, or have some of another shape; transformers draws them at random.
+    """Refuse a model whose files lack weights or have another shape; transformers would initialize these at random.
 
     Raises:
-        ConfigError: names some of them.
+        ConfigError: weights are missing; names one of them.
     """
     last = lm.get_output_embeddings()
     unread = set() if head or last is None else {id(weight) for weight in last.parameters()}
@@ -253,8 +267,8 @@ def _refuse_random_weights(model: str, lm: PreTrainedModel, found: dict[str, Any
     if lacks:
         more = f" and {len(lacks) - 1} more weights" if len(lacks) > 1 else ""
         raise ConfigError(
-            f"the files of the model '{model}' lack {lacks[0]}{more}, or have another shape there, so chance would "
-            f"stand in their place; its config.json is of another model, or files are missing (key {key})"
+            f"the files of the model '{model}' lack {lacks[0]}{more}, or have another shape there; check that no file "
+            f"is missing and that config.json belongs to this model (key {key})"
         )
 
 
@@ -262,10 +276,10 @@ def _refuse_weights_not_finite(model: str, lm: PreTrainedModel, key: str) -> Non
     """Refuse a model with NaN or infinity in its weights.
 
     Raises:
-        ConfigError: names one of them.
+        ConfigError: weights are not finite; names one of them.
     """
     weights = {name: weight for name, weight in lm.state_dict().items() if weight.is_floating_point()}
-    # aminmax passes NaN on, and is many times faster than isfinite
+    # aminmax propagates NaN and is many times faster than isfinite.
     bad = [name for name, weight in weights.items() if not torch.stack(weight.aminmax()).isfinite().all()]
     if bad:
         more = f" and {len(bad) - 1} more weights" if len(bad) > 1 else ""
@@ -276,13 +290,13 @@ def _refuse_weights_not_finite(model: str, lm: PreTrainedModel, key: str) -> Non
 
 
 def _refuse_tokens_beyond(model: str, key: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that may write tokens for which the model has no embedding.
+    """Refuse a tokenizer with tokens that can occur in a prompt but have no embedding in the model.
 
-    Special tokens that the chat template does not write are allowed, since text of environments never contains them:
-    text-only models such as Gemma 3 have the placeholder of an image beyond their embedding.
+    Special tokens that the chat template does not contain are allowed, since they are never encoded from environment
+    text. In text-only models such as Gemma 3, for example, the image placeholder is beyond the embedding.
 
     Raises:
-        ConfigError: names one of them.
+        ConfigError: there are such tokens; names one of them.
     """
     size = getattr(read_config(model, key).get_text_config(), "vocab_size", None)
     if size is None:
@@ -304,17 +318,21 @@ def _refuse_tokens_beyond(model: str, key: str, tokenizer: PreTrainedTokenizerBa
 
 
 def check_model_exists(model: str, key: str = KEY) -> None:
-    """Refuse a folder that is not there, and an id that neither the cache nor the hub has.
+    """Check that a model folder exists, or that a hub id is in the cache or on the hub.
+
+    Args:
+        model: hub id or folder.
+        key: config key that set it, for the error message.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the model does not exist; names the key.
     """
     _refuse_missing_folder(model, key)
     _refuse_unknown_id(model, key)
 
 
 def _refuse_unknown_id(model: str, key: str) -> None:
-    """Ask the hub once; loading would retry with growing delays.
+    """Refuse a hub id that is unknown, with a single request: loading would retry with growing delays.
 
     Raises:
         ValueError: the model is neither in the cache nor on the hub.
@@ -346,7 +364,7 @@ def _refuse_missing_folder(model: str, key: str) -> None:
 
 def _may_be_an_id(model: str) -> bool:
     try:
-        try_to_load_from_cache(model, "config.json")  # refuses what no id looks like
+        try_to_load_from_cache(model, "config.json")  # raises an error for strings that cannot be an id
     except HFValidationError:
         return False
     return True
@@ -354,10 +372,10 @@ def _may_be_an_id(model: str) -> bool:
 
 @torch.no_grad()
 def _try_projection(model: str, lm: PreTrainedModel, key: str) -> None:
-    """Compare logits with the plain vocabulary projection, for a family that is not known to leave them unchanged.
+    """Check that logits of an untested family are the plain vocabulary projection of its last hidden states.
 
     Raises:
-        ValueError: when they differ.
+        ValueError: they differ, for example because the family scales or caps them.
     """
     ids = torch.tensor([[0, 1]])
     logits = lm(input_ids=ids, use_cache=False).logits

@@ -1,8 +1,8 @@
 """LoRA: trainable adapters on a frozen base.
 
-Actor and critic are separate models, each with its own adapters in its own layers, but their frozen weights are the
-tensors of one base. The base stays as it was loaded and is the reference policy. Weights that FSDP2 shards belong to
-one model: there each trained model has its own sharded base, and the reference is the actor without its adapters.
+Actor and critic are separate models with separate adapters, but they share the frozen tensors of one base. The base
+itself stays unchanged and is the reference policy. FSDP2 cannot share sharded weights between models: there each
+trained model has its own sharded base, and the reference policy is the actor with its adapters disabled.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ KEY = "model.init_args.lora"
 
 
 class LoRA:
-    """Low-rank adapters on linear layers, which stay frozen. Needs the package peft.
+    """Low-rank adapters on frozen linear layers. Requires the package peft.
 
-    A separate critic without a model of its own gets adapters on the actor's base, and the reference policy is that
-    base without adapters, so the weights of the model are in memory only once; under FSDP2 twice with a separate
-    critic, each time shared out over all processes. Checkpoints hold the adapters and not the base. Adapters need
-    learning rates about ten times those of full training.
+    A separate critic without its own ``model`` gets adapters on the actor's base, and the reference policy is that base
+    without adapters, so the base is in memory only once. Under FSDP2 with a separate critic it is held twice, each copy
+    sharded over all processes. Checkpoints contain the adapters and not the base. Adapters need learning rates about
+    ten times those of full training.
 
     Args:
         rank: rank of the learned matrices.
-        alpha: the adapters' output is scaled by alpha / rank; twice the rank when not given.
-        dropout: dropout on the adapters' input in the update; sampling and scoring do without, so ratios differ from 1.
-        targets: names of linear layers, such as q_proj; ``all-linear`` is all but the output head. What reads images
-            gets no adapters.
+        alpha: numerator of the scale alpha / rank of the adapters' output; None: twice the rank.
+        dropout: dropout rate on the adapters' input during updates. Sampling and scoring use no dropout, so importance
+            ratios differ from 1 even before the first step.
+        targets: names of linear layers, such as q_proj; ``all-linear``: all linear layers but the output head. The
+            vision tower never gets adapters.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class LoRA:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments that define the adapters, as plain types; equal arguments give equal settings."""
+        """Arguments that define the adapters, in a form that can be serialized and compared."""
         return {"rank": self.rank, "alpha": self.alpha, "targets": self.targets}
 
     def check(self, model: str) -> None:
@@ -80,7 +81,7 @@ class LoRA:
 
         Raises:
             ImportError: peft is not installed.
-            ValueError: the model has no linear layer with one of the names.
+            ValueError: the model has no linear layer of a name in ``targets``.
         """
         if importlib.util.find_spec("peft") is None:
             raise ImportError(f'LoRA needs the package peft: pip install "lightning-agentrl[lora]" (key {KEY})')
@@ -107,8 +108,8 @@ class LoRA:
 
         Args:
             base: a model without adapters.
-            name: of the adapters.
-            share: leave ``base`` as it is, for more models on its tensors; otherwise put the adapters into it.
+            name: name of the adapters.
+            share: return a new model that shares the tensors of ``base``; otherwise add the adapters to ``base``.
         """
         import peft
 
@@ -127,7 +128,7 @@ class LoRA:
         return lm
 
     def _excluded(self, lm: PreTrainedModel) -> str | None:
-        """Return a pattern of the layers that get no adapters although they are called as a target is, if any are."""
+        """Return a pattern of the layers in the vision tower that match a target; None if there are none."""
         parts = tower(lm)
         names = [name for part in parts.values() for name, layer in part.named_modules() if _can_adapt(layer)]
         if self.targets != "all-linear":
@@ -136,7 +137,7 @@ class LoRA:
 
 
 def durable_name(model: str) -> str:
-    """Return a hub id unchanged, a local folder as its full path."""
+    """Return a local folder as an absolute path, and a hub id unchanged."""
     folder = Path(model).expanduser()
     return str(folder.resolve()) if folder.is_dir() else model
 
@@ -152,13 +153,13 @@ def _can_adapt(layer: nn.Module) -> bool:
 
 
 def share_weights(lm: PreTrainedModel) -> PreTrainedModel:
-    """Return a second model on the same tensors as ``lm``; a layer replaced in one is unchanged in the other."""
+    """Return a copy of ``lm`` that shares its tensors; replacing a layer in one leaves the other unchanged."""
     tensors = {id(tensor): tensor for tensor in (*lm.parameters(), *lm.buffers())}
-    return copy.deepcopy(lm, tensors)  # what is in the memo is not copied
+    return copy.deepcopy(lm, tensors)  # objects in the memo are not copied
 
 
 def frozen_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights that are not trained; a weight with several names appears under each."""
+    """Return the weights that are not trained by name; a weight with several names appears under each."""
     return {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
@@ -167,13 +168,13 @@ def has_adapters(lm: PreTrainedModel) -> bool:
 
 
 class Unadapted(LanguageModel):
-    """A policy with its adapters off: the frozen model, without separate weights."""
+    """A view of a policy with its adapters disabled: the frozen base, without separate weights."""
 
     policy: LanguageModel
 
     def __init__(self, policy: LanguageModel) -> None:
         nn.Module.__init__(self)
-        vars(self).update(policy=policy, lm=policy.lm)  # not registered, or the weights would be here, too
+        vars(self).update(policy=policy, lm=policy.lm)  # not as submodules, which would register the weights twice
         self.recompute_logits, self.image_reader = policy.recompute_logits, policy.image_reader
 
     def hidden(self, packed: Packed) -> Tensor:
@@ -191,7 +192,7 @@ def _adapters_off(lm: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(True)  # trained again, too
+            layer.enable_adapters(True)  # also makes them trainable again
 
 
 def adapted_layers(lm: PreTrainedModel) -> dict[str, Any]:
@@ -205,20 +206,20 @@ def adapted_layers(lm: PreTrainedModel) -> dict[str, Any]:
 
 @torch.no_grad()
 def merged_weight(layer: Any) -> Tensor:
-    """Return the weight of one of :func:`adapted_layers` with its adapters merged, as a new tensor."""
+    """Return the weight of one of the :func:`adapted_layers` with its adapters merged, as a new tensor."""
     (adapter,) = layer.active_adapters
     return cast(Tensor, layer.get_base_layer().weight + layer.get_delta_weight(adapter))
 
 
 @torch.no_grad()
 def merge_adapters(lm: PreTrainedModel) -> PreTrainedModel:
-    """Return the plain model with adapters merged into new weights; other tensors are shared, ``lm`` is unchanged."""
+    """Return a plain model with adapters merged into new weights; other tensors are shared, ``lm`` is unchanged."""
     plain = share_weights(lm)
     for name, module in adapted_layers(plain).items():
         layer = cast(nn.Linear, module.get_base_layer())
         layer.weight = nn.Parameter(merged_weight(module), requires_grad=False)
         plain.set_submodule(name, layer)
-    for module in plain.modules():  # all in one dtype, including rounded layers
+    for module in plain.modules():  # convert frozen layers that were stored rounded
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dtype != lm.dtype:
                 setattr(module, name, nn.Parameter(parameter.to(lm.dtype), requires_grad=False))

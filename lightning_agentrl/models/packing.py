@@ -1,8 +1,8 @@
 """Packing: rows with shared token prefixes become one row that computes each prefix once, without padding.
 
-Rows with the common prefix ``p`` and their own suffixes ``s_1 … s_B`` become ``[p, s_1, …, s_B]``, and likewise within
-suffixes that begin alike. Every suffix restarts its positions at ``len(p)`` and attends to the prefix and to itself
-only, so each token sees exactly what it would see in its own row: results and gradients are those of separate rows.
+Rows with the common prefix ``p`` and their own suffixes ``s_1 … s_B`` become ``[p, s_1, …, s_B]``, and likewise for
+suffixes with a common prefix. Positions of every suffix restart at ``len(p)``, and it attends to the prefix and itself
+only. So each token sees exactly the tokens of its own row: results and gradients are those of separate rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lightning_agentrl.types.transfer import integers
 
 @dataclass(frozen=True)
 class Packed:
-    """The tokens of one forward pass and its R logit positions, in row order: a prefix tree, or rows with padding."""
+    """Inputs of one forward pass, as a prefix tree or as padded rows, with its R logit positions in row order."""
 
     ids: Tensor  # [1, N] int64; [B, L] without a tree
-    positions: Tensor  # of the same shape, or [3, …] where images have rows and columns
-    tree: PrefixTree | None
+    positions: Tensor  # same shape as ids, or [3, …] for models with positions in time, rows and columns
+    tree: PrefixTree | None  # None: padded rows
     logit_positions: Tensor  # [R] int64, index into the flat ids
-    targets: Tensor  # [R] int64, the token after the logit position, -1 where the row ends there
+    targets: Tensor  # [R] int64, the token after the logit position, -1 at the end of a row
     unique_positions: Tensor | None = None  # [U] the distinct logit positions; only with a tree
     padding: Tensor | None = None  # [B, L] 1 on tokens, 0 on padding; only without a tree
     images: PackedImages | None = None
@@ -48,17 +48,17 @@ def pack(
     reader: FamilyReader | None = None,
     feed_tower: bool = False,
 ) -> Packed:
-    """Pack rows into one that has common prefixes once or, without ``share``, into padded rows.
+    """Pack rows into one row that holds common prefixes once or, without ``share``, into padded rows.
 
     Args:
-        rows: what is read.
-        device: of the tensors.
-        share: whether common prefixes are computed once.
-        reader: of the model's images; None: it reads text only.
-        feed_tower: give the tower a blank image where the rows have none, so that its weights have gradients.
+        rows: rows to pack.
+        device: device of the returned tensors.
+        share: whether to compute common prefixes once.
+        reader: image reader of the model; None: it reads text only.
+        feed_tower: whether to add a blank image if the rows have no images, so that the vision tower gets gradients.
 
     Raises:
-        ValueError: a row holds an image that the model cannot read, or whose pixels are missing.
+        ValueError: a row has an image that the model cannot read or whose pixels are missing.
     """
     if reader is None:
         check_text_only(map(attrgetter("input"), rows), "the trainer's model")
@@ -98,24 +98,23 @@ def pack(
 def plan_micro_batches(
     rows: Sequence[Row], max_tokens: int, share: bool = True, patches_per_token: int = 0
 ) -> list[list[int]]:
-    """Group row indices into micro-batches of at most ``max_tokens`` packed tokens, balanced, similar rows together.
+    """Group row indices into balanced micro-batches of at most ``max_tokens`` packed tokens, similar rows together.
 
-    Rows that do not share are grouped by length, to keep padding small. The patches of different images count as
-    tokens.
-
-    A single row longer than ``max_tokens`` forms its own micro-batch.
+    Without ``share``, rows are grouped by length to keep padding small. Patches of each distinct image in a micro-batch
+    count as tokens. A single row longer than ``max_tokens`` forms its own micro-batch.
 
     Args:
-        rows: to be grouped.
-        max_tokens: of a micro-batch.
+        rows: rows to group.
+        max_tokens: largest number of tokens in a micro-batch.
         share: whether common prefixes are computed once.
-        patches_per_token: that a tower reads of an image.
+        patches_per_token: number of image patches that the vision tower merges into one token; 0 without a tower.
     """
     if not rows:
         return []
     inputs = [row.input_keys for row in rows]
     if share:
-        # One sort puts rows with long common prefixes next to each other; those of neighbours determine all others.
+        # Sorting puts rows with long common prefixes next to each other. The common prefixes of neighbors determine
+        # those of all pairs.
         order = sorted(range(len(rows)), key=inputs.__getitem__)
         common = [0, *(shared_length(inputs[a], inputs[b]) for a, b in pairwise(order))]
     else:
@@ -127,7 +126,8 @@ def plan_micro_batches(
     count = len([*fill(max_tokens)])
     if count == 1:
         return [order]
-    low, high = 0, max_tokens  # smallest budget that needs no more micro-batches: the balanced one
+    # Bisect for the smallest budget that does not need more micro-batches: it balances them.
+    low, high = 0, max_tokens
     while low + 1 < high:
         middle = (low + high) // 2
         if len([*fill(middle)]) > count:
@@ -137,7 +137,7 @@ def plan_micro_batches(
     return [[order[place] for place in places] for places in fill(high)]
 
 
-Patches = dict[str, int]  # of each different image, by its digest
+Patches = dict[str, int]  # number of patches of each distinct image, by digest
 
 
 def _patches(row: Row, per_token: int) -> Patches:
@@ -147,7 +147,7 @@ def _patches(row: Row, per_token: int) -> Patches:
 def _fill_tree(
     lengths: Sequence[int], common: Sequence[int], patches: Sequence[Patches], budget: int
 ) -> Iterator[range]:
-    """Yield runs of sorted rows that take at most ``budget`` tokens each."""
+    """Yield ranges of sorted rows that take at most ``budget`` tokens each when packed."""
     first = total = 0
     seen = Patches()
     for place, (length, shared) in enumerate(zip(lengths, common, strict=True)):
@@ -160,7 +160,7 @@ def _fill_tree(
 
 
 def _fill_padded(lengths: Sequence[int], patches: Sequence[Patches], budget: int) -> Iterator[range]:
-    """Yield runs of rows, sorted by length, that take at most ``budget`` tokens each, padding included."""
+    """Yield ranges of rows, sorted by length, that take at most ``budget`` tokens each, padding included."""
     first = total = 0  # patches
     seen = Patches()
     for place, length in enumerate(lengths):

@@ -1,8 +1,8 @@
 """Prefix trees: token rows laid out one after the other, with common prefixes only once.
 
-The branches are in depth-first order. A branch holds the tokens that all rows below it share, so a token sees the
-branches above its own, and its own up to itself. The tokens below a branch follow it directly, which makes "below"
-an interval: token ``i`` sees token ``j`` exactly when ``j <= i < end(j)``, the end of ``j``'s subtree.
+The branches are in depth-first order. A branch holds the tokens that all rows below it share, so a token sees all
+branches above its own, and its own branch up to itself. The tokens below a branch follow it directly, so a subtree is
+an interval: token ``i`` sees token ``j`` exactly if ``j <= i < end(j)``, with ``end(j)`` the end of ``j``'s subtree.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from lightning_agentrl.models.attention.flash import Level, Span, Tiles, lay_lev
 from lightning_agentrl.models.mixers.walk import Walk, lay_walk
 from lightning_agentrl.types.transfer import integers
 
-Keys = tuple[int, ...]  # of the tokens of a row: equal where rows have read the same, as :attr:`ModelInput.keys`
+Keys = tuple[int, ...]  # one key per token of a row; equal keys mean equal content, see :attr:`ModelInput.keys`
 
-DENSE_TOKENS = 192  # of a small subtree
+DENSE_TOKENS = 192  # largest subtree that is computed by one call with a dense mask
 BLOCK = 128  # side of a block of FlexAttention
-PAIRS_AT_A_TIME = 2**25  # of queries and keys, while blocks are looked for
+PAIRS_AT_A_TIME = 2**25  # pairs of queries and keys held in memory while the block mask is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Tokens ``start`` to ``stop`` of the layout, which all tokens up to ``end`` see.
+    """Tokens ``start`` to ``stop`` of the layout; the subtree below them ends at ``end``.
 
-    ``copies`` consecutive leaves of equal length are stored as one branch.
+    ``copies`` consecutive leaves of equal length are stored as one branch. ``root`` marks branches without a parent.
     """
 
     start: int
@@ -47,15 +47,16 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Keys ``start`` to ``stop`` and the queries ``start`` to ``end`` that one call of an attention kernel reads.
+    """One call of an attention kernel: keys ``start`` to ``stop`` and queries ``start`` to ``end``.
 
-    Without a bias, queries see keys causally, and those after the last key see all. ``copies`` as in a branch.
+    Without a bias, queries see keys causally, and queries after the last key see all of them. ``copies`` is as in
+    :class:`Branch`.
     """
 
     start: int
     stop: int
     end: int
-    root: bool  # its queries see nothing outside it
+    root: bool  # queries see no keys outside the block
     copies: int = 1
     bias: Tensor | None = None  # [L, L] float32, 0 where the query may attend to the key, else -inf
 
@@ -65,12 +66,12 @@ class PrefixTree:
     """N tokens in branches, in depth-first order; each branch begins where the previous one stops."""
 
     branches: tuple[Branch, ...]
-    ends: Tensor  # [N] int64, the end of the subtree that each token begins or belongs to
+    ends: Tensor  # [N] int64, end of the subtree of each token's branch
     positions: Tensor  # [N] int64, position of each token within its rows
     depth: int  # tokens of the longest row
 
     def mask(self, window: int | None = None, past: int = 0) -> Tensor:
-        """Return [N, P + N] bool, True where the query may attend to the key; all see the P tokens of a common past."""
+        """Return a mask [N, P + N], True if the query may attend to the key; all see the P tokens of a common past."""
         count, device = len(self.ends), self.ends.device
         order = torch.arange(count, device=device)
         mask = (order[:, None] >= order) & (order[:, None] < self.ends)
@@ -81,7 +82,7 @@ class PrefixTree:
         return mask
 
     def block_mask(self, window: int | None = None) -> BlockMask:
-        """Return the mask for FlexAttention, which skips blocks in which nothing is seen."""
+        """Return the block mask for FlexAttention, which skips fully masked blocks."""
         if window not in self._block_masks:
             ends, positions = self.ends, self.positions
 
@@ -100,10 +101,10 @@ class PrefixTree:
         return self._block_masks[window]
 
     def _seen_blocks(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Return in which blocks of queries and keys pairs see each other, and in which all; [B, B], B = ⌈N / 128⌉.
+        """Return two masks [B, B] of blocks, B = ⌈N / 128⌉: some pair in the block is visible, and all pairs are.
 
-        This takes some blocks of queries at a time: all N x N pairs can take more memory than the model. Nor does it
-        count pairs, for which a GPU makes them int64.
+        A few blocks of queries are computed at a time, since all N x N pairs can take more memory than the model. Using
+        ``any`` and ``all`` also avoids sums, which would convert all pairs to int64 on a GPU.
         """
         blocks = -(-len(self.ends) // BLOCK)
         order = torch.arange(blocks * BLOCK, device=self.ends.device)
@@ -123,7 +124,7 @@ class PrefixTree:
         return {}
 
     def tiles(self, past: int = 0) -> Tiles:
-        """Return the tokens as tiles, behind the P tokens of a common past."""
+        """Return the tiles of the tokens, which follow ``past`` tokens of a common past."""
         if past not in self._tiles:
             self._tiles[past] = lay_tiles(self.ends, self.positions, past)
         return self._tiles[past]
@@ -139,7 +140,7 @@ class PrefixTree:
 
     @cached_property
     def walk(self) -> Walk:
-        """The branches level by level, for states that pass from token to token."""
+        """The branches level by level, for recurrent layers."""
         return lay_walk(self._spans, self.ends.device)
 
     @property
@@ -153,9 +154,9 @@ class PrefixTree:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The branches as blocks, neighbouring small subtrees as one: a masked call is cheaper than several."""
+        """Attention calls of the branches; neighboring small subtrees share one masked call, which is faster."""
         blocks: list[Block] = []
-        small: list[Branch] = []  # tops of neighbouring small subtrees
+        small: list[Branch] = []  # top branches of neighboring small subtrees
 
         def close() -> None:
             if small:
@@ -190,7 +191,7 @@ class PrefixTree:
 
 
 def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of key blocks per query block, and their indices, those first: FlexAttention's format."""
+    """Convert a block mask [Q, K] to FlexAttention's format: counts of key blocks per query block, and indices."""
     which = blocks_QK.int().argsort(dim=-1, descending=True, stable=True)
     return blocks_QK.sum(-1).int()[None, None], which.int()[None, None]
 
@@ -210,12 +211,12 @@ def shared_length(one: Keys, other: Keys) -> int:
     return length
 
 
-Path = tuple[tuple[int, int], ...]  # of a row: (position in the row, place in the layout) of its branches
+Path = tuple[tuple[int, int], ...]  # per branch of a row: position of its first token in the row, and in the layout
 
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """A prefix tree with the keys of its tokens, and the places of each row's tokens."""
+    """A prefix tree with the keys of its tokens, and the locations of each row's tokens in it."""
 
     keys: list[int]
     tree: PrefixTree
@@ -223,16 +224,16 @@ class TreeLayout:
     _paths: list[Path]
 
     def find(self, row: int, positions: Sequence[int]) -> list[int]:
-        """Return the indices in the layout of positions of a row."""
+        """Return the layout indices of the given positions of a row."""
         path, found = self._paths[row], []
-        last = path[-1]  # where most of what is read lies
+        last = path[-1]  # most positions are in the last branch, so try it first
         for position in positions:
             first, start = last if position >= last[0] else path[bisect_right(path, position, key=itemgetter(0)) - 1]
             found.append(start + position - first)
         return found
 
     def places(self, row: int) -> list[int]:
-        """Return the indices in the layout of all tokens of a row."""
+        """Return the layout indices of all tokens of a row."""
         places: list[int] = []
         for (first, start), (stop, _) in pairwise((*self._paths[row], (self.lengths[row], 0))):
             places += range(start, start + stop - first)
@@ -240,12 +241,12 @@ class TreeLayout:
 
 
 def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLayout:
-    """Lay rows out as a prefix tree. Rows need no order; equal rows are laid out once.
+    """Lay rows out as a prefix tree. Rows may come in any order; equal rows are laid out once.
 
-    Sorted rows that begin alike are neighbors. The walk takes a range of them whose first ``depth`` tokens lie on a
-    path, lays out what they share beyond it as a branch, and goes on with the ranges that differ in the next token.
-    Leaves of equal length come last, side by side. There is no recursion, since histories can be hundreds of branches
-    deep.
+    After sorting, rows with a common prefix are neighbors. Each step takes a range of rows whose first ``depth`` tokens
+    are laid out already, lays out their next common tokens as a branch, and continues with the sub-ranges that differ
+    in the token after it. Leaves of equal length come last, side by side. A stack replaces recursion, since histories
+    can be hundreds of branches deep.
     """
     counts = Counter(rows)
     unique = sorted(counts)
@@ -253,10 +254,10 @@ def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLay
     keys: list[int] = []
     positions: list[int] = []
     branches: list[Branch] = []
-    opened: list[tuple[int, int]] = []  # branches of the path: their start and stop
+    opened: list[tuple[int, int]] = []  # start and stop of the branches on the current path
     paths: dict[Keys, Path] = {}
-    # Last in, first out: rows, how many of their tokens are laid out, on which path, and whether they are leaves of
-    # equal length. The first entry has no rows and closes the last branches.
+    # Stack of (range of rows, number of their tokens that are laid out, path, whether they are leaves of equal length).
+    # The bottom entry has no rows; it closes the last branches.
     todo: list[tuple[Sequence[int], int, Path, bool]] = [((), 0, (), False), (range(len(unique)), 0, (), False)]
     while todo:
         part, depth, path, leaves = todo.pop()
@@ -285,7 +286,7 @@ def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLay
         for start, stop in pairwise((first, *cuts, last)):
             row = unique[start]
             if len(row) == common:
-                paths[row] = path  # all of it is laid out
+                paths[row] = path  # the row is laid out completely
             elif stop - start > 1 or counts[row] > 1:
                 forks.append((range(start, stop), common, path, False))
             else:

@@ -1,4 +1,4 @@
-"""Check of a model of an untested family: padded rows must equal single rows."""
+"""Check of models of untested families: padded rows must give the same hidden states as single rows."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from lightning_agentrl.models.prefix_tree import lay_out
 from lightning_agentrl.models.vision import text_decoder
 
 PROBE = "probed_tree"  # name of the attention implementation in transformers
-MOST = 1e-3  # relative difference that rounding explains
+MOST = 1e-3  # largest relative difference that rounding can explain
 SHARED, OWN = 5, (3, 7)  # tokens
 
 
 @dataclass(frozen=True)
 class Found:
-    """Result of a probe; differences are relative, of hidden states."""
+    """Result of a probe: relative differences of hidden states from those of single rows."""
 
-    padded: float  # of rows with padding from rows alone
-    packed: float | None  # of rows in a prefix tree from rows alone; None: it raised an error
-    windows: tuple[int, int]  # layers that have one by the config, and layers whose attention is told
+    padded: float  # of padded rows
+    packed: float | None  # of rows in a prefix tree; None: the forward pass raised an error
+    windows: tuple[int, int]  # layers with a window by the config, and layers that pass a window to attention
 
     def __str__(self) -> str:
         packed = "ended with an error" if self.packed is None else f"differed by {self.packed:.1e}"
         text = f"as a prefix tree two short rows {packed}"
-        layers, told = self.windows
-        return text if layers == told else f"{text}, and attention is told of a window in {told} of {layers} layers"
+        layers, passed = self.windows
+        return text if layers == passed else f"{text}, and attention gets the window of {passed} of {layers} layers"
 
 
 @torch.no_grad()
 def probe(model: str, lm: PreTrainedModel, key: str) -> Found:
-    """Compare two rows with padding, and in a prefix tree, with the same rows alone.
+    """Compare two short rows, computed with padding and in a prefix tree, with the same rows computed alone.
 
-    It cannot see a window, nor what only a longer row shows, so it never makes a family share prefixes.
+    Short rows cannot reveal windows or other effects of length, so passing the probe does not enable prefix sharing.
 
     Args:
-        model: its name.
-        lm: the model, in evaluation.
-        key: of the config, where it was given.
+        model: hub id or folder, for the error message.
+        lm: the model in evaluation mode.
+        key: config key that set the model, for the error message.
 
     Raises:
         ConfigError: padded rows differ, so the model cannot be trained.
@@ -60,9 +60,9 @@ def probe(model: str, lm: PreTrainedModel, key: str) -> Found:
     found = Found(_padded(decoder, rows, alone), *_packed(lm, decoder, rows, alone))
     if not found.padded <= MOST:
         raise ConfigError(
-            f"hidden states of the model '{model}' (family {lm.config.model_type}) differ by {found.padded:.1e} where "
-            f"rows are padded from those of single rows, of which rounding explains {MOST:.0e} at most; it would not "
-            f"be trained as it sampled: choose another model (key {key})"
+            f"hidden states of padded rows of the model '{model}' (family {lm.config.model_type}) differ by "
+            f"{found.padded:.1e} from those of single rows, and rounding explains at most {MOST:.0e}, so log-probs in "
+            f"training would not match those of sampling; choose another model (key {key})"
         )
     return found
 
@@ -82,7 +82,7 @@ def _padded(decoder: nn.Module, rows: list[list[int]], alone: list[Tensor]) -> f
 def _packed(
     lm: PreTrainedModel, decoder: nn.Module, rows: list[list[int]], alone: list[Tensor]
 ) -> tuple[float | None, tuple[int, int]]:
-    """Return the difference of rows in a prefix tree, and the windows of config and attention."""
+    """Return the relative difference of rows in a prefix tree, and the numbers of windows as in :class:`Found`."""
     told = list[int | None]()
     AttentionInterface.register(PROBE, partial(_recorded, told))
     AttentionMaskInterface.register(PROBE, sdpa_mask)
@@ -94,7 +94,7 @@ def _packed(
         arguments = {"position_ids": layout.tree.positions[None], "attention_mask": no_mask(device)}
         found = _states(decoder, torch.tensor([layout.keys]), tree=layout.tree, **arguments)[0]
         difference = _difference([found[layout.places(k)] for k in range(len(rows))], alone)
-    except Exception:  # noqa: BLE001 - whatever the code of a family that cannot read a tree raises
+    except Exception:  # noqa: BLE001 - the model code of a family that cannot read a tree may raise any error
         difference = None
     finally:
         lm.set_attn_implementation(before)
@@ -107,7 +107,7 @@ def _recorded(told: list[int | None], *args: Any, sliding_window: int | None = N
 
 
 def _windows(config: Any) -> int:
-    """Return how many layers have a window by the config."""
+    """Return the number of layers with a sliding window according to the config."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
         return sum("sliding" in kind for kind in kinds)

@@ -1,9 +1,9 @@
 """Sequence parallelism (Ulysses): a group of ranks reads its rows together, each rank a shard of the tokens.
 
-Every layer runs on a shard. Around attention, ranks exchange tokens for heads: each attends with a share of the heads
-over all tokens, by the kernels of a single rank. The last hidden states are sent to the ranks that own their rows, so
-everything after them (vocabulary, values, losses) is as without a group. Gradients of weights are partial sums, which
-the strategy adds up over all ranks anyway.
+Every layer runs on a shard. Around attention, ranks exchange tokens for heads: each rank computes some of the heads
+over all tokens, with the kernels of a single rank. The last hidden states are sent to the ranks that own their rows, so
+everything after them (vocabulary projection, values, losses) is the same as without a group. Gradients of weights are
+partial sums, which the strategy adds up over all ranks anyway.
 
 Source: Jacobs et al. 2023 (arXiv 2309.14509).
 """
@@ -32,8 +32,8 @@ class SequenceGroup:
     """Neighboring ranks that read their rows together.
 
     Args:
-        handle: of the process group.
-        rank: of this process within it.
+        handle: torch's process group.
+        rank: rank of this process within the group.
         size: number of ranks, P.
     """
 
@@ -43,13 +43,13 @@ class SequenceGroup:
 
 
 def sequence_group(size: int) -> SequenceGroup:
-    """Return the group of this rank, of ``size`` neighbors. All ranks must call it."""
+    """Split all ranks into groups of ``size`` neighbors and return the group of this rank. All ranks must call it."""
     handle, _ = dist.new_subgroups(size)
     return SequenceGroup(handle, dist.get_rank(handle), size)
 
 
 class Exchange(torch.autograd.Function):
-    """All-to-all along the first dimension; gradients take the way back."""
+    """Differentiable all-to-all along the first dimension."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, sent: list[int], received: list[int]) -> Tensor:
@@ -68,11 +68,11 @@ class Shard:
     """This rank's S = ⌈N / P⌉ of the N tokens of a prefix tree; the last shards may end with padding.
 
     Args:
-        group: of the ranks that read the tree together.
-        tree: all of it.
-        sends: [X] int64, tokens of this shard whose hidden states are read, by the rank that reads them.
-        sent: how many of them each rank reads.
-        received: how many hidden states this rank reads from each shard.
+        group: ranks that read the tree together.
+        tree: the whole tree.
+        sends: [X] int64, indices of the tokens in this shard whose hidden states are sent, ordered by receiving rank.
+        sent: number of hidden states sent to each rank.
+        received: number of hidden states received from each shard.
     """
 
     group: SequenceGroup
@@ -86,18 +86,18 @@ class Shard:
         return shard_size(len(self.tree.ends), self.group)
 
     def cut(self, x: Tensor) -> Tensor:
-        """Return this rank's part [..., S] of numbers [..., N] of all tokens, padded with 0."""
+        """Return this rank's part [..., S] of a tensor [..., N] over all tokens, padded with 0."""
         start, size = self.group.rank * self.size, self.size
         own = x[..., start : start + size]
         return F.pad(own, (0, size - own.shape[-1]))
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Exchange tokens for heads.
+        """Exchange tokens for heads: from all heads of this rank's tokens to this rank's heads of all tokens.
 
         Args:
-            query: [1, H, S, D].
-            key: [1, G, S, D]; with less heads than ranks, several ranks get the same.
-            value: as keys.
+            query: queries [1, H, S, D].
+            key: keys [1, G, S, D]; if G < P, several ranks get the same head.
+            value: values [1, G, S, D].
 
         Returns:
             Queries [1, H / P, N, D], keys and values [1, max(G, P) / P, N, D] of all tokens.
@@ -112,18 +112,18 @@ class Shard:
         return cast(tuple[Tensor, Tensor, Tensor], whole.split(sizes, 1))
 
     def to_tokens(self, out: Tensor) -> Tensor:
-        """Exchange heads for tokens: of [1, N, H / P, D] return [1, S, H, D]."""
+        """Exchange heads for tokens: [1, N, H / P, D] to [1, S, H, D]."""
         parts = self.group.size
         padded = F.pad(out[0], (0, 0, 0, 0, 0, parts * self.size - out.shape[1]))
         mine = Exchange.apply(padded.unflatten(0, (parts, -1)), self.group.handle, [1] * parts, [1] * parts)
         return mine.transpose(0, 1).flatten(1, 2)[None]
 
     def own_heads(self, x: Tensor) -> Tensor:
-        """Return the part [H / P] of numbers [H] of all query heads that belongs to this rank's heads."""
+        """Return this rank's part [H / P] of a tensor [H] over all query heads."""
         return x.chunk(self.group.size)[self.group.rank]
 
     def to_readers(self, hidden_SH: Tensor) -> Tensor:
-        """Send hidden states [S, H] to the ranks that read them; return those that this rank reads, by shard."""
+        """Send hidden states [S, H] to the ranks that own their rows; return the received ones, ordered by shard."""
         return Exchange.apply(hidden_SH[self.sends], self.group.handle, self.sent, self.received)
 
 
@@ -135,7 +135,7 @@ class PackedShard(Packed):
 
 
 def shard_size(tokens: int, group: SequenceGroup) -> int:
-    """Return how many tokens each rank of a group reads."""
+    """Return the number of tokens that each rank of a group reads, padding included."""
     return -(-tokens // group.size)
 
 
@@ -147,18 +147,18 @@ def pack_shard(
     reader: FamilyReader | None = None,
     feed_tower: bool = False,
 ) -> PackedShard:
-    """Pack the rows of all ranks of a group into one, and return this rank's shard of it.
+    """Pack the rows of all ranks of a group into one row, and return this rank's shard of it.
 
-    Its logit positions and targets are those of the rank's own rows, in their order. All ranks read all images, and
-    each puts those into its shard that have tokens there.
+    The shard's logit positions and targets are those of this rank's own rows, in their order. Every rank runs the
+    vision tower on all images and keeps the features of tokens in its shard.
 
     Args:
-        rows: of all ranks, in the same order on each.
-        owners: rank in the group that has the row; -1: none.
-        group: that reads them together.
-        device: of the tensors.
-        reader: as for :func:`pack`.
-        feed_tower: as for :func:`pack`.
+        rows: rows of all ranks, in the same order on each rank.
+        owners: for each row, the rank in the group that owns it; -1: no rank.
+        group: ranks that read the rows together.
+        device: device of the returned tensors.
+        reader: image reader of the model; None: it reads text only.
+        feed_tower: whether to add a blank image if there are no images, so that the vision tower gets gradients.
     """
     whole = pack(rows, device, True, reader, feed_tower)
     assert whole.tree is not None
@@ -185,14 +185,14 @@ def pack_shard(
         "positions": shard.cut(whole.positions),
         "logit_positions": shards.argsort(stable=True).argsort().to(device),  # hidden states arrive by shard
         "targets": whole.targets[integers(own, device)],
-        "unique_positions": integers(inside or [0], device),  # networks may need a token
+        "unique_positions": integers(inside or [0], device),  # feed-forward networks may fail on empty inputs
         "images": None if whole.images is None else whole.images.cut(start, size),
     }
     return PackedShard(**vars(whole) | own_part, shard=shard)
 
 
 def head_counts(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return a model's numbers of attention heads by setting; a list if layers differ."""
+    """Return a model's numbers of attention heads by config setting; a number is a list if layers differ."""
     text = config.get_text_config()
     names = {"num_attention_heads", "num_key_value_heads", *(name for name in vars(text) if "num_" in name)}
     counted = [name for name in sorted(names) if "attention_heads" in name or "key_value_heads" in name]
@@ -200,7 +200,7 @@ def head_counts(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def shares_heads(config: PreTrainedConfig, parts: int) -> bool:
-    """Return whether so many ranks can have equal shares of a model's heads; several may share one of keys."""
+    """Return whether a model's heads can be divided equally among ``parts`` ranks; ranks may share a key/value head."""
     for name, given in head_counts(config).items():
         for count in given if isinstance(given, list) else [given]:
             if count % parts and ("value" not in name or parts % count):

@@ -1,4 +1,4 @@
-"""Models without weights, for plans: shapes from `config.json`, or from a table if the hub cannot be reached."""
+"""Models without weights, for planning runs: shapes from `config.json`, or from a table if the hub is unreachable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _qwen25(base: dict[str, Any], hidden: int, wide: int, layers: int, heads: in
     return {**base, **sizes, "num_attention_heads": heads, **other}
 
 
-# As in the config.json of each: the family, and its sizes.
+# Family and sizes, copied from the config.json of each model.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", _qwen25(QWEN25, 896, 4864, 24, 14)),
     "Qwen/Qwen2.5-3B-Instruct": ("qwen2", _qwen25(QWEN25, 2048, 11008, 36, 16)),
@@ -50,10 +50,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def shape_of(model: str, key: str = KEY) -> tuple[PreTrainedConfig, bool]:
-    """Return the configuration of a model, and whether its folder or the hub has given it.
+    """Return the configuration of a model, and whether it comes from the model's folder or the hub.
 
     Raises:
-        ConfigError: it cannot be read, and no shipped config names the model.
+        ValueError: the configuration cannot be read, and the model is not in the table ``SHAPES``.
     """
     try:
         check_model_exists(model, key)
@@ -66,16 +66,21 @@ def shape_of(model: str, key: str = KEY) -> tuple[PreTrainedConfig, bool]:
 
 
 def empty_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedModel:
-    """Return a causal language model on the meta device; arguments as of `load_causal_lm`.
+    """Return a causal language model on the meta device, without weights.
+
+    Args:
+        model: hub id or folder.
+        head: unused; the signature is that of `load_causal_lm`.
+        key: config key that set the model, for the error message.
 
     Raises:
-        ConfigError: its shape is not known, or its family is not supported.
+        ValueError: its shape is not known, or its family is not supported.
     """
     config = without_dropout(shape_of(model, key)[0])
     check_family(model, config, key)
     with torch.device("meta"):
         lm = auto_class(config).from_config(config, dtype=torch.get_default_dtype())
     if not isinstance(lm, PreTrainedModel):
-        raise ConfigError(f"the model '{model}' is no language model of transformers (key {key})")
+        raise ConfigError(f"the model '{model}' is not a language model of transformers (key {key})")
     lm.name_or_path = model
     return lm

@@ -1,8 +1,8 @@
-"""FSDP2: each process keeps a share of every weight, its gradient and its optimizer state.
+"""FSDP2: each process holds a shard of every weight, its gradient and its optimizer state.
 
-A unit is what is gathered at once: each decoder layer, and the rest of the model (embedding, last norm, output head)
-as its root. Tied weights are both in the root, so the vocabulary is never split, and log-probs, entropy and Σπ²
-are computed from whole logits.
+Units are gathered one at a time: each decoder layer is a unit, and the rest of the model (embedding, last norm, output
+head) is the root unit. Tied weights are thus in one unit, and log-probs, entropy and Σπ² are computed from logits of
+the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
 
     Args:
         model: a LanguageModel or critic that is not sharded yet.
-        mesh: the ranks that share it, as one axis.
-        compute_dtype: weights are gathered in it; gradients are summed in float32, and the shares stay as they are.
-            None: everything in the dtype of the weights.
+        mesh: one-dimensional mesh of the ranks over which it is sharded.
+        compute_dtype: dtype of gathered weights; shards keep their dtype, and gradients are summed in float32. None:
+            everything in the dtype of the weights.
     """
     exact = MixedPrecisionPolicy()
     policy = exact if compute_dtype is None else MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32)
@@ -38,11 +38,11 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
             fully_shard(module, mesh=mesh, mp_policy=policy)
         elif isinstance(module, ValueHead):
             fully_shard(module, mesh=mesh, mp_policy=exact)  # values need more precision than bfloat16
-    # The root stays gathered from `hidden` to its backward pass, as `token_scores` reads the output head in between.
+    # The root stays gathered from `hidden` to its backward pass, since `token_scores` reads the output head in between.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     if hasattr(model, "hidden"):
         register_fsdp_forward_method(model, "hidden")
-    cast(Any, model)._get_fsdp_state()._lazy_init()  # the root is the model, whichever unit is read first
+    cast(Any, model)._get_fsdp_state()._lazy_init()  # make the model the root even if another unit runs first
 
 
 def units(model: nn.Module) -> list[FSDPModule]:
@@ -51,20 +51,20 @@ def units(model: nn.Module) -> list[FSDPModule]:
 
 
 def release(model: nn.Module) -> None:
-    """Free gathered weights, so that parameters are the shares again."""
+    """Free gathered weights, so that parameters are shards again."""
     for unit in units(model):
         unit.reshard()
 
 
 @contextmanager
 def gathered(model: nn.Module, layers: bool = True) -> Iterator[None]:
-    """Gather all weights on every rank, in the compute dtype, so that forward passes need no other rank.
+    """Gather all weights on every rank in the compute dtype, so that forward passes need no communication.
 
-    All ranks enter and leave together. Inside, weights must not be changed and nothing differentiated.
+    All ranks must enter and leave together. Inside, do not change weights or compute gradients.
 
     Args:
-        model: a sharded model; nothing is done to others.
-        layers: False leaves out what is in layers.
+        model: a sharded model; other models are left unchanged.
+        layers: whether to gather the decoder layers, too; otherwise only the root unit.
     """
     own = units(model) if layers else units(model)[:1]
     for unit in own:

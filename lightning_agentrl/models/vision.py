@@ -1,4 +1,4 @@
-"""Images: what a model makes of them, their place among packed tokens, and the tower that reads them."""
+"""Images: conversion to tokens and patches, their places among packed tokens, and the vision tower."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.types.model_input import ImageChunk, ImageReader, ModelInput, TextChunk
 from lightning_agentrl.types.transfer import integers, to_device
 
-MAX_RATIO = 200  # of the longer side to the shorter one
+MAX_RATIO = 200  # largest ratio of the longer side to the shorter side
 IDEFICS3_MARK, IDEFICS3_WHOLE = "<fake_token_around_image>", "<global-img>"
 
 
 class FamilyReader(ImageReader, ABC):
-    """Reads images as one family of models does, with the image processor in the folder of the model.
+    """Reader of images for one family of models, with the image processor in the model's folder.
 
-    Pillow resizes, whatever else is installed: other libraries round differently.
+    Images are always resized with Pillow, since other libraries round differently.
     """
 
     rotary: ClassVar[bool] = False
-    """Whether tokens have three positions each: an image lies in time, rows and columns."""
+    """Whether each token has three positions: in time, rows and columns."""
 
     def __init__(self, config: PreTrainedConfig, folder: str) -> None:
         self.placeholder = int(cast(Any, config).image_token_id)
@@ -41,7 +41,7 @@ class FamilyReader(ImageReader, ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Equal for readers that make equal tokens and patches of an image."""
+        """Settings that determine the tokens and patches of an image; readers with equal settings are equivalent."""
         given = self.processor.to_dict()
         ignored = ("image_processor_type", "processor_class")
         return {name: value for name, value in given.items() if name not in ignored} | {
@@ -56,7 +56,7 @@ class FamilyReader(ImageReader, ABC):
 
     @property
     def cell(self) -> int:
-        """Side of an image token in pixels."""
+        """Side of the square that one image token covers, in pixels."""
         return self.patch * self.merge
 
     def read(self, pixels: np.ndarray) -> ModelInput:
@@ -65,10 +65,10 @@ class FamilyReader(ImageReader, ABC):
         return self._in_stream(self._image(_resized(pixels, height, width, self.processor.resample)))
 
     def grid(self, image: ImageChunk) -> tuple[int, int]:
-        """Return rows and columns of the image's tokens.
+        """Return the numbers of rows and columns of an image's tokens.
 
         Raises:
-            ValueError: its pixels are missing, or of a size that this model cannot read.
+            ValueError: its pixels are missing, or it was read by another model's reader.
         """
         if image.pixels is None:
             raise ValueError(f"the pixels of an image are missing (digest {image.digest}), so it cannot be read")
@@ -88,17 +88,17 @@ class FamilyReader(ImageReader, ABC):
 
     @abstractmethod
     def patches(self, images: Sequence[ImageChunk]) -> dict[str, Tensor]:
-        """Return the arguments of the model's ``get_image_features``, which are computed from final pixels."""
+        """Return the arguments of the model's ``get_image_features`` for images that are already resized."""
 
     @abstractmethod
     def _sizes(self, config: PreTrainedConfig) -> tuple[int, int]:
-        """Return how many patches are a token in each direction, and the side of a patch in pixels."""
+        """Return the number of patches per token in each direction, and the side of a patch in pixels."""
 
     @abstractmethod
     def _final_size(self, height: int, width: int) -> tuple[int, int]: ...
 
     def _in_stream(self, image: ImageChunk) -> ModelInput:
-        """Return the image with the tokens around it that the template does not write."""
+        """Return the image with the tokens around it that the chat template leaves out."""
         return ModelInput((image,))
 
     def _image(self, pixels: np.ndarray) -> ImageChunk:
@@ -110,7 +110,7 @@ class FamilyReader(ImageReader, ABC):
 
 
 class QwenVLReader(FamilyReader):
-    """Images of any size and shape; the template writes the tokens around them."""
+    """Reader for Qwen-VL: images of any size and shape; the chat template writes the tokens around them."""
 
     rotary = True
 
@@ -129,7 +129,7 @@ class QwenVLReader(FamilyReader):
 
 
 class Idefics3Reader(FamilyReader):
-    """Square images of one size, also of the family SmolVLM. They are not split into tiles."""
+    """Reader for Idefics3 and SmolVLM: resizes images to a square of fixed size, without splitting them into tiles."""
 
     def _sizes(self, config: PreTrainedConfig) -> tuple[int, int]:
         sizes = cast(Any, config)
@@ -145,10 +145,10 @@ class Idefics3Reader(FamilyReader):
 
     @cached_property
     def _around(self) -> tuple[TextChunk, TextChunk]:
-        """The tokens that stand before and behind an image.
+        """Tokens before and after an image.
 
         Raises:
-            ConfigError: the tokenizer lacks the mark of an image.
+            ConfigError: the tokenizer lacks the token that marks an image.
         """
         tokenizer = AutoTokenizer.from_pretrained(self.folder)
         before, after = (
@@ -163,11 +163,11 @@ class Idefics3Reader(FamilyReader):
 
     def patches(self, images: Sequence[ImageChunk]) -> dict[str, Tensor]:
         processed = _processed(self.processor, [[image.pixels] for image in images], do_image_splitting=False)
-        return {"pixel_values": processed["pixel_values"]}  # the mask of padding is all ones: sizes are equal
+        return {"pixel_values": processed["pixel_values"]}  # without the padding mask: all sizes are equal
 
 
 def _processed(processor: Any, images: list[Any], **settings: Any) -> dict[str, Tensor]:
-    """Return what the processor makes of final pixels."""
+    """Run an image processor on pixels that are already resized."""
     found = processor(
         images=images, do_resize=False, input_data_format="channels_last", return_tensors="pt", **settings
     )
@@ -175,18 +175,18 @@ def _processed(processor: Any, images: list[Any], **settings: Any) -> dict[str, 
 
 
 def _check(pixels: np.ndarray) -> None:
-    """Refuse what is no picture.
+    """Refuse images that are too narrow.
 
     Raises:
-        ValueError: one sentence.
+        ValueError: the ratio of the sides is above ``MAX_RATIO``.
     """
     height, width = pixels.shape[:2]
     if max(height, width) > MAX_RATIO * min(height, width):
-        raise ValueError(f"the sides of an image may differ by a factor of {MAX_RATIO}, got {height} x {width} pixels")
+        raise ValueError(f"the sides of an image may differ by at most a factor of {MAX_RATIO}, got {height} x {width}")
 
 
 def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
-    """Return a copy."""
+    """Return a resized copy."""
     if pixels.shape[:2] == (height, width):
         return pixels.copy()
     image = Image.fromarray(np.ascontiguousarray(pixels))
@@ -195,28 +195,28 @@ def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.n
 
 @dataclass(frozen=True)
 class PackedImages:
-    """Images of one forward pass: each different image is read once, however often it appears."""
+    """Images of one forward pass; the tower reads each distinct image once, however often it appears."""
 
-    patches: dict[str, Tensor]  # of the different images: arguments of the model's ``get_image_features``
-    places: Tensor  # [M] int64, index into the flat ids of each token of an image, ascending
-    tokens: Tensor  # [M] int64, which of the tokens of the different images it is
+    patches: dict[str, Tensor]  # arguments of the model's ``get_image_features`` for the distinct images
+    places: Tensor  # [M] int64, indices of image tokens in the flat ids, ascending
+    tokens: Tensor  # [M] int64, for each of them the index of its feature among those of the distinct images
 
     def cut(self, start: int, size: int) -> PackedImages:
-        """Return those tokens of the images that are among ``size`` tokens of a row from ``start`` on."""
+        """Return the image tokens among ``size`` tokens of a row from ``start`` on."""
         inside = (self.places >= start) & (self.places < start + size)
         return replace(self, places=self.places[inside] - start, tokens=self.tokens[inside])
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Inputs of a model at N places."""
+    """Model inputs for N tokens."""
 
     ids: Tensor  # [N] int64
-    positions: Tensor  # [N] int64, or [3, N] where images have rows and columns
+    positions: Tensor  # [N] int64, or [3, N] for models with positions in time, rows and columns
     images: PackedImages | None
 
 
-Found = list[tuple[int, ImageChunk]]  # first place, and the image, ascending
+Found = list[tuple[int, ImageChunk]]  # images with the indices of their first tokens, ascending
 
 
 def find_tokens(
@@ -227,18 +227,18 @@ def find_tokens(
     reader: FamilyReader | None,
     feed_tower: bool = False,
 ) -> Tokens:
-    """Return what a model reads for keys.
+    """Convert keys of tokens to model inputs: ids, positions and images.
 
     Args:
-        keys: of N tokens, in which images are whole.
-        positions_N: of the tokens, as if images were text.
-        ends_N: index behind the last token that sees each; all from it to there do.
-        inputs: images that can be there.
-        reader: of the model's images; None: it reads text only.
-        feed_tower: give the tower a blank image if there is none, so that all its weights have gradients.
+        keys: keys of N tokens; images are not cut.
+        positions_N: positions of the tokens, as if images were text.
+        ends_N: for each token, the end of the tokens that see it; all tokens from it up to there do.
+        inputs: images that can occur, for each row.
+        reader: image reader of the model; None: it reads text only.
+        feed_tower: whether to add a blank image if there is none, so that the vision tower gets gradients.
 
     Raises:
-        ValueError: the pixels of an image are missing, or not of this model.
+        ValueError: the pixels of an image are missing, or it was read by another model's reader.
     """
     device = positions_N.device
     if reader is None:
@@ -282,16 +282,16 @@ def _packed(found: Found, reader: FamilyReader, device: torch.device, feed_tower
 
 
 def rotary_positions(positions_N: Tensor, ends_N: Tensor, found: Found, reader: FamilyReader) -> Tensor:
-    """Return positions [3, N] in time, rows and columns.
+    """Return rotary positions [3, N] in time, rows and columns.
 
-    A text token has one position in all three. An image begins where the text before it stops, its tokens lie in rows
-    and columns from there, and what follows goes on behind the longer side.
+    A text token has the same position in all three. The tokens of an image count rows and columns from the position
+    after the text before it, and the text after it continues from the longer side.
 
     Args:
-        positions_N: places of the tokens in their rows, on the CPU.
-        ends_N: index behind the last token that sees each, on the CPU: all from it to there do.
-        found: images and their places.
-        reader: of the model.
+        positions_N: positions of the tokens in their rows, as if images were text, on the CPU.
+        ends_N: for each token, the end of the tokens that see it, on the CPU; all tokens from it up to there do.
+        found: images with the indices of their first tokens.
+        reader: image reader of the model.
     """
     spread = positions_N.repeat(3, 1)
     for place, image in found:
@@ -305,13 +305,13 @@ def rotary_positions(positions_N: Tensor, ends_N: Tensor, found: Found, reader: 
 
 
 def text_decoder(lm: PreTrainedModel) -> PreTrainedModel:
-    """Return what computes hidden states of tokens; of a model for text alone, all but its output head."""
-    whole = has_tower(lm) or lm.base_model is lm  # Llama 4 does not name its trunk as others do
+    """Return the module that computes hidden states of tokens; for a text-only model, all but its output head."""
+    whole = has_tower(lm) or lm.base_model is lm  # Llama 4 has no attribute for its base model
     return cast(PreTrainedModel, cast(Any, lm.base_model).get_decoder() if whole else lm.base_model)
 
 
 def tower(lm: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the modules that make features of images, with the projection to the size of the text model, if any."""
+    """Return the modules that compute image features, with the projection to the text model's size; empty if none."""
     text = text_decoder(lm)
     return {name: part for name, part in lm.base_model.named_children() if has_tower(lm) and part is not text}
 
@@ -321,12 +321,12 @@ def trains_tower(lm: PreTrainedModel) -> bool:
 
 
 def has_tower(lm: PreTrainedModel) -> bool:
-    """Return whether a model is one of text and something else, which it may or may not be used for."""
+    """Return whether a model has modules besides its text model, such as a vision tower, used or not."""
     return lm.config.get_text_config() is not lm.config
 
 
 def image_features(lm: PreTrainedModel, images: PackedImages) -> tuple[Tensor, list[Tensor]]:
-    """Return features [M, H] of the image tokens, and those that are added behind the first layers, if any."""
+    """Return features [M, H] of the image tokens, and the features that are added after the first layers, if any."""
     with nullcontext() if trains_tower(lm) else torch.no_grad():
         found = cast(Any, lm.base_model).get_image_features(**images.patches, return_dict=True)
     levels = getattr(found, "deepstack_features", None) or []

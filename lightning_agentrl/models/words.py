@@ -9,7 +9,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-PAD, START, END = "<pad>", "<start>", "<end>"  # all that a vocabulary holds beside words; others are read as padding
+PAD, START, END = "<pad>", "<start>", "<end>"  # special tokens; unknown words are read as padding
 TEMPLATE = (
     f"{{% for message in messages %}}{START}{{{{ message['content'] }}}}{END}{{% endfor %}}"
     f"{{% if add_generation_prompt %}}{START}{{% endif %}}"
@@ -19,18 +19,18 @@ TEMPLATE = (
 def word_model(
     words: Sequence[str], folder: Path, seed: int = 0, phrases: Sequence[str] = (), positions: int = 128
 ) -> Path:
-    """Write a random Llama of two layers and its tokenizer.
+    """Write a random two-layer Llama and its tokenizer to a folder, and return the folder.
 
-    Its weights are large enough that what it says depends on what it reads: with weights near 0 the policies of all
-    observations move together at first, and words that are right for few of them are lost before they are found.
+    Initial weights are large enough that replies depend on the prompt. With weights near 0 the policies of all
+    observations first change together, and words that are right for few of them become too rare to be sampled.
 
     Args:
-        words: of the task.
-        folder: where to write.
-        seed: of the weights.
-        phrases: replies that are tokens of their own although they may have several words. If there are any, other
-            words are said far less often at first.
-        positions: most tokens of a prompt and its reply.
+        words: vocabulary of the task.
+        folder: folder to write to.
+        seed: seed of the weights.
+        phrases: replies of one or several words that become single tokens. If given, they are far more likely than
+            other words at first.
+        positions: context length in tokens.
     """
     ids = {word: i for i, word in enumerate(dict.fromkeys([PAD, START, END, *words]))}
     tokens = Tokenizer(models.WordLevel(ids, unk_token=PAD))

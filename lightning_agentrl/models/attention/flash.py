@@ -21,8 +21,8 @@ from torch.nn.functional import pad
 from lightning_agentrl.types.transfer import integers
 
 TILE = 32  # queries
-TILED_DEPTH = 160  # longest rows, with their past, of which tiles are clearly faster than a call for each branch
-TILES_AT_A_TIME = 64  # while paths are looked for
+TILED_DEPTH = 160  # tokens, past included; up to this row length, tiles are clearly faster than a call per branch
+TILES_AT_A_TIME = 64  # tiles whose paths are computed at once
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -30,27 +30,27 @@ flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """T tiles of L tokens each, the last one filled up, and the K keys of each."""
+    """T tiles of L tokens each, the last one padded, and the K keys that each tile reads."""
 
-    keys: Tensor  # [T, K] int64, places among the keys of the past and the layout; any place where nothing is seen
+    keys: Tensor  # [T, K] int64, indices into the keys of the past and the layout; arbitrary for masked keys
     bias: Tensor  # [T, 1, L, K] float32, 0 where the query may attend to the key, else -inf
 
     def cut(self, x: Tensor) -> Tensor:
-        """Return [T, H, L, …] of what the queries have, [H, N, …]."""
+        """Cut a tensor of queries [H, N, …] into tiles [T, H, L, …]."""
         count, length = self.bias.shape[0], self.bias.shape[2]
         return pad(x, (0, 0, 0, count * length - x.shape[1])).unflatten(1, (count, length)).transpose(0, 1)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return [T, G, K, …] of what the keys have, [G, P + N, …]."""
+        """Gather a tensor of keys or values [G, P + N, …] for each tile: [T, G, K, …]."""
         return x.index_select(1, self.keys.flatten()).unflatten(1, self.keys.shape).transpose(0, 1)
 
     def add_up(self, x: Tensor, count: int) -> Tensor:
-        """Return [G, P + N, D], the sums over tiles of [T, G, K, D]."""
+        """Sum gradients of each tile's keys [T, G, K, D] over tiles: [G, ``count``, D] with ``count`` = P + N."""
         return x.new_zeros(x.shape[1], count, x.shape[3]).index_add_(1, self.keys.flatten(), join(x))
 
 
 def join(x: Tensor) -> Tensor:
-    """Return [H, T * L, …] of [T, H, L, …]."""
+    """Concatenate tiles [T, H, L, …] along the tokens: [H, T * L, …]."""
     return x.transpose(0, 1).flatten(1, 2)
 
 
@@ -59,7 +59,7 @@ def lay_tiles(ends: Tensor, positions: Tensor, past: int) -> Tiles:
 
     Args:
         ends: [N], the end of the subtree that each token begins or belongs to.
-        positions: [N], of each token within its rows.
+        positions: [N], position of each token within its rows.
         past: number of keys before the tree, which all tokens see.
     """
     count, device = len(ends), ends.device
@@ -75,7 +75,8 @@ def lay_tiles(ends: Tensor, positions: Tensor, past: int) -> Tiles:
     keys_TK = torch.cat([path_TD, queries_TL.clamp_max(count - 1)], 1)
     there_TK = torch.cat([torch.arange(depth, device=device) < depths_T1, queries_TL < count], 1)[:, None]
     seen_TLK = (keys_TK[:, None] <= queries_TL[..., None]) & (queries_TL[..., None] < ends[keys_TK][:, None]) & there_TK
-    seen_TLK[-1, count - int(firsts_T1[-1]) :] = True  # queries that only fill up: of no key at all there is no softmax
+    # Padding queries attend to all keys of their tile so that softmax is defined.
+    seen_TLK[-1, count - int(firsts_T1[-1]) :] = True
     if past:
         keys_TK = torch.cat([torch.arange(past, device=device).expand(len(keys_TK), -1), keys_TK + past], 1)
         seen_TLK = pad(seen_TLK, (past, 0), value=True)
@@ -84,9 +85,10 @@ def lay_tiles(ends: Tensor, positions: Tensor, past: int) -> Tiles:
 
 
 def with_sink(out: Tensor, lse: Tensor, sink_H: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return attention [*, H, N, D] and its log-sum-exps [*, H, N] with one more score, whose value is 0.
+    """Add a sink to attention [*, H, N, D] and its log-sum-exps [*, H, N]: one more score, with a zero value vector.
 
-    The backward pass of a kernel that takes these gives the gradients of queries, keys and values as they are.
+    The backward pass of a kernel, given the returned output and log-sum-exps, computes the correct gradients of
+    queries, keys and values.
 
     Source: attention sinks of gpt-oss (OpenAI 2025, arXiv 2508.10925).
     """
@@ -97,7 +99,7 @@ def with_sink(out: Tensor, lse: Tensor, sink_H: Tensor | None) -> tuple[Tensor, 
 
 
 def sink_gradient(grad_HND: Tensor, out_HND: Tensor, lse_HN: Tensor, sink_H: Tensor | None) -> Tensor | None:
-    """Return the gradient [H] of sinks, given the output and the log-sum-exps with them."""
+    """Return the gradient [H] of sinks, given the output and the log-sum-exps that include them."""
     if sink_H is None:
         return None
     shares = (sink_H.to(lse_HN.dtype)[:, None] - lse_HN).exp()
@@ -107,7 +109,7 @@ def sink_gradient(grad_HND: Tensor, out_HND: Tensor, lse_HN: Tensor, sink_H: Ten
 class TiledAttention(torch.autograd.Function):
     """Attention [H, N, D] of queries [H, N, D] to keys and values [G, P + N, D], all tiles in one call on the CPU.
 
-    Each head may have a sink, [H]. Computed in float32 even under bfloat16 autocast, as attention of long rows is.
+    Each head may have a sink, [H]. Computes in float32 even under bfloat16 autocast, like :class:`BranchedAttention`.
     """
 
     @staticmethod
@@ -152,24 +154,24 @@ class TiledAttention(torch.autograd.Function):
         )
 
 
-MOST_LEVELS = 4  # a call of its own for each; beyond, FlexAttention takes the processor less time
-ROW_BLOCK = 128  # queries up to which the backward pass fills each row
-MOST_QUERIES = 2**16  # of a call, filled; a head of 128 takes 32 MiB of them there
+MOST_LEVELS = 4  # one kernel call per level; with more levels, launching FlexAttention takes less CPU time
+ROW_BLOCK = 128  # queries; the backward pass pads each row to a multiple of this
+MOST_QUERIES = 2**16  # padded queries of one call; they take 32 MiB for a head of width 128
 
-Places = slice | Tensor  # of tokens in the layout; int64 where they lie apart
+Places = slice | Tensor  # indices of tokens in the layout: a slice if they are contiguous, else an int64 tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """S rows of queries and of the keys that each of them sees, in the order of the layout."""
+    """S rows of queries, and for each row the keys that its queries see, in the order of the layout."""
 
     queries: Places
     keys: Places
-    query_bounds: Tensor  # [S + 1] int32, where the rows of queries begin and the last one ends
-    key_bounds: Tensor  # [S + 1] int32
-    most_queries: int  # of a row
-    most_keys: int
-    causal: bool  # its rows are branches that see themselves; else they see all of their keys
+    query_bounds: Tensor  # [S + 1] int32, cumulative lengths of the rows of queries
+    key_bounds: Tensor  # [S + 1] int32, cumulative lengths of the rows of keys
+    most_queries: int  # in a row
+    most_keys: int  # in a row
+    causal: bool  # rows are branches that see themselves causally; otherwise queries see all keys of their row
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +184,15 @@ class Span:
 
 
 def lay_levels(spans: Sequence[Span], device: torch.device) -> tuple[Level, ...] | None:
-    """Return all branches of a tree as one level, then those that others lie below, level by level from the root.
+    """Return the kernel calls of a tree: all branches as one causal level, then inner branches by depth from the root.
 
-    None, where there are too many levels, or so many rows that filling them up would take much memory.
+    Returns None if there are more than ``MOST_LEVELS`` levels, or so many rows that padding them takes much memory.
 
     Args:
-        spans: branches in depth-first order, each beginning where the last one stops.
-        device: of the tensors.
+        spans: branches in depth-first order, each beginning where the previous one stops.
+        device: device of the returned tensors.
     """
-    above: list[int] = []  # ends of the branches that a branch lies in
+    above: list[int] = []  # ends of the branches that contain the current branch
     deep: list[list[Span]] = []
     for span in spans:
         while above and above[-1] <= span.start:
@@ -262,10 +264,10 @@ def flash_rows_backward(
     level: Level,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values, given output and log-sum-exps, which may be merged ones."""
+    """Return the gradients of queries, keys and values, given output and log-sum-exps, merged over levels or not."""
     no_dropout = torch.empty(2, dtype=torch.uint64, device=q_QHD.device)
     grads = torch.ops.aten._flash_attention_backward(
-        # the kernel takes log-sum-exps as they lie in memory
+        # The kernel ignores strides of the log-sum-exps.
         *(grad_QHD, q_QHD, k_KGD, v_KGD, out_QHD, lse_HQ.contiguous(), level.query_bounds, level.key_bounds),
         *(level.most_queries, level.most_keys, 0.0, level.causal, no_dropout, no_dropout),
         scale=scale,
@@ -274,12 +276,12 @@ def flash_rows_backward(
 
 
 class LevelledAttention(torch.autograd.Function):
-    """Attention [N, H, D] of queries [N, H, D] to keys and values [N, G, D], a call for each level.
+    """Attention [N, H, D] of queries [N, H, D] to keys and values [N, G, D], one kernel call per level.
 
     Each head may have a sink, [H].
 
-    Calls are merged by their log-sum-exps. In the backward pass each takes the merged output and log-sum-exps, so that
-    the gradients of the calls add up exactly, as in :class:`BranchedAttention`.
+    Outputs of the calls are merged by their log-sum-exps. In the backward pass each call takes the merged output and
+    log-sum-exps, so that the gradients of the calls add up exactly, as in :class:`BranchedAttention`.
     """
 
     @staticmethod

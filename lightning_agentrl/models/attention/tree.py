@@ -35,15 +35,15 @@ from lightning_agentrl.models.sequence import Shard
 
 
 class BranchedAttention(torch.autograd.Function):
-    """One call of torch's CPU kernel per block of keys, for all queries that see it, merged by their log-sum-exps.
+    """Attention by one call of torch's CPU kernel per block of keys, for all queries that see the block.
 
-    A branch's own queries see it causally, those further below see all of it, which is what ``is_causal`` means where
-    there are more queries than keys. In the backward pass each call takes the merged output and log-sum-exp, so that
-    the probabilities it recomputes are those of the whole row, and the gradients of the calls add up exactly. Each head
-    may have a sink, [H].
+    Outputs are merged by their log-sum-exps. A branch's own queries see it causally and those below it see all of it,
+    which is what ``is_causal`` means if there are more queries than keys. In the backward pass each call takes the
+    merged output and log-sum-exp, so it recomputes the probabilities of the whole row, and the gradients of the calls
+    add up exactly. Each head may have a sink, [H].
 
-    Computed in float32 even under bfloat16 autocast: without matrix units for bfloat16 this is faster and no less
-    exact.
+    Computes in float32 even under bfloat16 autocast: on CPUs without matrix units for bfloat16 this is faster and no
+    less exact.
     """
 
     @staticmethod
@@ -124,13 +124,13 @@ def _bias(block: Block, dtype: torch.dtype) -> Tensor | None:
 
 
 def _cut(x: Tensor, places: slice, copies: int) -> Tensor:
-    """Return [copies, H, length, …] of [H, N, …]."""
+    """Cut ``places`` out of [H, N, …] and split them into equal copies: [copies, H, length, …]."""
     x = x[:, places]
     return x[None] if copies == 1 else x.unflatten(1, (copies, -1)).transpose(0, 1)
 
 
-GRAPHS = 64  # the most of FlexAttention; dynamo's own limit is 8
-# Not its kernel for few queries: where several heads share keys, that one has no blocks for 65 to 127 tokens.
+GRAPHS = 64  # largest number of compiled graphs of FlexAttention; dynamo's default is 8
+# Never use the kernel for few queries: if several heads share keys, it has no block size for 65 to 127 tokens.
 FLEX_OPTIONS: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
 
 
@@ -143,22 +143,22 @@ def flex_tree_attention(
     windowed: bool = False,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Return [1, N, H, D] of queries [1, H, N, D], keys and values [1, G, N, D].
+    """Compute attention [1, N, H, D] over the tokens of a tree by FlexAttention.
 
     Args:
-        query: of the tokens of a tree, as keys and values.
-        key: as said.
-        value: as said.
-        mask: of the tree.
-        scale: of the scores; None: one over the root of D.
-        windowed: whether the mask reads positions, too.
-        sink: [H], one more score of each head, whose value is 0.
+        query: queries [1, H, N, D].
+        key: keys [1, G, N, D].
+        value: values [1, G, N, D].
+        mask: block mask of the tree.
+        scale: factor of the scores; None: 1 / sqrt(D).
+        windowed: whether the mask also depends on positions, as with a sliding window.
+        sink: [H], one more score per head, with a zero value vector.
     """
     heads, shared = query.shape[1], query.shape[1] // key.shape[1]
-    if heads & (heads - 1):  # only powers of two can be shared, as transformers has it too
+    if heads & (heads - 1):  # FlexAttention shares keys only if the number of heads is a power of two
         key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
     if torch._dynamo.config.recompile_limit < GRAPHS:  # each thread may have its own
-        torch._dynamo.config.recompile_limit = GRAPHS  # and it stays: another thread may be compiling
+        torch._dynamo.config.recompile_limit = GRAPHS  # not restored: another thread may be compiling
     memory = _shared_memory(query.device) if query.is_cuda else math.inf
     options = flex_options(query.shape[-1], query.itemsize, memory, windowed)
     out = compiled_flex()(
@@ -178,10 +178,10 @@ def flex_tree_attention(
 
 @cache
 def compiled_flex(backend: str = "inductor") -> Callable[..., Any]:
-    """Return FlexAttention, compiled.
+    """Return compiled FlexAttention.
 
-    Beyond a limit of graphs dynamo would go on without compiling, with all scores in memory. A whole graph ends with an
-    error there. A model needs several without and with gradients, for each of its windows.
+    Beyond its limit of graphs dynamo would silently run uncompiled, with all scores in memory; with ``fullgraph`` it
+    raises an error instead. A model needs several graphs, with and without gradients, for each of its windows.
     """
     return torch.compile(flex_attention, fullgraph=True, backend=backend)
 
@@ -198,16 +198,16 @@ def _shared_memory(device: torch.device) -> float:
 
 @cache
 def flex_options(width: int, itemsize: int, shared_memory: float, windowed: bool = False) -> dict[str, Any]:
-    """Return the options of FlexAttention's kernels, with smaller or fewer blocks where its own do not fit.
+    """Return options of FlexAttention's kernels, with smaller blocks or fewer stages if the defaults do not fit.
 
-    Its own were chosen for large GPUs and for a few widths; where they do not fit, a run would end in a traceback. What
-    they need is what Triton counts for the kernels of torch 2.13.
+    The defaults were chosen for large GPUs and a few head widths; on other GPUs they can fail to launch. The thresholds
+    are the shared memory that Triton reports for the kernels of torch 2.13.
 
     Args:
-        width: of the heads, which the kernels fill up to a power of two.
-        itemsize: bytes of a number.
-        shared_memory: bytes that a block of threads can have.
-        windowed: whether the mask reads positions, too.
+        width: width of the heads; kernels pad it to a power of two.
+        itemsize: bytes per number.
+        shared_memory: shared memory available to a thread block, in bytes.
+        windowed: whether the mask also depends on positions, as with a sliding window.
     """
     row, known = itemsize * 2 ** (width - 1).bit_length(), not width & (width - 1)
     if row <= 256:
@@ -228,7 +228,7 @@ _NO_MASK_SHAPE = (0, 0, 0, 0)
 
 
 def no_mask(device: torch.device) -> Tensor:
-    """Return the mask to give a model with a tree: one with four dimensions is passed on unchanged."""
+    """Return an empty mask to pass to a model with a tree; transformers passes on 4-dimensional masks unchanged."""
     return torch.empty(_NO_MASK_SHAPE, dtype=torch.bool, device=device)
 
 
@@ -246,10 +246,11 @@ def tree_attention_forward(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return [1, N, H, D] of queries [1, H, N, D], keys and values [1, G, P + N, D]; the interface of transformers.
+    """Compute attention over a tree, with the signature of transformers' attention functions.
 
-    The first P keys, if any, are a past that all rows of the tree share; only without gradients. Values may have
-    another width than keys, and heads may have sinks: ``s_aux`` [H]. Of a shard, N counts its own tokens.
+    Takes queries [1, H, N, D] and keys and values [1, G, P + N, D], and returns [1, N, H, D]. The first P keys, if any,
+    are a past that all rows of the tree share; a past has no gradients. Values may differ from keys in width, and heads
+    may have sinks, ``s_aux`` [H]. With a :class:`Shard`, N counts this rank's tokens.
     """
     if tree is None:
         if attention_mask is not None and tuple(attention_mask.shape) == _NO_MASK_SHAPE:
@@ -296,7 +297,7 @@ def tree_attention_forward(
             windowed = window is not None
             return flex_tree_attention(query, key, value, tree.block_mask(window), scaling, windowed, s_aux), None
     seen = tree.mask(window, past)[None, None]
-    # sdpa repeats keys as its module says, and of a shard each rank may have another share of keys than of queries
+    # sdpa repeats keys by the module's ratio of heads, but a shard's ratio of queries to keys can differ from it.
     if s_aux is not None or query.shape[1] != key.shape[1] * getattr(module, "num_key_value_groups", 1):
         return dense_attention(query, key, value, seen, scaling, s_aux), None
     return sdpa_attention_forward(module, query, key, value, seen, dropout, scaling)
@@ -305,15 +306,15 @@ def tree_attention_forward(
 def dense_attention(
     query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float | None, sink_H: Tensor | None
 ) -> Tensor:
-    """Return [B, N, H, D] of queries [B, H, N, D], keys and values [B, G, M, D] with sinks: a key more that is 0.
+    """Compute attention [B, N, H, D] with a dense mask and, optionally, sinks.
 
     Args:
-        query: as said.
-        key: as said.
-        value: as said.
-        seen: [B, 1, N, M] True where the query may attend to the key; None: each sees all up to itself.
-        scaling: of the scores; None: one over the root of D.
-        sink_H: the score of the key that is added for each head; None: no key is added.
+        query: queries [B, H, N, D].
+        key: keys [B, G, M, D].
+        value: values [B, G, M, D].
+        seen: [B, 1, N, M], True if the query may attend to the key; None: a causal mask.
+        scaling: factor of the scores; None: 1 / sqrt(D).
+        sink_H: score of the sink of each head; None: no sinks.
     """
     count, keys = query.shape[2], key.shape[2]
     if seen is None:
@@ -329,9 +330,9 @@ def dense_attention(
 
 
 def as_autocast(*parts: Tensor) -> tuple[Tensor, ...]:
-    """Return what a GPU's attention reads in the dtype of autocast, as torch does for its own.
+    """Cast queries, keys and values to autocast's dtype on a GPU, as autocast does for torch's own attention.
 
-    Positions have made float32 of queries and keys.
+    Rotary embeddings have turned queries and keys into float32.
     """
     return tuple(x.to(torch.get_autocast_dtype("cuda")) for x in parts) if torch.is_autocast_enabled("cuda") else parts
 

@@ -1,1 +1,1 @@
-"""Layers that pass a state from token to token, over a prefix tree."""
+"""Recurrent and convolution layers over a prefix tree."""

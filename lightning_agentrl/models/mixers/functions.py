@@ -1,8 +1,8 @@
-"""Scans and convolutions of transformers' layers, which follow the prefix tree if the model gets one.
+"""Wrappers that make the scans and convolutions of transformers' layers follow a prefix tree.
 
-transformers hands the keywords of a layer's forward pass down to module-level functions. Those named here are wrapped
-once per module, so that the keyword ``tree`` reaches them whichever kernel they call; without a tree they are as they
-were. With gradient checkpointing a layer gives them the same tree again.
+transformers passes the keywords of a layer's forward pass on to module-level functions. The functions named here are
+wrapped once per module, so that they receive the keyword ``tree`` whichever kernel they call; without a tree they
+behave as before. Activation checkpointing passes the same tree again when a layer is recomputed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Function = Callable[..., Any]
 
 
 def convolution(original: Function) -> Function:
-    """Wrap a causal convolution per channel: the first tokens of a branch read the last ones above it.
+    """Wrap a causal depthwise convolution so that the first tokens of a branch read the last tokens of its parent.
 
-    The layers of LFM2 hand on nothing but ``seq_idx``, so the tree may come as that.
+    The layers of LFM2 pass on no keyword but ``seq_idx``, so the tree may be given as ``seq_idx``.
     """
 
     def over_tree(
@@ -53,7 +53,7 @@ def convolution(original: Function) -> Function:
 
 
 def delta_rule(original: Function) -> Function:
-    """Wrap a gated delta rule: g, beta and keys of 0 leave its state as it is."""
+    """Wrap a gated delta rule. Padding with zeros keeps its state: g, beta and keys of 0 leave it unchanged."""
 
     def over_tree(
         query: Tensor,
@@ -82,7 +82,7 @@ def delta_rule(original: Function) -> Function:
 
 
 def mamba2(original: Function) -> Function:
-    """Wrap the scan of Mamba2. Steps are computed before padding, since a step of length 0 keeps the state."""
+    """Wrap the scan of Mamba2. Step sizes are computed before padding, so that padding has a step size of 0."""
 
     def over_tree(
         x: Tensor,
@@ -114,7 +114,7 @@ def mamba2(original: Function) -> Function:
 
 
 def fused_mamba2(original: Function) -> Function:
-    """Wrap the kernel for convolution and scan at once: it cannot read a tree, and without it a layer calls the two."""
+    """Wrap the fused kernel, which cannot read trees: with a tree, make the layer call convolution and scan instead."""
 
     def without_tree(*args: Any, tree: PrefixTree | None = None, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if tree is None else None
@@ -132,10 +132,10 @@ FUNCTIONS: dict[str, Callable[[Function], Function]] = {
 
 
 def read_trees(decoder: nn.Module) -> list[str]:
-    """Make the layers of a decoder that pass states on read the keyword ``tree``; return the names of the functions.
+    """Make the recurrent and convolution layers of a decoder accept ``tree``; return the names of wrapped functions.
 
     Raises:
-        ConfigError: this version of transformers has none of the functions there.
+        ConfigError: the modules of the layers have none of the expected functions in this version of transformers.
     """
     modules = {sys.modules[type(layer).__module__] for layer in decoder.modules()}
     found = []

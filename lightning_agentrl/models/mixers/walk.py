@@ -1,7 +1,7 @@
-"""The walk of a state through a prefix tree: all branches of equal depth at a time, each from its parent's last state.
+"""Scans of recurrent layers over a prefix tree, level by level: each branch starts from its parent's last state.
 
-Branches of a level stand side by side and are filled up behind; a scan must leave its state as it is there. A layer
-calls its scan as often as there are branches on the longest path.
+The branches of a level are one batch, padded on the right; a scan must keep its state on padding. A layer calls its
+scan once per level, which is the largest number of branches on a path.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Scan = Callable[[dict[str, Tensor], Tensor | None], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Level:
-    """The B branches of one depth, of at most L tokens."""
+    """The B branches at one depth of the tree, with at most L tokens each."""
 
-    places: Tensor  # [B, L] int64, of their tokens in the layout; any place where there is none
-    there: Tensor  # [B, L] bool
-    parents: Tensor | None  # [B] int64, which branch of the level above each goes on from; None at the roots
+    places: Tensor  # [B, L] int64, indices of their tokens in the layout; arbitrary on padding
+    there: Tensor  # [B, L] bool, False on padding
+    parents: Tensor | None  # [B] int64, index of each branch's parent in the level above; None at the roots
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,23 @@ class Walk:
     """A tree of N tokens, level by level."""
 
     levels: tuple[Level, ...]
-    order: Tensor  # [N] int64, where each token stands among those of all levels, one level after the other
-    previous: Tensor  # [N + 1] int64, place of the token before each on its path; N where there is none, and at N
+    order: Tensor  # [N] int64, index of each token in the concatenation of all levels
+    previous: Tensor  # [N + 1] int64, index of each token's predecessor on its path; N if there is none, and at N
 
     def before(self, count: int) -> list[Tensor]:
-        """Return ``count`` tensors [N]: the places of the tokens 0, 1, … before each on its path; N for none."""
+        """Return ``count`` tensors [N]: tensor k has the index of the k-th token before each on its path; N if none."""
         places = [torch.arange(len(self.previous), device=self.previous.device)]
         for _ in range(count - 1):
             places.append(self.previous[places[-1]])
         return [x[:-1] for x in places]
 
     def scan(self, inputs: Mapping[str, Tensor], scan: Scan) -> Tensor:
-        """Return what a scan gives for every token, [1, N, …].
+        """Run a scan over all branches and return its outputs [1, N, …].
 
         Args:
-            inputs: of the tokens by name, [1, N, …].
-            scan: takes some of them [B, L, …], 0 where a branch is filled up, and the states [B, …] that its branches
-                begin with, None at the roots; returns outputs [B, L, …] and the states in which the branches end.
+            inputs: inputs of the tokens by name, each [1, N, …].
+            scan: function of the inputs of a level, each [B, L, …] with zeros on padding, and the initial states
+                [B, …], None at the roots. Returns outputs [B, L, …] and final states [B, …].
         """
         outputs = list[Tensor]()
         states: Tensor | None = None
@@ -66,16 +66,16 @@ def _like(there_BL: Tensor, x: Tensor) -> Tensor:
 
 
 def lay_walk(spans: Sequence[Span], device: torch.device) -> Walk:
-    """Return the walk through the branches of a tree.
+    """Group the branches of a tree by depth.
 
     Args:
-        spans: branches in depth-first order, each beginning where the last one stops.
-        device: of the tensors.
+        spans: branches in depth-first order, each beginning where the previous one stops.
+        device: device of the returned tensors.
     """
     count = spans[-1].stop
     previous = [*range(-1, count - 1), count]
-    open_: list[tuple[Span, int]] = []  # the branches that a branch lies in, and their numbers within their levels
-    levels: list[list[tuple[Span, int]]] = []  # of a branch: itself, and the number of its parent
+    open_: list[tuple[Span, int]] = []  # branches that contain the current one, and their indices within their levels
+    levels: list[list[tuple[Span, int]]] = []  # per level: its branches, and the index of each one's parent
     for span in spans:
         while open_ and open_[-1][0].end <= span.start:
             open_.pop()
