@@ -33,7 +33,9 @@ def test_it_equals_its_definition_in_both_layouts(classes):
             built = build(episodes, one_row=one_row, seed=seed, noise=float("nan"), padding=1)
             advantages, returns = (built.read(x) for x in classes["TurnReturns"](gamma=0.8).estimate(built.rollout))
             for i, episode in enumerate(episodes):
-                to_go_of_turns = to_go(turn_rewards(episode), 0.8)
+                rewards = turn_rewards(episode)
+                rewards[-1:] = [reward + 0.8 * episode.end_value for reward in rewards[-1:]]
+                to_go_of_turns = to_go(rewards, 0.8)
                 want = [g for g, visit in zip(to_go_of_turns, episode.reached, strict=True) for _ in visit.tokens]
                 assert returns[i] == pytest.approx(want)
                 values = [token.value for token in episode.tokens]
