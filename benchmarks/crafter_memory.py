@@ -58,7 +58,7 @@ PRECISION: Literal["bf16-mixed", "32-true"] = "bf16-mixed" if torch.cuda.is_avai
 BUDGET = 2048  # tokens of a micro-batch
 COLUMNS = {
     "tokens": "tokens per turn",
-    "computed": "of these computed by an update",
+    "computed": "tokens per turn that an update computes",
     "largest": "tokens of the largest micro-batch",
     "kept_mb": "memory kept, MB",
     "peak_mb": "peak memory, MB",
@@ -67,19 +67,18 @@ COLUMNS = {
 TEXT = """\
 # Memory of long episodes
 
-{envs} Crafter environments, {turns} turns each, in iterations of {per_iteration} turns of each environment; the
-first {layers} of the 30 layers of SmolLM2-135M-Instruct with the system prompt of the game (`goals: all`), replies
-of an action, in {precision} on {device}. *Kept* is what is left after an iteration once freed memory was given back.
-Prompts show the last {history} turns; a micro-batch has at most {budget} tokens, unless one prompt is
-longer. How many tokens an update computes, those of prompts that begin alike once, depends on how varied the game is.
-Episodes follow each other. Written by `benchmarks/crafter_memory.py`.
+See whether memory and time grow in long episodes. {envs} Crafter environments play {turns} turns each, in iterations of
+{per_iteration} turns. The model is the first {layers} of the 30 layers of SmolLM2-135M-Instruct, in {precision} on
+{device}, with the system prompt of the game (`goals: all`); a reply is one action. Prompts show the last {history}
+turns, and a micro-batch has at most {budget} tokens, unless one prompt is longer. *Memory kept* is measured after an
+iteration, when freed memory has been returned. An update computes shared beginnings of prompts once, so its tokens
+depend on how varied the game is. Written by `benchmarks/crafter_memory.py`.
 
 ![tokens and memory per iteration](crafter_memory.png)
 
 {table}
 
-With growing samples (`FullMemory`) for {growing} turns in iterations of {growing_per_iteration}, while the window of
-{window} tokens fills up:
+With `FullMemory`, samples grow to {window} tokens; {growing} turns in iterations of {growing_per_iteration}:
 
 {contrast}
 """
@@ -231,7 +230,7 @@ def main() -> None:
         "whole episode": in_own_process(*where, given.growing, given.growing_per_iteration, "--grows"),
     }
     window, whole = runs.values()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU thread(s)"
     figures = {"envs": ENVS, "turns": given.turns, "per_iteration": given.per_iteration, "history": HISTORY}
     figures |= {"growing": given.growing, "growing_per_iteration": given.growing_per_iteration, "layers": given.layers}
     figures |= {"budget": BUDGET, "window": WINDOW, "precision": PRECISION, "device": device}

@@ -186,7 +186,7 @@ def report(results: dict[str, Any]) -> str:
         "## What an iteration costs",
         "",
         f"`{results['config']}`, {results['threads']} threads on a CPU. Written by `benchmarks/iteration.py` from",
-        "`iteration.json`; a ratio is of two neighbours in time, given as median (range).",
+        "`iteration.json`. A ratio compares two successive measurements and is given as median (range).",
         "",
     ]
     if raw := results.get("raw"):
@@ -194,15 +194,15 @@ def report(results: dict[str, Any]) -> str:
         lines += [
             "### Against its own raw computation",
             "",
-            "The same turns sampled by the engine, read by actor, critic and reference, and trained on by a loop of a",
-            "few lines, in the same process after each iteration.",
+            "After each iteration, a plain loop in the same process repeats it: the engine samples the same turns,",
+            "actor, critic and reference read them, and they are trained on.",
             "",
             "| | median seconds |",
             "|---|---|",
             f"| whole iteration | {median(row['iteration'] for row in raw):.1f} |",
             *(f"| raw {s} | {median(row[f'raw {s}'] for row in raw):.1f} |" for s in STAGES),
             "",
-            f"Iteration over the sum of its raw stages: {spread(overhead)}, {len(raw)} iterations.",
+            f"Iteration divided by the sum of its raw stages: {spread(overhead)}, {len(raw)} iterations.",
             "",
         ]
     for against in results.get("against", []):
@@ -212,18 +212,18 @@ def report(results: dict[str, Any]) -> str:
         lines += [
             f"### Against commit {against['commit']}",
             "",
-            "Both versions by turns, each time in a new process with its own `quickstart.yaml` and the options",
-            f"`{' '.join(against['options']) or 'none'}`; iterations that count, of each process: "
-            f"{against['iterations'] - 1}, all but the first.",
+            "Both versions run alternately, each time in a new process with its own `quickstart.yaml`. Options:",
+            f"`{' '.join(against['options']) or 'none'}`. Measured iterations of each process, after a first one: "
+            f"{against['iterations'] - 1}.",
             "",
-            "| stage | now, median seconds | then | then over now |",
+            "| stage | median seconds now | at that commit | ratio |",
             "|---|---|---|---|",
             *(
                 f"| {s} | {median(a[s] for a, _ in pairs):.2f} | {median(b[s] for _, b in pairs):.2f} | {spread(r)} |"
                 for s, r in stages.items()
             ),
             "",
-            f"Seconds then over seconds now, all stages: {spread(whole)}, {len(pairs)} pairs.",
+            f"All stages, seconds at that commit divided by seconds now: {spread(whole)}, {len(pairs)} pairs.",
             "",
         ]
     return "\n".join(lines)

@@ -153,8 +153,8 @@ def report(runs: Sequence[Run], rivals: Sequence[Baseline], picture: str) -> str
         "",
         f"Model `{model}`, environment `{env['id']}` with `{env.get('kwargs') or {}}`,",
         f"{runs[0].config['trainer']['max_epochs']} iterations of which {runs[0].warmup} are critic warm-up. "
-        f"Before and after training the same {episodes} held-out episodes",
-        "are played with sampled actions. Written by `benchmarks/quickstart_seeds.py` (`make seeds`).",
+        f"The policy plays the same {episodes} held-out levels before",
+        "and after training, with sampled actions. Written by `benchmarks/quickstart_seeds.py` (`make seeds`).",
         "",
         f"![learning curves]({picture})",
         "",
@@ -182,7 +182,7 @@ def report(runs: Sequence[Run], rivals: Sequence[Baseline], picture: str) -> str
         f"| valid actions before, after | {mean(runs, 'before', 'valid_action_ratio'):.3f}, "
         f"{mean(runs, 'after', 'valid_action_ratio'):.3f} |",
         "",
-        "| baseline on the same episodes | success | mean turns | success after training is above it by |",
+        "| baseline on the same levels | success | mean turns | success after training is higher by |",
         "|---|---|---|---|",
     ]
     for rival in rivals:
@@ -191,9 +191,9 @@ def report(runs: Sequence[Run], rivals: Sequence[Baseline], picture: str) -> str
         lines.append(f"| {what} | {rival.success:.3f} | {rival.mean_turns:.2f} | {points:.1f} points |")
     lines += [
         "",
-        "The interval of the gain is Newcombe's for two independent proportions over the pooled episodes; those of",
-        "seeds are Wilson's. All episodes before and after are of the same levels, which the interval does not use.",
-        "The curve of success counts the episodes that ended in an iteration, so it begins with short ones.",
+        "The gain has Newcombe's interval for two independent proportions over the pooled episodes, which does not use",
+        "that the levels before and after are the same; seeds have Wilson's intervals. The curve of success counts",
+        "episodes when they end, so the first iterations count only short ones.",
         "",
     ]
     return "\n".join(lines)

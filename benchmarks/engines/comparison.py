@@ -45,8 +45,8 @@ def main() -> None:
         for dtype in found:
             cause, gap, seconds = shown(kind, make, dtype)
             if name == "lower precision" and dtype == torch.bfloat16:
-                cause = "no fault: both compute in it"
-            found[dtype] += cause not in ("not found", "no fault: both compute in it")
+                cause = "no fault: both use bfloat16"
+            found[dtype] += cause not in ("not found", "no fault: both use bfloat16")
             took.append(seconds)
             cells += [gap, cause]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -79,15 +79,15 @@ PAGE_TEXT = """## What EngineCheck finds
 
 `python benchmarks/engines/comparison.py` gives {count} wrong engines to the
 [comparison at the start of a run](../troubleshooting.md#the-engine-check), with tiny random models in float32 and in
-bfloat16 on both sides, and {right_count} right ones. In float32 it finds {exact} of {count}, in bfloat16 {rough}. The
-right ones all go on. The mismatch is the larger mean of both rounds. The causes are those of `agentrl verify-engine`.
-Both rounds together took {seconds:.1f} seconds (median) with an engine that samples one token of one reply at a time.
+bfloat16 on both sides, and {right_count} correct ones. In float32 it finds {exact} of {count}, in bfloat16 {rough}; it
+accepts all correct ones. The mean mismatch is that of the worse of two rounds, the causes are those of `agentrl
+verify-engine`. Two rounds took {seconds:.1f} seconds (median) with an engine that samples one reply at a time.
 
 | wrong engine | float32: mean mismatch | found, with the cause | bfloat16: mean mismatch | found, with the cause |
 |---|---|---|---|---|
 {table}
 
-### Right engines
+### Correct engines
 
 | engine | mean mismatch | largest mismatch |
 |---|---|---|

@@ -225,15 +225,15 @@ def main() -> None:
 
 HEAD = """## Families of models and vLLM
 
-Tiny models with random weights and two layers of every [family](../configuration.md#families-of-models) that shares
-prefixes ({versions}, float32, CPU; `make test-engines`, which goes on where it stopped). Each is sampled with the
-weights of the start, with two others and with the first ones again, and the log-probs of its tokens are compared with
-those of transformers. Heads are 32 wide, windows 16 tokens. Buffers that a model saves have other values than in its
-folder. The largest gap is shown; up to {bound:g} counts as the same.
+`make test-engines` tests tiny models with random weights and two layers, of
+[families](../configuration.md#families-of-models) that share prefixes ({versions}, float32, CPU). Each model samples
+with its initial weights, with two other sets of weights, and with the initial ones again. The table shows the largest
+mismatch between its log-probs and those of transformers; up to {bound:g} counts as equal. Heads are 32 wide, windows 16
+tokens. Saved buffers are changed, too, so that a buffer that is not sent shows.
 
-* *sent*: as `VLLMEngine` sends weights;
-* *from a folder*: as a server reads them, by the call that it makes, inside the same vLLM. Real
-  servers are started for {real}.
+* *sent*: `VLLMEngine` sends the weights.
+* *from a folder*: the same vLLM reads the weights from a folder, as a server does. Real servers are started for {real}.
+* *no model of its own in vLLM*: vLLM runs the family with the model class of transformers.
 
 Of models that read images, `qwen2_5_vl` and `qwen3_vl` are compared with images in `tests/engines/test_vllm_images.py`
 (below 2e-4, `VLLMEngine` only); `smolvlm` and `idefics3` are refused, and so are images by `VLLMServerEngine`.
@@ -248,7 +248,7 @@ def page(found: dict[str, Any]) -> str:
     for case in cases():
         measured = found["cases"].get(case, {"error": "not measured"})
         cells = [f"{measured[way]:.1e}" if isinstance(measured.get(way), float) else "" for way in ("sent", "folder")]
-        wrong = f"{'refused by name: ' if case in start.UNFIT else ''}{verdict(measured)}"
+        wrong = f"{'refused: ' if case in start.UNFIT else ''}{verdict(measured)}"
         lines.append(f"| `{case}` | {cells[0]} | {cells[1]} | {wrong} |\n")
     return HEAD.format(versions=found["versions"], bound=BOUND, real=", ".join(IN_CI)) + "".join(lines)
 

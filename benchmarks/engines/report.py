@@ -33,7 +33,7 @@ def page(records: dict[str, list[Record]]) -> str:
         "## Rollouts with vLLM",
         "",
         "`VLLMEngine` on a CPU with two threads, the model `demo` in float32. Written by the scripts in",
-        "`benchmarks/engines` from `vllm.json`; a ratio is of two neighbours in time, given as median (range).",
+        "`benchmarks/engines` from `vllm.json`. A ratio compares two successive measurements: median (range).",
         "",
         *_throughput(records.get("throughput", [])),
     ]
@@ -50,10 +50,9 @@ def _throughput(records: Sequence[Record]) -> list[str]:
     lines = [
         "### Against vLLM alone",
         "",
-        "Tokens per second of a rollout whose environments take no time, over those of vLLM driven by a loop of its",
-        "own: the same prompts and reply lengths, as many rows at a time. *All at once*: vLLM has all prompts from the",
-        "start. *In turns*: it gets a prompt when the reply before it in its environment has ended, as a rollout does,",
-        "so that rows run out near the end.",
+        "Tokens per second of a rollout whose environments take no time, divided by those of vLLM in a plain loop with",
+        "the same prompts, reply lengths and number of rows. *All at once*: vLLM gets all prompts at the start. *In",
+        "turns*: as in a rollout, an environment's next prompt follows its last reply, so fewer rows run near the end.",
         "",
         "| environments | turns of each | reply tokens at most | tokens | tokens/s, vLLM alone | rollout / all at once "
         "| rollout / in turns |",
@@ -67,6 +66,6 @@ def _throughput(records: Sequence[Record]) -> list[str]:
         tokens = median(pair["tokens"] for pair in pairs)
         lines.append(
             f"| {record['envs']} | {record['turns']} | {record['reply']} | {tokens:.0f} | {alone:.0f} "
-            f"| {spread(shares)} | {spread(in_turns)}, {len(pairs)} of each |"
+            f"| {spread(shares)} | {spread(in_turns)}, {len(pairs)} pairs |"
         )
     return [*lines, ""]

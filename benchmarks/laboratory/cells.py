@@ -64,10 +64,10 @@ GROUPS = {"group": 8, "episodes": 32}
 CELLS: dict[str, Cell] = {
     "lure": Cell(
         title="Dual discount with a lure",
-        claim="One discount per token makes a far reward worth less the longer replies are, so that a near one of half "
-        "its size wins; a discount per turn does not.",
+        claim="With one discount per token, longer replies make a far reward worth less, so that the policy prefers a "
+        "near reward of half its size. With a discount per turn it does not.",
         by=f"{VERLOG}, as the reason for its dual discount",
-        refuted="no difference between the dual discount and one pair of the same numbers",
+        refuted="no difference between the dual discount and one pair with the same numbers",
         start=LURED,
         arms={
             "dual .99/.95": Arm(),
@@ -82,8 +82,8 @@ CELLS: dict[str, Cell] = {
     ),
     "warmup": Cell(
         title="Critic warm-up, cut at 2 turns",
-        claim="A policy that is trained with a critic whose head is random gets worse at first; a critic that learns "
-        "alone before prevents it. A head of zeros does no harm.",
+        claim="A policy gets worse at first if the critic's head is random. Training the critic alone first prevents "
+        "this. A head of zeros does no harm.",
         by=f"{VERLOG}, whose critic has a fresh head and {5} to {20} rounds of warm-up",
         refuted="no difference, or no dip without warm-up",
         start=Start(),
@@ -101,9 +101,9 @@ CELLS: dict[str, Cell] = {
     ),
     "warmup_long": Cell(
         title="Critic warm-up, cut at 64 turns",
-        claim="With long cuts, too, a random head needs a warm-up.",
-        by=f"{VERLOG}, which warms up at every cut",
-        refuted="no difference: returns of whole episodes forgive a bad critic",
+        claim="A random head needs a warm-up with cuts of 64 turns, too.",
+        by=f"{VERLOG}, which uses a warm-up with every cut",
+        refuted="no difference, since returns of whole episodes depend little on the critic",
         start=Start(),
         arms={
             "random head": Arm(turns_per_env=64, random_head=True),
@@ -121,7 +121,7 @@ CELLS: dict[str, Cell] = {
         claim="Groups of episodes from one start need no critic and learn faster; comparing turns that meet in the "
         "same state (GiGPO) gives better credit than comparing whole episodes (GRPO).",
         by="GRPO (arXiv 2402.03300), GiGPO (arXiv 2505.10978)",
-        refuted="GRPO's area per turn no higher than that of GAE; GiGPO's no higher than GRPO's",
+        refuted="GRPO's area per turn no higher than GAE's, or GiGPO's no higher than GRPO's",
         start=Start(),
         arms={
             "GAE, 8 turns": Arm(),
@@ -138,9 +138,9 @@ CELLS: dict[str, Cell] = {
     "staleness": Cell(
         title="Rollouts collected ahead",
         claim="Rollouts that are one iteration old cost little, and reweighting them by the change of the policy "
-        "helps; with two, three and four iterations both matter more each time.",
+        "helps. With each further iteration of age, up to four, the cost and the gain of reweighting grow.",
         by="rollout correction (arXiv 2512.23075), and every asynchronous trainer",
-        refuted="less area with stale rollouts; no gain by the correction",
+        refuted="less area with stale rollouts, or no gain by the correction",
         start=Start(),
         arms={
             "fresh": Arm(),
@@ -168,7 +168,7 @@ CELLS: dict[str, Cell] = {
     "no_lure": Cell(
         title="Dual discount without a lure",
         claim="A dual discount learns faster than one pair with long replies.",
-        by=f"{VERLOG}; a trial said that without a lure there is no difference, since the best way is the same",
+        by=f"{VERLOG}. A trial run showed no difference without a lure, since the best way is the same",
         refuted="no difference",
         start=Start(reply_tokens=4),
         arms={"dual .99/.95": Arm(), "one pair .99/.95": Arm(GAE, DISCOUNTS)},
@@ -176,12 +176,12 @@ CELLS: dict[str, Cell] = {
     ),
     "memory": Cell(
         title="How much of the past a prompt holds",
-        claim="Where what was told four turns ago decides, a prompt has to show those four turns, and more of them "
-        "only distract. One turn is enough where its thought is shown, too: it carries from reply to reply what is out "
-        "of sight.",
+        claim="If a sign of four turns ago decides, a prompt has to show those four turns, and more turns only "
+        "distract. One turn is enough if the prompt also shows its thought, which passes the sign on from reply to "
+        "reply.",
         by="T-mazes of Bakker (2001) and Ni et al. (arXiv 2307.03864) for the length; "
         f"{VERLOG} for short histories, which shows one turn with its thought",
-        refuted="four turns no better than one or two; eight no worse than four; a thought that adds nothing",
+        refuted="four turns no better than one or two, eight no worse than four, or no gain by the thought",
         start=MazeStart(),
         arms={
             "1 turn": Arm(history=1),
@@ -200,17 +200,17 @@ CELLS: dict[str, Cell] = {
     ),
     "forgetting": Cell(
         title="What of the past is forgotten, and when",
-        claim="A window forgets the oldest turn only; a history that is cleared can forget what is needed next. "
-        "Cleared every 8 turns it holds 2.9 turns on average over the ten of an episode, the window of four "
-        "3.0. At the first junction both show the sign; at the second the cleared one shows one turn, and the "
-        "sign is gone. So it can learn one junction and guesses at the other: never above 0.5, about half of "
-        "the successes of the window once both have learned. The last eight actions without observations tell "
-        "nothing of the sign, so they stay at chance, 0.25, as one turn does: *not shown* is what is expected "
-        "of these two, or a difference below 0.01.",
-        by=f"{VERLOG}, which keeps a short window and says that actions alone and a history cleared every 5 turns were "
-        "worse; the numbers are predictions of our own",
+        claim="A window forgets only the oldest turn; clearing a history can forget what is needed next. Over the ten "
+        "turns of an episode, a history cleared every 8 turns holds 2.9 turns on average, a window of four 3.0. At "
+        "the first junction both show the sign. At the second one the cleared history shows a single turn, without "
+        "the sign. So its policy can learn one junction and has to guess at the other: its success stays below 0.5, "
+        "about half of the window's success once both have learned. The last eight actions without observations do "
+        "not show the sign, so *actions only* stays at chance (0.25), like one turn. The expected verdict on these "
+        "two arms is *not shown*, or a difference below 0.01.",
+        by=f"{VERLOG}, which keeps a short window and reports that actions alone and a history cleared every 5 turns "
+        "were worse; the numbers are our predictions",
         refuted="a cleared history no worse than the window, no better than actions alone, or below 0.4 at the end; "
-        "actions alone that differ from one turn by 0.01 or more",
+        "or a difference of 0.01 or more between actions alone and one turn",
         start=MazeStart(memories="every"),
         arms={
             "4 turns": Arm(history=4),

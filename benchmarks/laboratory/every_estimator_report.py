@@ -10,7 +10,6 @@ from benchmarks.laboratory.every_estimator import (
     BANDIT,
     GOAL,
     GROUP_SIZES,
-    IN_ROOMS,
     ITERATIONS,
     LEARNING_RATE,
     MINI_BATCHES,
@@ -31,26 +30,25 @@ TASKS = (BANDIT, TWO_ROOMS)
 SECTION = """
 ## Every estimator learns
 
-Iterations until the mean reward of {recent} iterations reached {goal} of the best possible, of at most {iterations},
-for each of {seeds} seeds, and the median seconds of a run on one busy core. This is no comparison: nothing was tuned,
-and the seeds are too few for small differences.
+The table shows how many iterations each of {seeds} seeds needed (at most {iterations}) until the mean reward of
+{recent} iterations reached {goal} of the best possible reward, and the median seconds of a run on one busy core. It
+does not rank estimators: nothing was tuned, and {seeds} seeds are too few for small differences.
 
 {table}
 
 ![iterations until each estimator had learned](laboratory_every_estimator.png)
 
-* **{bandit}**: one turn; the word in the observation says which of three words pays 1. Replies of one token,
-  from a vocabulary of these six words and three marks, so a random word pays in one of nine cases. The first iteration
-  has a mean reward of at most {first:.2f}.
-* **{rooms}**: up to 12 turns; from a cell of the western room through the door to a cell of the eastern one, which
-  pays 1, and nothing else does; {some} estimators play it. The first iteration has a mean reward of at most
-  {first_rooms:.2f}.
-* **One recipe**: a random Llama of two layers, PPO's clipped loss, no KL, entropy bonus 0.01, learning rate {rate:g}
-  for policy and critic, {epochs} passes of {mini_batches} optimizer steps over an iteration. An iteration has groups of
-  four, in all {bandit_episodes} episodes (bandit) or {rooms_episodes} (two rooms); without groups it has {bandit_turns}
-  turns or {rooms_turns}.
-* **Two differ**: PassAtK has groups of {pass_size}, since only a group with a single best episode teaches it anything;
-  GAE has `gamma: 0.95` and `lam: 0.95`, since with 1 waiting costs nothing where the value after a time limit is
+* **{bandit}**: an episode has one turn, and the word in the observation determines which of three words pays 1. A reply
+  is one of nine tokens: three words of observations, three that can pay, and three special tokens. So a random token
+  pays in one of nine cases. The first iteration has a mean reward of at most {first:.2f}.
+* **{rooms}**: an episode has up to 12 turns. The player walks from a cell of the western room through the door to a
+  cell of the eastern room, which pays 1. The first iteration has a mean reward of at most {first_rooms:.2f}.
+* **Settings**: a random Llama of two layers, PPO's clipped loss, no KL, entropy bonus 0.01, learning rate {rate:g} for
+  policy and critic, {epochs} passes of {mini_batches} optimizer steps over an iteration. With groups of four episodes,
+  an iteration has {bandit_episodes} episodes in the bandit and {rooms_episodes} in two rooms. Without groups it has
+  {bandit_turns} and {rooms_turns} turns.
+* **Exceptions**: PassAtK uses groups of {pass_size}, since it learns only from groups with a single best episode. GAE
+  uses `gamma: 0.95` and `lam: 0.95`: with 1, waiting costs nothing, because the value after a time limit is
   bootstrapped.
 
 `tests/agents/test_every_estimator_learns.py` repeats one seed.
@@ -88,7 +86,6 @@ def section(records: Records) -> str:
         table=table(rows, ["estimator", "data", *(cell for task in TASKS for cell in (task.name, "seconds"))]),
         bandit=BANDIT.name,
         rooms=TWO_ROOMS.name,
-        some=len(IN_ROOMS),
         first=first_reward(BANDIT, records),
         first_rooms=first_reward(TWO_ROOMS, records),
         rate=LEARNING_RATE,

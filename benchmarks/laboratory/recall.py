@@ -89,8 +89,8 @@ class MazeStart:
     def about(self) -> str:
         """The setting in words."""
         return (
-            f"T-maze, {self.corridors} corridors whose junction is {self.delay + 1} turns after its sign, replies of "
-            f"{self.reply_tokens} words, an expert that is confused in {self.confusion:.0%} of its turns"
+            f"T-maze, {self.corridors} corridors with {self.delay + 1} turns from the sign to the junction, replies of "
+            f"{self.reply_tokens} words, an expert that gets confused in {self.confusion:.0%} of its turns"
         )
 
     @property

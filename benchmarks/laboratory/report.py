@@ -16,9 +16,10 @@ from benchmarks.laboratory.records import Records, runs_of, save
 HEAD = """\
 # Laboratory
 
-See which choices of the recipe helped in games whose values are known exactly: models of 0.02 million parameters,
-paired seeds, November 2026. Claims and what would refute them were written down in `benchmarks/laboratory/cells.py`
-before the runs. The page is generated from `laboratory.json` and `every_estimator.json`.
+See which choices of the published recipe helped in games whose exact values can be computed: models of 0.02 million
+parameters, paired seeds, November 2026. Each claim, and the result that would refute it, was written in
+`benchmarks/laboratory/cells.py` before the runs. The page is generated from `laboratory.json` and
+`every_estimator.json`. [How it is measured](#how-it-is-measured) defines the terms.
 
 ```bash
 make laboratory                            # the missing runs, then the page
@@ -29,49 +30,52 @@ python -m benchmarks.laboratory --report   # the page alone
 
 {table}
 
-A difference is that of runs with equal seeds: interquartile mean with the 95 % interval of a bootstrap over pairs,
-widened for few seeds. *Confirmed* and *refuted* mean that the interval excludes 0; otherwise the verdict names the
-effect that four of five repetitions would have shown. One interval in twenty excludes 0 by chance.
+Runs with equal seeds make a pair. The difference is the interquartile mean over pairs, with the 95 % interval of a
+bootstrap, widened because of the few seeds. *Confirmed* and *refuted* mean that the interval excludes 0. Otherwise the
+verdict names the effect that four of five repetitions would have shown. One interval in twenty excludes 0 by chance.
 
 {kept} of {cells} cells have been run{missing}.
 
 ## Again with other seeds
 
-Where the interval of the first {half} seeds excluded 0, the same difference of the other seeds, which were run later.
+If the interval of the first {half} seeds excludes 0, the table compares it with that of the other seeds, run later.
 
 {again}
 
-{same} of {asked} have the same sign.
+In {same} of {asked} rows, both differences have the same sign.
 
 ## How it is measured
 
-* **Key and door**: three rows, a wall with a door, a key in the leftmost column, the goal in the rightmost one, four
-  maps. The shortest way takes *horizon* turns; twice as many truncate. The goal pays 1, and prompts describe the
-  whole state. A *lure* beside the door pays less and ends the episode; with *slip* an action is sometimes random.
-* **T-maze**, in the cells about the past: a sign at the start of a corridor shows the side to take at the junction at
-  its end. The right side pays its share of 1 and leads into the next corridor, the wrong one ends the episode.
-  *Actions only* shows past actions without observations; a *cleared* history grows turn by turn and is emptied at
-  intervals.
-* **Replies** have a fixed number of words: thoughts of four letters (in T-maze the side), then the action.
-* **Exact success**: after every iteration the policy's success is computed over all states, with six sampled thoughts a
-  state, the same in every run. In T-maze all replies and histories are enumerated.
-* **Area** is the mean success over the iterations after the start; *area per turn* the mean over equally many turns;
-  *dip* the worst success less that of the start.
-* **Start**: a Llama of two layers and 32 dimensions, cloned once per cell from 8,192 turns of an expert that draws
-  more than half of its moves at random (in T-maze: that is confused about the side from some turn on). Arms of equal
-  seed have equal levels and draws.
-* **Training**: `PPOAgent` with 512 turns an iteration in 2 optimizer steps, learning rate 5e-4 for policy and a
-  separate critic, dual-discount GAE .99/.95 (1/1 within a turn), no KL, no entropy bonus, 8 turns of 64 environments,
-  a value head of zeros, prompts without past turns, unless an arm says otherwise.
+* A **cell** is one experiment; its **arms** are the settings that it compares. Arms with equal seeds play the same
+  levels with the same random numbers.
+* **Key and door** is a map of three rows with a wall and a door. The key is in the leftmost column, the goal in the
+  rightmost one; there are four maps. The shortest way takes *horizon* turns, and an episode is truncated after twice as
+  many. The goal pays 1, and prompts describe the whole state. A *lure* beside the door pays less and ends the episode.
+* **T-maze** is used in the cells about the past. A sign at the start of a corridor shows the side to take at the
+  junction at its end. The right side pays an equal share of 1 and leads into the next corridor; the wrong side ends the
+  episode. In the arm *actions only*, prompts show past actions without observations. A *cleared* history grows turn by
+  turn and is emptied at intervals.
+* **Replies** have a fixed number of words: thoughts (one of four letters; in T-maze the side), then the action.
+* **Exact success**: after every iteration the policy's success is computed over all states, with six sampled thoughts
+  for each state, which are the same in every run. In T-maze all replies and histories are enumerated.
+* **Measures**: *area* is the mean success over the iterations after the start, and *area per turn* the mean over an
+  equal number of turns. *Dip* is the lowest success minus the success at the start.
+* **Start**: a Llama of two layers and 32 dimensions, cloned once per cell from 8,192 turns of an expert. The expert
+  draws more than half of its moves at random; in T-maze it may get confused and then thinks of a random side.
+* **Training**: `PPOAgent` trains on 512 turns an iteration (64 environments with 8 turns each) in 2 optimizer steps,
+  with a learning rate of 5e-4 for the policy and for a separate critic, whose value head starts at zero. It uses
+  dual-discount GAE .99/.95 (1/1 within a turn), no KL and no entropy bonus; prompts show no past turns. Arms change
+  some of these settings: *cut at 2 turns* means 2 turns of each environment in an iteration, and a *random head* is a
+  value head that starts with random values.
 """
 # Of runs whose records are kept in the history only, so the numbers stand here.
 ABLATIONS = """
 ## The published ablations, repeated
 
-Six choices of the published recipe, each taken back alone: the demo model, `agentrl_envs:BabyAIText-GoToObjS6-v0`, 6
-iterations of 128 turns, three seeds, 64 held-out episodes before and after. The base rose from 0.318 to 0.823.
+Each row reverts one choice of the published recipe: the demo model, `agentrl_envs:BabyAIText-GoToObjS6-v0`, 6
+iterations of 128 turns, three seeds, 64 held-out episodes. With all choices, success rose from 0.318 to 0.823.
 
-| taken back | points of success after training (95 % interval) |
+| reverted choice | change of success after training, in points (95 % interval) |
 |---|---|
 | single discount in place of the dual one | -1.6 (-14.6 to +11.5) |
 | no critic warm-up, its two iterations for the actor | +5.7 (-14.3 to +25.8) |
@@ -80,8 +84,8 @@ iterations of 128 turns, three seeds, 64 held-out episodes before and after. The
 | separate critic in place of a shared one | -4.2 (-35.3 to +27.0) |
 | 8 environments of 16 turns in place of 32 of 4 | +0.5 (-33.2 to +34.2) |
 
-No interval excludes 0, and none is narrower than 12 points to each side: these runs were too small to speak for or
-against the recipe, so the cells above were made. Records: `git show 47539c3bbd60:docs/results/ablations.json`.
+No interval excludes 0, and each reaches at least 12 points to both sides of its center. These runs were too small for a
+conclusion, so the cells above were made. Records: `git show 47539c3bbd60:docs/results/ablations.json`.
 """
 
 
@@ -136,8 +140,8 @@ def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
 * **Claim**: {cell.claim}
 * **By**: {cell.by}.
 * **Refuted by**: {cell.refuted}.
-* **Cell** `{name}`: {cell.start.about}; {cell.iterations} iterations, {seeds} seeds. Success of the start: {first:.2f}
-  (of its expert: {cell.start.expert_success:.2f}).
+* **Cell** `{name}`: {cell.start.about}; {cell.iterations} iterations, {seeds} seeds. Success at the start: {first:.2f}
+  (of the expert: {cell.start.expert_success:.2f}).
 
 {arms}
 
@@ -181,7 +185,7 @@ def repeated(done: Mapping[str, Mapping[str, Sequence[Run]]]) -> list[list[str]]
 
 def told(records: Records, first_seed: int) -> str:
     """Return the table of all comparisons."""
-    return table(summary(complete(records, first_seed)), ["cell", "claimed", "by", "difference", "verdict"])
+    return table(summary(complete(records, first_seed)), ["cell", "claim", "measure", "difference", "verdict"])
 
 
 def page(records: Records, learned: Records) -> str:
@@ -192,7 +196,7 @@ def page(records: Records, learned: Records) -> str:
     text = HEAD.format(
         table=told(records, 0),
         half=max(cell.seeds for cell in CELLS.values()) // 2,
-        again=table(again, ["cell", "claimed", "by", "first seeds", "other seeds", "same sign"]),
+        again=table(again, ["cell", "claim", "measure", "first seeds", "other seeds", "same sign"]),
         same=sum(row[-1] == "yes" for row in again),
         asked=len(again),
         kept=len(done),

@@ -30,12 +30,12 @@ PAIRS, FIRST = 24, 4  # of which the first do not count
 TEXT = """\
 ## Attention over prefix trees on a CPU
 
-One layer, forward and backward, float32: all tokens in tiles of 32 (`models/attention/flash.py`) against a call of
-the kernel for each branch (`models/attention/tree.py`), the same trees by turns. *Times as fast* is the median of
-{pairs} pairs that are neighbours in time, in brackets their quartiles; {threads} threads. A run reads rows of up to
-{depth} tokens in tiles, longer ones by branches. Written by `benchmarks/speed/attention.py`.
+Milliseconds of one layer, forward and backward, in float32 with {threads} threads. *Tiles* computes all tokens in tiles
+of 32 (`models/attention/flash.py`), *branches* calls the kernel once for each branch (`models/attention/tree.py`). Both
+read the same trees alternately. *Times as fast* is the median of {pairs} pairs, with quartiles in brackets. A run uses
+tiles for rows of up to {depth} tokens and branches for longer rows. Written by `benchmarks/speed/attention.py`.
 
-| rows | tokens in common | of a row | of the tree | heads, of keys, width | branches, ms | tiles, ms | times as fast |
+| rows | shared tokens | of a row | of the tree | heads, key heads, width | branches, ms | tiles, ms | times as fast |
 |---|---|---|---|---|---|---|---|
 """
 

@@ -86,9 +86,9 @@ def ratio(policy: LanguageModel, rows: Sequence[Row], repeats: int) -> float:
 
 TEXT = """## Prefix trees by token mixer
 
-Processor seconds of a forward and a backward pass as a prefix tree over those of padded rows, one thread of a CPU,
-float32, random models of 4 layers of width 256; the least of several passes of both, by turns, measured in {month}.
-Written by `python -m benchmarks.speed.families`.
+Processor seconds of a forward and a backward pass over a prefix tree, divided by those over padded rows: below 1, the
+tree is faster. One thread of a CPU, float32, random models of 4 layers of width 256; each figure uses the fastest of
+several alternating passes, measured in {month}. Written by `python -m benchmarks.speed.families`.
 
 """
 

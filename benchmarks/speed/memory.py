@@ -37,25 +37,24 @@ NAMES = {"ours": "lightning-agentrl, prefix shared", "plain": "plain transformer
 TEXT = """\
 ## Memory of an update
 
-Peak memory of an optimizer step on {turns} turns, {per_pass} of them in a pass, against the length of their prompts, of
-which all but {own} tokens are shared; replies of {reply} tokens, SmolLM2-135M-Instruct in bf16 autocast. Weights,
-gradients and the optimizer's state are in it, the program itself is not. Written by `benchmarks/speed/memory.py`.
+Peak memory of an optimizer step on {turns} turns, {per_pass} turns in each pass: weights, gradients and optimizer state
+are included, the program is not. Prompts share all but {own} tokens, and replies have {reply} tokens;
+SmolLM2-135M-Instruct in bf16 autocast. Written by `benchmarks/speed/memory.py`.
 
 ![peak memory against prompt length](memory.png)
 
 {table}
 
-The largest tensor of logits is that of {reads} read-outs, whatever the prompts are.
+The largest tensor of logits has {reads} positions, for every length of prompts.
 
 ### Compare `--dry-run` with the run
 
 {plans}
 
-Peaks of whole processes: program, models, sampling and update. A plan takes micro-batches that fill their budget and
-replies of full length; where the turns of a step have fewer tokens than that, a run needs less: a step of the
-quickstart has some 1,100, so that it never fills 4,096. Where a step has several micro-batches, a plan for a CPU adds
-half of the activations as holes: freed memory between the gradients of one micro-batch that the next one does not fit
-into. A quarter to three quarters were measured.
+The peaks are those of whole processes: program, models, sampling and update. `--dry-run` assumes full micro-batches and
+replies of full length, so a run with fewer tokens needs less: a step of the quickstart has some 1,100 tokens and never
+fills 4,096. If a step has several micro-batches, `--dry-run` on a CPU adds half of the activations for fragmentation.
+Measured fragmentation was a quarter to three quarters of the activations.
 """
 
 
@@ -97,7 +96,7 @@ def prompts_table(results: dict[str, dict[str, dict[str, int]]]) -> str:
 
 
 def plans_table(plans: dict[str, dict[str, float]]) -> str:
-    lines = ["| setting | foretold, GiB | measured, GiB | measured / foretold |", "|---|---|---|---|"]
+    lines = ["| setting | predicted, GiB | measured, GiB | measured / predicted |", "|---|---|---|---|"]
     for name, numbers in plans.items():
         predicted, taken = numbers["foretold"], numbers["measured"]
         lines.append(f"| {name} | {predicted / 2**30:.2f} | {taken / 2**30:.2f} | {taken / predicted:.2f} |")

@@ -15,15 +15,14 @@ from lightning_agentrl.models.demo import NAME
 INTRODUCTION = """\
 ## Speed of an update
 
-Seconds of one optimizer step on turns with replies of 8 tokens, from the collected turns to the new weights:
-{model}, all weights trained, {device}. Written by `make benchmarks`.
+The table compares the seconds of one optimizer step, from the collected turns to the new weights. Replies have 8
+tokens; {model}, all weights trained, {device}. Written by `make benchmarks`.
 
-Both sides train on the same tokens (random ones) with the same given advantages: no critic, no reference, one step per
-rollout, AdamW, clipped gradients, glibc's allocator tuned alike, no gradient checkpointing. Our micro-batches have
-{tokens} tokens, as {config}; the others have the size that was the fastest of several for them
-(`benchmarks/speed/tuned.json`). Both sides run their own training loop. They take steps in turn; a ratio is of two
-steps that follow each other, and above 1 where lightning-agentrl is faster. Prompts are of one length here, so that
-nobody computes padding.
+Both trainers get the same random tokens and the same advantages: no critic, no reference, one step per rollout, AdamW,
+clipped gradients, equal settings of glibc's allocator, no gradient checkpointing. Each runs its own training loop. Our
+micro-batches have {tokens} tokens, as {config}; those of the other trainer have the fastest of several sizes
+(`benchmarks/speed/tuned.json`). The trainers take steps alternately, and a ratio compares two successive steps: above
+1, lightning-agentrl is faster. The prompts of a line have one length, so there is no padding.
 """
 COLUMNS = (
     "against",
@@ -34,24 +33,23 @@ COLUMNS = (
     "our turns/s",
     "ratio: median (range)",
     "goal",
-    "norms differ by",
+    "gradient norms differ by",
 )
 NOTES = """\
 
-* **TRL GRPO** is `GRPOTrainer`, the synchronous class, as installed. It projects only completions on the vocabulary if
-  Triton runs, and all positions on a CPU. *Projecting scored positions only* is a subclass that runs the backbone, then
-  the head on the sampled positions.
+* **TRL GRPO** is `GRPOTrainer`, the synchronous class, as installed. With Triton it computes logits for completions
+  only, on a CPU for all positions. *Projecting scored positions only* is a subclass that computes logits for the
+  sampled positions only.
 * **A row per episode** is TRL's own layout of a multi-turn episode: 16 rows of about 235 tokens, each with 8 replies
-  among observations. The turn samples hold the same observations and replies, each after the shared tokens only.
-* **plain transformers** computes every turn from its first token, in rows without padding, and nothing but the loss.
-* **TRL's prefix tree** is the packing and attention of its `AsyncGRPOTrainer`, which shares prefixes across prompts as
-  we do, without a critic and for text only. Its kernel, FlashAttention 3, needs a GPU; on a CPU a loop over segments
-  takes its place, so such a line shows that both compute the same and little about speed.
-* *Our `kernels: compiled`* is one key of the config; its default, `auto`, does not compile on a CPU. TRL is not
-  compiled.
-* A line is kept until it is measured anew, so lines may be of different versions of this package, and of different
-  numbers of turns and steps. Single pairs scatter by about 10 %.
-* The last column compares the gradient norms of the two sides' first steps: in the precision of the line, in float32.
+  and the observations between them. Our samples are the same replies, each with its observation and the shared tokens.
+* **plain transformers** computes every turn from its first token, in rows without padding. It computes only the loss.
+* **TRL's prefix tree** is the packing and attention of its `AsyncGRPOTrainer`, which also shares prefixes across
+  prompts, without a critic and for text only. Its kernel, FlashAttention 3, needs a GPU. On a CPU a loop over segments
+  replaces the kernel, so a line then shows that the results agree, not the speed.
+* *Our `kernels: compiled`* sets that key; its default, `auto`, does not compile on a CPU. TRL is not compiled.
+* Lines differ in the version of this package and in the numbers of turns and steps. Pairs scatter by about 10 %.
+* The last column is the relative difference of the gradient norms in a first step in the line's precision, and in
+  float32.
 """
 
 
@@ -60,13 +58,13 @@ def markdown(results: Mapping[str, Mapping[str, Any]], packages: Mapping[str, st
     some = next(iter(results.values()))
     lines = [line(result) for result in results.values()]
     repeats = {len(result["seconds"][0]) for result in results.values()}
-    foot = f"\nMedians over {' or '.join(map(str, sorted(repeats)))} steps of each side, after one that warms up. "
+    foot = f"\nMedians over {' or '.join(map(str, sorted(repeats)))} steps of each trainer, after a first step. "
     foot += ", ".join(f"{name} {version}" for name, version in packages.items()) + ".\n"
     on_gpu = some.get("device") == "cuda"
     head = INTRODUCTION.format(
         model=some.get("model", NAME),
         device="one GPU" if on_gpu else f"{some['threads']} threads on a CPU",
-        config="those of the configs for GPUs" if on_gpu else "the quickstart had then",
+        config="in the configs for GPUs" if on_gpu else "in the quickstart at that time",
         tokens=some["micro_batch"][0],
     )
     head += "\n"

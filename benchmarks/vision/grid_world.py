@@ -232,11 +232,11 @@ def run(seed: int, iterations: int, minutes: float) -> None:
 TEXT = """\
 # Learning from pictures
 
-A Qwen3-VL of 0.8 M parameters, made at random, crosses lakes of 4 x 4 cells with 2 to 4 holes (`GridWorldImage-v0`). It
-is given nothing but a picture of 64 x 64 pixels in each turn, a token for each cell. First it is shown the best moves
-in {samples:,} states; then PPO trains the language part, with the tower frozen. Success on {episodes} held-out maps,
-16 turns at most, actions sampled; once more with the picture of another map in place of each. Written by
-`benchmarks/vision/grid_world.py`.
+A Qwen3-VL of 0.8 M parameters with random weights learns to cross lakes of 4 x 4 cells with 2 to 4 holes
+(`GridWorldImage-v0`). Each turn shows it only a picture of 64 x 64 pixels, with one token for each cell. The warm start
+clones the best moves in {samples:,} states; then PPO trains the language part, with the tower frozen. The table shows
+success on {episodes} held-out maps, with at most 16 turns and sampled actions. In the columns *shuffled*, each picture
+is replaced by that of another map. Written by `benchmarks/vision/grid_world.py`.
 
 {table}
 

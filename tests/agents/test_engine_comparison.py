@@ -179,11 +179,11 @@ WRONG: dict[str, tuple[str, Make, str]] = {  # family, engine, what the cause sa
     "kept prefix cache": ("llama ahead", forgetful, OLD_PREFIXES),
     "lower precision": ("llama", secretly_rounding, OTHER),
     "temperature": ("llama", sampling(colder(0.8)), "temperature 0.8,"),
-    "temperature, told as at 1": ("llama", sampling(colder(0.7), as_is), "temperature 0."),
+    "temperature, reported as 1": ("llama", sampling(colder(0.7), as_is), "temperature 0."),
     "top-p": ("llama", sampling(top_p(0.9)), "top-p of about 0.9"),
-    "top-p, told as whole": ("llama", sampling(top_p(0.8), as_is), "top-p of about 0."),
+    "top-p, reported as off": ("llama", sampling(top_p(0.8), as_is), "top-p of about 0."),
     "top-k": ("llama", sampling(top_k(40)), "top-k of about 40"),
-    "top-k, told as whole": ("llama", sampling(top_k(10), as_is), "drawn with top-k of about "),
+    "top-k, reported as off": ("llama", sampling(top_k(10), as_is), "drawn with top-k of about "),
     "penalty": ("llama", sampling(presence_penalty(1.0)), OTHER),
 }
 
@@ -196,7 +196,7 @@ def model(name: str) -> PreTrainedModel:
     return lm.to({"bf16": torch.bfloat16, "f64": torch.float64}.get(how, torch.float32))
 
 
-QUICK = {"mlp withheld", "top-p, told as whole", "kept prefix cache", "llama in a copy"}
+QUICK = {"mlp withheld", "top-p, reported as off", "kept prefix cache", "llama in a copy"}
 
 
 def cases(names: Iterable[str]) -> list[Any]:
