@@ -1,4 +1,4 @@
-"""LightningModules that learn from rollouts."""
+"""Agents: LightningModules that learn from rollouts."""
 
 from lightning_agentrl.agents.agent import Agent
 from lightning_agentrl.agents.clone import CloneAgent

@@ -52,30 +52,29 @@ from lightning_agentrl.rollout.collector import Connection
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import check_kind, keep_plain
 
-KEYS = "model.init_args"  # where a config has the arguments of an agent
+KEYS = "model.init_args"  # config key of an agent's arguments
 
 
 class Agent(L.LightningModule, ABC):
-    """One iteration of learning, from a rollout to one optimizer step per mini-batch.
+    """Base class of agents: one iteration of learning, from a rollout to one optimizer step per mini-batch.
 
-    Subclasses say what is learned: :meth:`shape_rewards`, :meth:`policy_loss`, :meth:`value_loss`; and what has to be
-    computed for it: :attr:`needs`. Lightning's hooks do work here, unlike in other LightningModules: a subclass that
-    overrides one (``setup``, ``on_fit_start``, ``on_train_epoch_end``, ``on_save_checkpoint``, ...) calls it with
-    ``super()`` first.
+    Subclasses define what is learned (:meth:`shape_rewards`, :meth:`policy_loss`, :meth:`value_loss`) and which
+    quantities must be computed for it (:attr:`needs`). Lightning's hooks are not empty here: a subclass that overrides
+    one (``setup``, ``on_fit_start``, ``on_train_epoch_end``, ``on_save_checkpoint``, ...) must call ``super()`` first.
 
     Args:
         model: hub id, local folder, or ``demo`` (``demo-tools``: with tools) for the bundled model.
-        critic: gives the values; by default a backbone of its own if the estimator needs values, else none.
+        critic: module that computes values; by default a separate backbone if the estimator needs values, else none.
         advantage: estimator of advantages and returns; dual-discount GAE by default.
-        correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing, or
-            ``TruncatedWeights`` where rollouts are collected ahead (``max_staleness``).
-        group_filter: which groups of a rollout are trained on; None: all.
-        lora: train adapters on the frozen model; None: all weights.
-        train_tower: train what reads images as well, of a model that does; off: its weights stay as they are.
-        optim: learning rates and their schedules, weight decay and clips of both parameter groups.
+        correction: correction of differences between the log-probs of engine and trainer; None: no correction, or
+            ``TruncatedWeights`` if rollouts are collected ahead (``max_staleness``).
+        group_filter: filter that selects the groups of a rollout to train on; None: all.
+        lora: adapters to train on the frozen model; None: train all weights.
+        train_tower: whether to train the vision tower of a model with images, too.
+        optim: learning rates and their schedules, weight decay and gradient clips of both parameter groups.
         compute: settings that trade memory for time.
-        temperature: of sampling and of all log-probs.
-        variance_proxy: log signal and noise of the policy's gradient.
+        temperature: temperature of sampling and of all log-probs.
+        variance_proxy: whether to log signal and noise of the policy's gradient.
     """
 
     aggregation: AggregationMode = "token-mean"  # how the policy loss is averaged over a mini-batch
@@ -100,7 +99,8 @@ class Agent(L.LightningModule, ABC):
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")  # a critic: without weights
+            # A critic is a module, but has no weights yet.
+            warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")
             self.save_hyperparameters(logger=False)
         self.undescribed = keep_plain(self.hparams)
         self.model = model_name(model, f"{KEYS}.model")
@@ -108,28 +108,28 @@ class Agent(L.LightningModule, ABC):
         critic = check_kind(critic, Critic, f"{KEYS}.critic")
         self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)
         self.correction = check_kind(correction, OffPolicyCorrection, f"{KEYS}.correction")
-        self.chosen_correction: OffPolicyCorrection | None = None  # in a run for which none is configured
+        self.chosen_correction: OffPolicyCorrection | None = None  # default of a run that configures none
         self.group_filter = check_kind(group_filter, GroupFilter, f"{KEYS}.group_filter")
         self.lora = check_kind(lora, LoRA, f"{KEYS}.lora")
-        self.strict_loading = lora is None  # checkpoints lack what adapters freeze; `check_weights` compares the rest
+        self.strict_loading = lora is None  # checkpoints lack frozen weights; `check_weights` compares the others
         self.train_tower = train_tower
         self.optim = check_kind(optim, Optim, f"{KEYS}.optim") or Optim()
         self.compute = check_kind(compute, Compute, f"{KEYS}.compute") or Compute()
         self.temperature = temperature
         self.variance_proxy = variance_proxy
-        self.run_id = ""  # made in a run's first fit, kept by its checkpoints
-        self.made_of: dict[str, Any] = {}  # settings, base weights and versions of the run
+        self.run_id = ""  # created in a run's first fit and stored in its checkpoints
+        self.made_of: dict[str, Any] = {}  # settings, checksum of the base weights, and versions of the run
         self.sequence_group: SequenceGroup | None = None
         self.steps = Steps(self.optim)
         self.recent_episodes = RecentEpisodes()
-        self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
+        self.resume_with_changes: Sequence[str] = ()  # keys whose values may differ from those of the checkpoint
         self.clock = StageClock()
-        self._stop_requested = False  # inside an iteration, which is finished first
-        self.further_needs = Needs()  # of callbacks
+        self._stop_requested = False  # the current iteration is finished first
+        self.further_needs = Needs()  # needs of callbacks
         self.validation_metrics = EpisodeMetrics()
-        self._rollout_metrics: dict[str, float] = {}  # of the rollout that is trained on
+        self._rollout_metrics: dict[str, float] = {}  # metrics of the current rollout
 
-    # What a researcher overrides
+    # Methods to override
 
     @property
     def needs(self) -> Needs:
@@ -143,53 +143,64 @@ class Agent(L.LightningModule, ABC):
         )
 
     def shape_rewards(self, rollout: Rollout) -> Tensor:
-        """Return token rewards [B, A] for the estimator; by default the environment's with penalties.
+        """Return token rewards [B, A] for the estimator; by default the environment's rewards with penalties.
 
-        Only the scores that :attr:`needs` declares are there.
+        ``rollout.scores`` contains only the scores that :attr:`needs` declares.
         """
         return rollout.rewards
 
     @property
     def takes_kl_from_rewards(self) -> bool:
-        """Whether :meth:`shape_rewards` subtracts a KL, so that returns may fall below 0."""
+        """Whether :meth:`shape_rewards` subtracts a KL, so that returns can be negative."""
         return False
 
     @abstractmethod
     def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
-        """Return the loss per action token [B, A].
+        """Return the policy loss per action token [B, A].
 
-        ``scores.logps`` and ``scores.entropy`` are those of the current weights, with gradient; the scores from before
-        the update are in ``batch.scores``.
+        Args:
+            batch: rows of a micro-batch; ``batch.scores`` are from before the update.
+            scores: log-probs and entropies of the current weights, with gradients.
         """
 
     @abstractmethod
     def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
-        """Return the loss per action token [B, A] of the current values [B, A], with gradient."""
+        """Return the value loss per action token [B, A].
+
+        Args:
+            batch: rows of a micro-batch; ``batch.scores.values`` are from before the update.
+            values: values [B, A] of the current weights, with gradients.
+        """
 
     @property
     def reference(self) -> str:
-        """Hub id or folder of the model that log-probs are compared with, if :attr:`needs` declares them."""
+        """Hub id or folder of the reference model, which is loaded if :attr:`needs` declares ``ref_logps``."""
         return self.model
 
     def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
-        """Return per-token numbers [B, A], to be averaged over the trained tokens of the mini-batch and logged."""
+        """Return metrics per token [B, A] by name, to be averaged over the mini-batch's trained tokens and logged."""
         return {}
 
     def pick_tokens(self, batch: Rollout, logps: Tensor) -> Tensor | None:
-        """Return the tokens [B, A] (bool) that the policy loss treats apart, of a whole mini-batch.
+        """Return a mask [B, A] (bool) of tokens that the policy loss treats differently, available as ``batch.picked``.
 
-        ``logps`` [B, A] are those of the current weights, without gradient. Called if ``needs.mini_batch_logps``, after
-        one more pass in each step but the first.
+        Called if ``needs.mini_batch_logps``, which costs one more forward pass in each step but the first.
+
+        Args:
+            batch: a whole mini-batch.
+            logps: log-probs [B, A] of the current weights, without gradients.
         """
         return None
 
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
     def prepare(self, rollout: Rollout) -> Prepared:
-        """Score, correct, shape, estimate, select, describe. Keep existing log-probs; compute values again.
+        """Prepare a rollout for training: score, correct, shape rewards, estimate advantages, select rows, get metrics.
+
+        If the rollout was scored before, log-probs are kept and values are computed again.
 
         Returns:
-            The rollout, and numbers to be logged with the first step. A subclass may add some.
+            The rows to train on, and metrics to log with the first step; subclasses may add metrics.
         """
         collected_now, groups = not rollout.scored, self.datamodule.groups
         with scoring(self, rollout):
@@ -198,7 +209,7 @@ class Agent(L.LightningModule, ABC):
         with naming_missing(rollout.scores):
             rollout = rollout.union(shaped_rewards=self.shape_rewards(rollout))
         rollout, faulty_B, faults = without_not_finite(rollout)
-        # Rows in which an environment failed take no part.
+        # Exclude rows in which an environment failed.
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
         advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
         rollout = rollout.union(advantages=advantages, returns=returns)
@@ -212,13 +223,13 @@ class Agent(L.LightningModule, ABC):
         return Prepared(chosen, metrics)
 
     def score(self, rollout: Rollout) -> Rollout:
-        """Add the scores that are needed and not there yet: of actor, reference and critic."""
+        """Add the scores of actor, reference and critic that are needed and missing."""
         return score_rollout(self.models, rollout, needs_before_update(self), self.reader)
 
     # Iteration, part 2: one optimizer step
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> dict[str, Tensor]:
-        """Compute the gradient, ask the guards, step, log; return the sum of the mean losses for callbacks."""
+        """Compute the gradient, let guards decide, step, log; return the sum of the mean losses for callbacks."""
         rollout, first = batch.rollout, batch_idx == 0
         if first:
             self._rollout_metrics = batch.metrics
@@ -237,25 +248,25 @@ class Agent(L.LightningModule, ABC):
         self._stop_between_iterations(self.trainer.is_last_batch)
 
     def _stop_between_iterations(self, iteration_done: bool) -> None:
-        """Delay a stop that was requested inside an iteration to its end, at which a checkpoint can continue."""
+        """Delay a stop requested inside an iteration to the iteration's end, from which a checkpoint can continue."""
         self._stop_requested |= self.trainer.should_stop
         self.trainer.should_stop = self._stop_requested and iteration_done
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Log as Lightning does; each value of an iteration counts equally, since a mini-batch has no single size."""
+        """Log as in Lightning, but weight all values of an iteration equally, since a mini-batch has no batch size."""
         if kwargs.get("batch_size") is None:
             kwargs["batch_size"] = 1
         super().log(name, value, *args, **kwargs)
 
     def on_train_epoch_start(self) -> None:
         self._stop_between_iterations(iteration_done=False)
-        self.clock.read()  # what came between two iterations belongs to neither
+        self.clock.read()  # discard the time between two iterations
         assert self.datamodule.stream is not None
         self.datamodule.stream.begin_iteration()  # in a hook, so that the methods it calls may log
 
     def on_train_epoch_end(self) -> None:
         times = over_ranks(self.clock.read(self.trainer.world_size))
-        if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
+        if "time/update_seconds" in times:  # absent when a resumed run ends its last epoch once more
             self.log_dict(times)
             self.steps.step_scheduler(self, "epoch", self.trainer.current_epoch + 1)
 
@@ -265,7 +276,7 @@ class Agent(L.LightningModule, ABC):
         self.validation_metrics.update(play_held_out(self, batch.seeds))
 
     def on_validation_epoch_end(self) -> None:
-        if not self.validation_metrics.update_called:  # none were due
+        if not self.validation_metrics.update_called:  # no validation was due
             return
         numbers = {f"val/{name}": value for name, value in self.validation_metrics.compute().items()}
         self.validation_metrics.reset()
@@ -274,7 +285,7 @@ class Agent(L.LightningModule, ABC):
     # Building: Lightning's hooks in the order in which they are called
 
     def configure_callbacks(self) -> Sequence[L.Callback] | L.Callback:
-        """Set the rank before loggers open files, refuse callbacks before their own setup, and add EngineCheck."""
+        """Set the rank before loggers open files, refuse unsupported callbacks before setup, and add EngineCheck."""
         # Lightning reads the rank from environment variables, which may be stale, and corrects it for strategies of
         # several processes only.
         cast(Any, rank_zero_only).rank = self.trainer.global_rank
@@ -285,8 +296,8 @@ class Agent(L.LightningModule, ABC):
         return []
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that do not fit together before weights are read, which may take minutes."""
-        # The numbers of an agent are of all ranks already, so Lightning's advice to average them does not apply.
+        """Refuse incompatible settings before weights are read, which can take minutes."""
+        # Logged numbers are already reduced over ranks, so Lightning's advice to set sync_dist does not apply.
         warnings.filterwarnings("ignore", message=r".*It is recommended to use `self\.log.*sync_dist=True.*")
         with raise_once():
             check_run(self, stage)
@@ -300,19 +311,19 @@ class Agent(L.LightningModule, ABC):
             self._stop_requested = False
 
     def configure_model(self) -> None:
-        """Build actor, critic and reference once the strategy is up; harmless when called again."""
-        self.sequence_group = sequence_group_for(self)  # new ones in each fit, as process groups may be
+        """Build actor, critic and reference once the strategy is set up; later calls keep them."""
+        self.sequence_group = sequence_group_for(self)  # again in each fit, which may have new process groups
         if hasattr(self, "models"):
             check_rounded(self)
             return
         self.models = models_for(self)
-        self.actor = self.models.actor  # registered before the critic: the order of the optimizer's groups
+        self.actor = self.models.actor  # registered before the critic, as in the optimizer's groups
         if self.critic is not None:
             self._modules["critic"] = self._modules.pop("critic")
         check_sharded(self)
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW and the scheduler of its groups; a subclass may return others, also without a scheduler."""
+        """Return AdamW and its scheduler; a subclass may return another optimizer, with or without a scheduler."""
         return self.steps.configure(self)
 
     def on_fit_start(self) -> None:
@@ -326,13 +337,13 @@ class Agent(L.LightningModule, ABC):
         self.validation_metrics = EpisodeMetrics(self.datamodule.pool.names).to(self.device)
 
     def on_train_start(self) -> None:
-        """Take learning rates and weight decay from the configuration, in a resumed run too."""
+        """Set learning rates and weight decay from the configuration, also in a resumed run."""
         self.steps.begin(self)
         if (template := self.datamodule.player.renderer.template).writes_date:
             rank_zero_info(f"{template.name} writes the date: {self.datamodule.date.now:%Y-%m-%d} in the whole run")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the weights by name, without those that LoRA freezes, since the base model has them."""
+        """Return the weights by name, without those that LoRA freezes, which the base model has."""
         weights = super().state_dict(*args, **kwargs)
         frozen = {} if self.lora is None else frozen_weights(self)
         return {name: weight for name, weight in weights.items() if name not in frozen}
@@ -344,10 +355,10 @@ class Agent(L.LightningModule, ABC):
         load_agent(self, checkpoint)
 
     def settings(self) -> dict[str, Any]:
-        """Return the run's settings by config key, as plain types, to compare them when the run is resumed."""
+        """Return the run's settings by config key, in serializable form, to compare them when the run is resumed."""
         return settings_of(self)
 
-    # What data module, engine and callbacks ask for
+    # Properties for the data module, the engine and callbacks
 
     @property
     def datamodule(self) -> RolloutDataModule:
@@ -355,7 +366,7 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def phase(self) -> Phase:
-        """Phase of the iteration: only the critic is trained (``critic_warmup``), or everything (``train``)."""
+        """Phase of the iteration: ``critic_warmup`` trains only the critic, ``train`` trains everything."""
         return self.datamodule.phase
 
     @property
@@ -365,12 +376,12 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def policy_version(self) -> int:
-        """Optimizer steps attempted before, also those that a guard skipped, which ``global_step`` does not count."""
+        """Number of optimizer steps attempted so far, including steps skipped by guards (unlike ``global_step``)."""
         return self.steps.attempts
 
     def _connect(self) -> None:
         if (reference := self.models.reference) is not None:
-            kept = self.lora is not None or self.models.rounded  # a base is shared already
+            kept = self.lora is not None or self.models.rounded  # its dtype is final already
             reference.to(self.device, dtype=None if kept else self.actor.lm.dtype)
         self.reader = reader_for(self)
         connection = Connection(

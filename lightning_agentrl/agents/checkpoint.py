@@ -1,4 +1,4 @@
-"""Checkpoint files and folders: write them whole, check them when they are read, and find the newest."""
+"""Checkpoint files and folders: write them atomically, verify them when they are read, and find the newest."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from lightning_agentrl.run_files import version_of
 from lightning_agentrl.stalls import waiting_for
 
 PART = ".part"  # suffix of a checkpoint that is being written
-LEFT_SECONDS = 3600.0  # age at which a `.part` file is a leftover and not another run's unfinished save
-MANIFEST = "manifest.json"  # checksums of the files of a folder
-METADATA = "meta.pt"  # everything but tensors, in a folder of ModelParallelStrategy
-OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # everything but the optimizer, in a folder of DeepSpeed
+LEFT_SECONDS = 3600.0  # age from which a `.part` file is a leftover and not another run's unfinished save
+MANIFEST = "manifest.json"  # checksums of the files in a folder
+METADATA = "meta.pt"  # file for everything but tensors in a folder of ModelParallelStrategy
+OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # file for all but the optimizer in a folder of DeepSpeed
 NOT_OURS = "cannot be read: it was not saved by agentrl fit, or is damaged"
-_PLAIN = "give plain types in the state_dict of your callbacks, and in what else code of yours adds to it"
+_PLAIN = "use plain types in the state_dict of your callbacks, and in all else that your code adds to checkpoints"
 _UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError)
-_IS_FOLDER = 0x10  # a flipped bit in an archive's directory with which torch leaves a tensor as it was allocated
+_IS_FOLDER = 0x10  # if damage sets this bit of an entry, torch silently leaves its tensor uninitialized
 # NotImplementedError and RuntimeError: a damaged entry claims to be compressed or encrypted.
-# OSError: a damaged entry claims to lie before the start of the file.
+# OSError: a damaged entry claims to start before the file.
 _BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, OSError)
 
 
@@ -50,9 +50,9 @@ _BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueErr
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Lightning's plugin for files: a name stands for a whole checkpoint, and reading one executes no code."""
+    """Checkpoint plugin for Lightning that writes files atomically and reads them without executing code."""
 
-    last_good = ""  # checkpoint saved or loaded last
+    last_good = ""  # path of the checkpoint saved or loaded last
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         if "://" in str(path):
@@ -77,7 +77,7 @@ class WholeFiles(TorchCheckpointIO):
 
 
 def guard_checkpoints(trainer: L.Trainer) -> None:
-    """Let a trainer save whole checkpoints only, and remove leftovers of killed saves.
+    """Make a trainer write checkpoints atomically, and remove leftovers of interrupted saves.
 
     Raises:
         ValueError: the strategy saves folders, and the trainer does not write and read them safely.
@@ -97,20 +97,20 @@ def guard_checkpoints(trainer: L.Trainer) -> None:
 
 
 def last_good_checkpoint(trainer: L.Trainer) -> str:
-    """Return the checkpoint that a run saved last, or else the one that it was continued from; empty if there is none.
+    """Return the checkpoint that a run saved last, else the one that it was resumed from, else an empty string.
 
-    ``last_model_path`` of a callback would not do: Lightning sets it before it saves.
+    ``last_model_path`` of a callback is not reliable, since Lightning sets it before it saves.
     """
     return str(getattr(trainer.strategy.checkpoint_io, "last_good", "") or trainer.ckpt_path or "")
 
 
 @contextmanager
 def written_whole(target: Path, before: str) -> Iterator[Path]:
-    """Write a checkpoint beside its target, force it to the disk, and rename it.
+    """Provide a temporary path beside the target to write to, then sync it to disk and rename it.
 
     Args:
         target: path of the checkpoint.
-        before: last good checkpoint, for the error.
+        before: last good checkpoint, for the error message.
 
     Raises:
         CheckpointNotSavedError: the disk is full; torch's own error names no file.
@@ -134,7 +134,7 @@ def written_whole(target: Path, before: str) -> Iterator[Path]:
 
 
 def _put_in_place(part: Path, checkpoint: Path) -> None:
-    """Rename a whole checkpoint. If the process is killed after it removed an old folder, :func:`clean` renames."""
+    """Rename a complete checkpoint. If the process is killed before the rename, :func:`clean` does it later."""
     if checkpoint.is_dir() or (part.is_dir() and checkpoint.exists()):
         remove(checkpoint)
     part.replace(checkpoint)
@@ -142,7 +142,7 @@ def _put_in_place(part: Path, checkpoint: Path) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Rename whole checkpoints that killed saves left in a folder, and remove half-written ones."""
+    """Rename complete checkpoints that interrupted saves left in a folder, and remove incomplete ones."""
     for part in folder.glob(f"*.ckpt{PART}"):
         if (part / MANIFEST).is_file():
             _put_in_place(part, part.with_name(part.name.removesuffix(PART)))
@@ -151,12 +151,12 @@ def clean(folder: Path) -> None:
 
 
 def exists(checkpoint: Path) -> bool:
-    """Return whether there is a checkpoint, or a whole one that was not renamed yet."""
+    """Return whether a checkpoint exists, possibly a complete one that was not renamed yet."""
     return checkpoint.exists() or (part_of(checkpoint) / MANIFEST).is_file()
 
 
 def part_of(checkpoint: Path) -> Path:
-    """Return the path at which a checkpoint is written."""
+    """Return the temporary path of a checkpoint that is being written."""
     return checkpoint.with_name(checkpoint.name + PART)
 
 
@@ -180,12 +180,13 @@ def _sync(path: Path) -> None:
 
 
 def whole_checkpoint(given: Path) -> Path:
-    """Return a checkpoint if it is whole; in place of a damaged one that a link names, return the one before it.
+    """Verify a checkpoint and return its path; for a link to a damaged one, return the previous checkpoint instead.
 
-    A link such as ``last.ckpt`` stands for the newest checkpoint, any other name for this one only.
+    A link such as ``last.ckpt`` means the newest checkpoint, so an older one may replace it; any other path means
+    exactly that checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read, or is damaged; names the newest whole one beside it.
+        CheckpointError: it cannot be read or is damaged; names the newest undamaged one beside it.
     """
     with _reading():
         if not (reason := damage(given)):
@@ -198,7 +199,7 @@ def whole_checkpoint(given: Path) -> Path:
     if before is None:
         raise CheckpointError(reason)
     if not given.is_symlink() or before.is_dir():
-        raise CheckpointError(reason, f"the newest one beside it that is whole is '{before}'")
+        raise CheckpointError(reason, f"the newest undamaged one beside it is '{before}'")
     rank_zero_warn(f"the checkpoint '{damaged}' {reason}; continuing from the one before it, '{before}'")
     return before
 
@@ -217,13 +218,13 @@ def refuse_unsound_folder(given: str | Path | None) -> None:
     if path.is_dir():
         with _reading():
             check_folder(path)
-        if first:  # reads all of it
+        if first:  # one rank only, since it reads the whole folder
             whole_checkpoint(path)
 
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Turn errors of reading a checkpoint into a :class:`CheckpointError`."""
+    """Convert errors of reading a checkpoint to a :class:`CheckpointError`."""
     try:
         yield
     except CheckpointError:
@@ -239,16 +240,16 @@ def _reading() -> Iterator[None]:
 
 
 def damage(checkpoint: Path) -> str:
-    """Return what is wrong with a checkpoint's files, as the rest of a sentence; empty if nothing.
+    """Return a description of damage to a checkpoint's files, as the predicate of a sentence; empty if there is none.
 
-    Compare a file with the checksums that torch writes into an archive, and a folder with those in its manifest.
+    A file is compared with the checksums that torch writes into the archive, a folder with those in its manifest.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the checkpoint cannot be read.
     """
     if not checkpoint.is_dir():
         return _archive_damage(checkpoint)
-    if not (checkpoint / MANIFEST).exists():  # saved by a script
+    if not (checkpoint / MANIFEST).exists():  # saved by a script with another trainer
         return next(filter(None, map(_archive_damage, checkpoint.rglob("*.pt"))), "")
     try:
         manifest: dict[str, int] = json.loads((checkpoint / MANIFEST).read_text())
@@ -273,7 +274,7 @@ def _archive_damage(file: Path) -> str:
 
 
 def checksum(file: Path, crc: int = 0) -> int:
-    """Return the CRC-32 of a file, continued from that of the data before it."""
+    """Return the CRC-32 of a file, continued from ``crc``, the checksum of preceding data."""
     with file.open("rb") as opened:
         while chunk := opened.read(16 * 2**20):
             crc = zlib.crc32(chunk, crc)
@@ -281,7 +282,7 @@ def checksum(file: Path, crc: int = 0) -> int:
 
 
 def _checksums(folder: Path) -> dict[str, int]:
-    """Return the checksums of all files of a folder by their paths in it."""
+    """Return the checksums of all files in a folder by relative path."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     names = [name for name in names if name != MANIFEST]
     with ThreadPoolExecutor() as threads:
@@ -289,7 +290,7 @@ def _checksums(folder: Path) -> dict[str, int]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the checksums of all files of a folder into it."""
+    """Write the checksums of all files in a folder to its manifest."""
     (folder / MANIFEST).write_text(json.dumps(_checksums(folder), indent=1) + "\n")
 
 
@@ -297,11 +298,12 @@ def write_manifest(folder: Path) -> None:
 
 
 def newest_of(folders: Iterable[Path]) -> Path | None:
-    """Return the newest checkpoint in several folders, by its link if it has one.
+    """Return the newest checkpoint in several folders, as a link if there is a link to it.
 
-    A link names what its run saved last, also after the run went back to an earlier iteration. A callback that makes no
-    link may have saved after that: then both iteration and time are later. Of folders ``version_N`` beside each other,
-    the last one counts, since a logger makes one at each start.
+    A link such as ``last.ckpt`` names the checkpoint that its run saved last, even after the run was resumed from an
+    earlier iteration. Other callbacks may have saved later without a link; such a checkpoint is newer only if both its
+    iteration and its file time are later. Of sibling folders ``version_N`` only the last is searched, since a logger
+    creates one at each start.
     """
     paths = [path for folder in folders for path in folder.glob("*.ckpt") if is_complete(path)]
     versions = {path: next((p for p in path.parents if version_of(p) >= 0), None) for path in paths}
@@ -316,14 +318,14 @@ def newest_of(folders: Iterable[Path]) -> Path | None:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the complete checkpoints in a folder, the oldest first, without links."""
+    """Return the complete checkpoints in a folder, oldest first, without links."""
     return in_order(path for path in folder.glob("*.ckpt") if not path.is_symlink() and is_complete(path))
 
 
 def in_order(checkpoints: Iterable[Path]) -> list[Path]:
-    """Return checkpoints the oldest first: by run, the one that wrote last at the end, then by iteration.
+    """Sort checkpoints from oldest to newest: by run, the run that wrote last at the end, then by iteration.
 
-    Times of files, which copies lose, decide between runs only, and where the iteration is the same or not recorded.
+    File times are used only to order runs, and iterations that are equal or not recorded, since copies lose them.
     """
     by_age = sorted(checkpoints, key=_age)
     records = {path: recorded(path) for path in by_age}
@@ -332,7 +334,7 @@ def in_order(checkpoints: Iterable[Path]) -> list[Path]:
 
 
 def recorded(checkpoint: Path) -> tuple[str, int, int, int]:
-    """Return the run of a checkpoint, its iterations begun and completed, and its steps; -1 if it records none."""
+    """Return a checkpoint's run id, numbers of started and completed iterations, and steps; -1 if not recorded."""
     try:
         saved = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)
         counts = saved["loops"]["fit_loop"]["epoch_progress"]["current"]
@@ -342,12 +344,12 @@ def recorded(checkpoint: Path) -> tuple[str, int, int, int]:
 
 
 def main_file(checkpoint: Path) -> Path:
-    """Return the file of a folder that holds all but tensors; the checkpoint itself if it is a file."""
+    """Return the file for everything but tensors in a checkpoint folder, or the checkpoint itself if it is a file."""
     return next((inner for inner in (checkpoint / METADATA, checkpoint / OF_ZERO) if inner.is_file()), checkpoint)
 
 
 def read_weights(checkpoint: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the entries of a checkpoint and its weights by name; those of a folder without their numbers.
+    """Return the entries of a checkpoint, and its weights by name; for a folder, tensors on the meta device.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -366,7 +368,7 @@ def read_weights(checkpoint: Path) -> tuple[dict[str, Any], dict[str, torch.Tens
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return whether a checkpoint was written to its end."""
+    """Return whether a checkpoint was written completely."""
     if checkpoint.is_dir():
         return (checkpoint / MANIFEST).is_file()
     return checkpoint.is_file() and zipfile.is_zipfile(checkpoint)

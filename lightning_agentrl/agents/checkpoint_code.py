@@ -1,4 +1,4 @@
-"""Checks that no file of a checkpoint folder executes code, before torch or DeepSpeed unpickles it."""
+"""Checks that no file in a checkpoint folder executes code, run before torch or DeepSpeed unpickles it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.checkpoint import metadata as of_torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-# What torch.distributed.checkpoint writes into its metadata, by module.
+# Classes that torch.distributed.checkpoint writes to its metadata, by module.
 _IN_METADATA = {
     of_torch.__name__: {
         name for name, kind in vars(of_torch).items() if getattr(kind, "__module__", "") == of_torch.__name__
@@ -23,7 +23,7 @@ _IN_METADATA = {
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},  # Python 3.13
 }
-# What DeepSpeed's ZeRO writes into its files beside plain types.
+# Classes that DeepSpeed's ZeRO writes to its files, besides plain types.
 _OF_ZERO = {
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
     "deepspeed.runtime.zero.config.ZeroStageEnum",
@@ -41,25 +41,24 @@ class _MetadataReader(pickle.Unpickler):
 
 
 def read_metadata(file: Path) -> Metadata:
-    """Read which tensors a folder holds, and where.
+    """Read the metadata of a checkpoint folder: which tensors it holds, and where.
 
     Raises:
-        pickle.UnpicklingError: as torch.load does with weights_only, of an object of a class that torch does not write
-            there; the file is damaged.
+        pickle.UnpicklingError: the file has an object of a class that torch does not write there, or is damaged.
     """
     with file.open("rb") as opened:
         return cast(Metadata, _MetadataReader(opened).load())
 
 
 def check_folder(checkpoint: Path) -> None:
-    """Refuse a folder that holds other objects than tensors and plain types. A file is not looked at.
+    """Refuse a checkpoint folder that holds objects other than tensors and plain types; ignore checkpoint files.
 
-    torch unpickles the metadata, and shares other than tensors, without ``weights_only``; DeepSpeed unpickles all so.
+    torch unpickles the metadata and entries other than tensors without ``weights_only``, and DeepSpeed everything.
 
     Raises:
-        pickle.UnpicklingError: as torch.load does with weights_only.
+        pickle.UnpicklingError: the folder has such an object; the message is that of torch.load with ``weights_only``.
     """
-    for file in checkpoint.glob("*.metadata"):  # without that of all ranks, torch reads those of each
+    for file in checkpoint.glob("*.metadata"):  # without the common one, torch reads one per rank
         metadata = read_metadata(file)
         for index, piece in metadata.storage_data.items():
             if not isinstance(metadata.state_dict_metadata.get(index.fqn), TensorStorageMetadata):
@@ -72,4 +71,4 @@ def check_folder(checkpoint: Path) -> None:
 
 
 def _refusal(name: str) -> pickle.UnpicklingError:
-    return pickle.UnpicklingError(f"Unsupported global: GLOBAL {name}")  # the words of torch.load
+    return pickle.UnpicklingError(f"Unsupported global: GLOBAL {name}")  # the message of torch.load

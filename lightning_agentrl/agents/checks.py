@@ -1,4 +1,4 @@
-"""Checks of a whole run: settings of agent, data module and trainer that do not fit together."""
+"""Checks that the settings of agent, data module and trainer are compatible."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _CUTS = (
     "mini_batch_turns, or data.init_args.groups"
 )
 _COMPUTE = "model.init_args.compute"
-_OPTIMIZER = "changes the optimizer, and gradients, rates and steps are the agent's own here; "
-CALLBACKS = {  # by name, since some versions of Lightning lack some
+_OPTIMIZER = "changes the optimizer, but the agent controls gradients, learning rates and steps; "
+CALLBACKS = {  # unsupported callbacks, by name since some versions of Lightning lack some of them
     "StochasticWeightAveraging": _OPTIMIZER
     + "let the rates fall with model.init_args.optim.schedule, and keep the best checkpoint with RunCheckpoints",
     "WeightAveraging": "copies the agent with its engine and data; keep the best checkpoint with RunCheckpoints",
@@ -41,17 +41,17 @@ CALLBACKS = {  # by name, since some versions of Lightning lack some
     "BatchSizeFinder": "changes a batch size, and the agent has none; set data.init_args.mini_batch_turns and "
     "model.init_args.compute.max_tokens_per_micro_batch",
     "BaseFinetuning": _OPTIMIZER + "train adapters with model.init_args.lora",
-    "ModelPruning": "changes weights that the engine then does not sample with",
+    "ModelPruning": "changes weights without sending them to the engine; remove it",
 }
 
 
 def check_run(agent: Any, stage: str, on_gpu: bool | None = None) -> None:
-    """Refuse settings that do not fit together, before weights are read.
+    """Refuse incompatible settings before weights are read.
 
     Args:
         agent: an ``Agent`` that is attached to a trainer.
-        stage: of Lightning, such as ``fit``.
-        on_gpu: whether a GPU runs it; None: as the trainer has it.
+        stage: Lightning's stage, such as ``fit``.
+        on_gpu: whether the run uses a GPU; None: taken from the trainer's accelerator.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -59,10 +59,10 @@ def check_run(agent: Any, stage: str, on_gpu: bool | None = None) -> None:
     trainer, data = agent.trainer, agent.trainer.datamodule
     if data is None:
         raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")
-    if "training_step" in vars(agent):  # as Lightning leaves a module that was compiled
+    if "training_step" in vars(agent):  # set by Lightning when it unwraps a compiled module
         raise ValueError(
-            "an agent is not compiled as a whole: give it to the trainer without torch.compile, and set "
-            "model.init_args.compute.kernels to compiled, which compiles the layers of its models"
+            "an agent cannot be compiled as a whole: pass it to the trainer without torch.compile, and set "
+            "model.init_args.compute.kernels to compiled to compile the layers of its models"
         )
     if stage == "fit":
         advantage, takes_kl = agent.advantage, agent.takes_kl_from_rewards
@@ -84,11 +84,11 @@ def check_run(agent: Any, stage: str, on_gpu: bool | None = None) -> None:
 
 
 def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = False) -> None:
-    """Refuse precisions, strategies and keys that are not supported, and stops inside an iteration.
+    """Refuse unsupported precisions, strategies and keys, and a ``max_steps`` that would stop inside an iteration.
 
     Args:
-        trainer: before or after its strategy was set up.
-        steps_per_iteration: optimizer steps.
+        trainer: trainer whose strategy may or may not be set up.
+        steps_per_iteration: optimizer steps per iteration.
         lora: whether adapters are trained.
 
     Raises:
@@ -99,7 +99,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
     check_strategy(trainer, lora)
     if not isinstance(saves := trainer.strategy.checkpoint_io, TorchCheckpointIO):
         raise ValueError(
-            f"{type(saves).__name__} does not say when a checkpoint is whole; remove it from trainer.plugins"
+            f"{type(saves).__name__} does not report when a checkpoint is complete; remove it from trainer.plugins"
         )
     check_keys(trainer)
     if trainer.max_steps > 0 and trainer.max_steps % steps_per_iteration and not cast(Any, trainer).fast_dev_run:
@@ -110,7 +110,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
 
 
 def check_tower(train_tower: bool, model: str, lora: bool) -> None:
-    """Refuse to train a vision tower if the model has none, or if everything but adapters is frozen.
+    """Refuse to train a vision tower if the model has none, or if LoRA freezes everything but adapters.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -118,14 +118,14 @@ def check_tower(train_tower: bool, model: str, lora: bool) -> None:
     key = "model.init_args.train_tower"
     if train_tower and lora:
         raise ValueError(
-            f"LoRA adapts the text model alone and freezes all else; set {key} to false, or remove model.init_args.lora"
+            f"LoRA trains adapters on the text model only; set {key} to false, or remove model.init_args.lora"
         )
     if train_tower and FAMILIES.get(read_config(model).model_type, Family()).reader is None:
         raise ValueError(f"the model '{model}' reads text only, so it has no tower to train; set {key} to false")
 
 
 def check_critic(critic: Critic | None, strategy: Strategy) -> None:
-    """Refuse a critic that changes behind the back of ZeRO, which has copies of the weights and steps on gradients.
+    """Refuse critics that change weights outside the optimizer under ZeRO, which keeps copies of the weights.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -134,7 +134,7 @@ def check_critic(critic: Critic | None, strategy: Strategy) -> None:
         return
     if critic.fitted:
         raise ValueError(
-            f"{type(critic).__name__} does not work with DeepSpeedStrategy, which takes no step without a gradient; "
+            f"{type(critic).__name__} does not work with DeepSpeedStrategy, which cannot step without a gradient; "
             "use SharedCritic or SeparateCritic (key model.init_args.critic), or trainer.strategy 'ddp' or "
             "ModelParallelStrategy"
         )
@@ -146,7 +146,7 @@ def check_critic(critic: Critic | None, strategy: Strategy) -> None:
 
 
 def check_sequence(agent: Any) -> None:
-    """Refuse groups of ranks that cannot read rows together: by their number, the strategy, or one of the models.
+    """Refuse sequence parallelism that the number of ranks, the strategy or one of the models does not support.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -168,22 +168,22 @@ def check_sequence(agent: Any) -> None:
     for name, config in configs.items():
         family, unshared = text_family(config), why_unshared(config)
         if family is None or not family.engine_shares or unshared:
-            states = "layers that pass states from token to token"
+            states = "recurrent or convolution layers"
             raise ValueError(f"the model '{name}' has {unshared or states}, so {key} must be 1")
     if not all(shares_heads(config, parts) for config in configs.values()):
         sizes = [n for n in range(1, world + 1) if world % n == 0 and all(shares_heads(c, n) for c in configs.values())]
         heads = ", ".join(f"'{name}': {head_counts(config)}" for name, config in configs.items())
         raise ValueError(
-            f"{key} {parts} cannot share out the attention heads ({heads}); with {world} processes it can be "
+            f"{key} {parts} cannot divide the attention heads equally ({heads}); with {world} processes it can be "
             f"{' or '.join(map(str, sizes))}"
         )
 
 
 def check_rounded(agent: Any) -> None:
-    """Refuse to read frozen weights without autocast that an earlier run of the agent rounded for it.
+    """Refuse to use an agent without autocast if an earlier run under autocast has rounded its frozen weights.
 
     Raises:
-        ValueError: one sentence with the key.
+        ValueError: one sentence with the key to change.
     """
     trainer = trainer_of(agent)
     reads_rounded = agent.lora is not None or (trainer is not None and trainer.state.fn == TrainerFn.FITTING)
@@ -200,7 +200,7 @@ def check_groups(
     group_filter: GroupFilter | None,
     aggregation: AggregationMode,
 ) -> None:
-    """Refuse estimators, filters and means that compare episodes if the rollouts have no groups.
+    """Refuse estimators, filters and aggregations that compare episodes of a group if rollouts have no groups.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -214,7 +214,7 @@ def check_groups(
         )
     if groups is None and group_filter is not None:
         raise ValueError(
-            f"{type(group_filter).__name__} chooses among groups of episodes; set data.init_args.groups, or remove "
+            f"{type(group_filter).__name__} selects groups of episodes; set data.init_args.groups, or remove "
             "model.init_args.group_filter"
         )
     if groups is None and aggregation == "prompt-mean":
@@ -231,7 +231,7 @@ def check_groups(
 def check_forks(
     advantage: AdvantageEstimator, groups: GroupRollout | None, interaction: Interaction, kl_in_reward: bool
 ) -> None:
-    """Refuse forks if the interaction cannot enter a state again, or branches lack what the rollout has.
+    """Refuse forks if the interaction cannot restore a state, or if branches and rollout would not be comparable.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -241,18 +241,18 @@ def check_forks(
     name, other = type(advantage).__name__, ", or change model.init_args.advantage"
     if not interaction.forks:
         raise ValueError(
-            f"{name} plays on from states of the rollout, which {type(interaction).__name__} cannot; use "
-            f"TurnInteraction (key data.init_args.interaction){other}"
+            f"{name} starts branches from states of the rollout, and {type(interaction).__name__} cannot restore "
+            f"states; use TurnInteraction (key data.init_args.interaction){other}"
         )
     if groups is not None and groups.ahead:
         raise ValueError(
-            f"{name} forks turns right after they are played, and groups begun ahead are finished later; set "
+            f"{name} forks turns right after their rollout, and groups that are begun ahead end in a later one; set "
             f"data.init_args.groups.ahead to 0{other}"
         )
     if isinstance(interaction, TurnInteraction) and interaction.ask_again:
         raise ValueError(
-            f"{name} values the states before steps of the environment, and a reply that is asked for again takes "
-            f"none; set data.init_args.interaction.init_args.ask_again to 0{other}"
+            f"{name} values the states before steps of the environment, and a turn whose reply is requested again has "
+            f"no step; set data.init_args.interaction.init_args.ask_again to 0{other}"
         )
     if kl_in_reward:
         raise ValueError(
@@ -267,7 +267,7 @@ def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction
     Args:
         advantage: the estimator.
         kl_in_reward: whether a KL is subtracted from rewards.
-        interaction: may take a penalty for invalid replies.
+        interaction: interaction that may subtract a penalty for invalid replies.
 
     Raises:
         ValueError: one sentence with the keys to change.
@@ -285,31 +285,31 @@ def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction
 
 
 def warn_of_kl_in_groups(advantage: AdvantageEstimator, kl_in_reward: bool, group_filter: GroupFilter | None) -> None:
-    """Warn if a KL in the reward is the only difference within groups and the estimator scales it up."""
+    """Warn if the estimator would scale up a KL in the reward in groups whose episodes have equal returns."""
     if advantage.divide_by_std and kl_in_reward and group_filter is None:
         rank_zero_warn(
-            f"{type(advantage).__name__} divides by the standard deviation of each group, so where all episodes of one "
-            "earned the same, the KL in their rewards alone gives advantages of full size; put the KL into the loss "
-            "(model.init_args.kl: {reward: 0, loss: 0.001}), or leave such groups out (model.init_args.group_filter: "
+            f"{type(advantage).__name__} divides by the standard deviation of each group, so if all episodes of one "
+            "have the same return, the KL in the reward alone gives them full-size advantages; put the KL into the "
+            "loss (model.init_args.kl: {reward: 0, loss: 0.001}), or drop such groups (model.init_args.group_filter: "
             "DropEqualScores)"
         )
 
 
 def choose_correction(agent: Any) -> None:
-    """Give an agent importance weights if older weights sample, unless a correction is configured."""
-    if agent.correction is agent.chosen_correction:  # of an earlier run
+    """Use ``TruncatedWeights`` if rollouts are sampled with older weights and no correction is configured."""
+    if agent.correction is agent.chosen_correction:  # chosen in an earlier run
         agent.correction = None
     staleness = agent.datamodule.max_staleness
     if agent.correction is None and staleness > 0:
         agent.correction = agent.chosen_correction = TruncatedWeights()
         rank_zero_info(
             f"rollouts are collected ahead (data.init_args.max_staleness {staleness}), so tokens are weighted by "
-            "TruncatedWeights; name another correction, or NoCorrection, at model.init_args.correction"
+            "TruncatedWeights; to change this, set model.init_args.correction, for example to NoCorrection"
         )
 
 
 def no_precision(precision: str) -> str:
-    """Return why a precision is refused."""
+    """Return the error message for an unsupported precision."""
     return (
         f"trainer.precision '{precision}' is not supported (scaled gradients would break clipping); use one of "
         f"{', '.join(PRECISIONS)}"
@@ -317,7 +317,7 @@ def no_precision(precision: str) -> str:
 
 
 def refuse_foreign_keys(trainer: Mapping[str, Any]) -> None:
-    """Refuse clipping, accumulation and 16-bit floats of the Trainer, whose own errors do not name the agent's keys.
+    """Refuse the Trainer's clipping, accumulation and float16, since Lightning's errors do not name the agent's keys.
 
     Args:
         trainer: arguments of the Trainer by name.
@@ -326,7 +326,7 @@ def refuse_foreign_keys(trainer: Mapping[str, Any]) -> None:
         ConfigError: one sentence with the key to change.
     """
     precision = str(trainer.get("precision"))
-    if precision in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would replace it
+    if precision in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would silently replace it
         raise ConfigError(no_precision(precision))
     for key in ("gradient_clip_val", "gradient_clip_algorithm"):
         if trainer.get(key) is not None:
@@ -343,7 +343,7 @@ def refuse_foreign_keys(trainer: Mapping[str, Any]) -> None:
 
 
 def check_keys(trainer: L.Trainer) -> None:
-    """Refuse arguments and callbacks of the Trainer that would act inside an iteration.
+    """Refuse arguments and callbacks of the Trainer that would interfere with an iteration.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -353,14 +353,14 @@ def check_keys(trainer: L.Trainer) -> None:
         raise ValueError(f"trainer.overfit_batches {_CUTS}")
     if _is_not_all(given.limit_train_batches) and not given.fast_dev_run:
         raise ValueError(f"trainer.limit_train_batches {_CUTS}")
-    if _is_not_all(getattr(given, "val_check_interval", None)):  # none, if it is a time
+    if _is_not_all(getattr(given, "val_check_interval", None)):  # not set if it was given as a time
         raise ValueError(f"trainer.val_check_interval would validate inside an iteration; {_VALIDATION}")
     if (every := given.check_val_every_n_epoch) is None or every < 1:
         raise ValueError(f"trainer.check_val_every_n_epoch must be at least 1, got {every}; {_VALIDATION}")
     if every > 1:
         rank_zero_warn(
-            f"trainer.check_val_every_n_epoch is {every}, so Lightning's ModelCheckpoint and EarlyStopping act only "
-            f"after validations, unless they have save_on_train_epoch_end and check_on_train_epoch_end; {_VALIDATION}"
+            f"trainer.check_val_every_n_epoch is {every}, so Lightning's ModelCheckpoint and EarlyStopping run only "
+            f"after validations, unless save_on_train_epoch_end and check_on_train_epoch_end are set; {_VALIDATION}"
         )
     for callback in given.callbacks:
         kinds = [kind.__name__ for kind in type(callback).__mro__ if kind.__name__ in CALLBACKS]
@@ -369,4 +369,4 @@ def check_keys(trainer: L.Trainer) -> None:
 
 
 def _is_not_all(batches: float | None) -> bool:
-    return batches is None or isinstance(batches, int) or batches != 1.0  # 1 is one batch, 1.0 is all
+    return batches is None or isinstance(batches, int) or batches != 1.0  # 1 means one batch, 1.0 means all

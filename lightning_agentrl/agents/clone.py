@@ -1,4 +1,4 @@
-"""Behaviour cloning: an agent that learns to reply as in given episodes."""
+"""Behavior cloning: an agent that learns to imitate the replies of given episodes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ FALLING = Schedules(actor=Schedule("linear"))
 
 
 class CloneAgent(Agent):
-    """Behaviour cloning: cross-entropy on the tokens of given replies, in the prompts of a run.
+    """Behavior cloning: cross-entropy on the tokens of demonstrated replies, with the prompts of a run.
 
-    An iteration has as many turns and steps as in reinforcement learning with the same data module, but the turns are
-    demonstrated, not sampled. The policy itself plays held-out episodes only.
+    An iteration has as many turns and steps as in reinforcement learning with the same data module, but its turns are
+    demonstrations. The policy samples only in held-out episodes.
 
     Args:
         model: hub id, local folder, or ``demo`` (``demo-tools``: with tools) for the bundled model.
-        demonstrations: whole episodes; those of the environments' scripted players by default.
-        min_return: episodes that earned less are left out; null: none is.
-        action_share: share of a reply's weight on the tokens that name the action, if the reply has a thought.
-        lora: train adapters on the frozen model; None: all weights.
-        train_tower: also train the vision tower of a model with images.
-        optim: learning rate, weight decay and clip; those of the critic are not used. By default 2e-5, falling along a
-            line to 0 at the end of the run.
+        demonstrations: source of whole episodes; by default the scripted players of the environments.
+        min_return: smallest return of an episode to learn from; null: use all episodes.
+        action_share: fraction of a reply's weight on the tokens that name the action, if the reply has a thought.
+        lora: adapters to train on the frozen model; None: train all weights.
+        train_tower: whether to train the vision tower of a model with images, too.
+        optim: learning rate, weight decay and gradient clip of the actor. By default the rate is 2e-5 and decays
+            linearly to 0 at the end of the run.
         compute: settings that trade memory for time.
-        temperature: of log-probs and of held-out play; the one with which the policy will be sampled.
+        temperature: temperature of log-probs and of held-out episodes; use the one at which the policy will be sampled.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class CloneAgent(Agent):
     ) -> None:
         super().__init__(
             model,
-            advantage=ReinforcePlusPlus(),  # estimates nothing here; it needs neither a critic nor groups
+            advantage=ReinforcePlusPlus(),  # not used; it requires neither a critic nor groups
             lora=lora,
             train_tower=train_tower,
             optim=optim or Optim(lr_actor=LR, schedule=FALLING),
@@ -77,7 +77,7 @@ class CloneAgent(Agent):
         return {"clone/cross_entropy": -scores.logps.detach(), "policy/entropy": scores.entropy.detach()}
 
     def on_fit_start(self) -> None:
-        """Have the episodes ready before anything is played or trained."""
+        """Load the demonstrations before training begins."""
         super().on_fit_start()
         data = self.datamodule
         with raise_once(), self.clock.stage("collect"):

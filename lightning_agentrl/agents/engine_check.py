@@ -1,4 +1,4 @@
-"""The callback EngineCheck: stop a run whose engine does not sample from the policy that is trained."""
+"""The callback EngineCheck: stop a run whose engine does not sample from the current policy."""
 
 from __future__ import annotations
 
@@ -24,37 +24,36 @@ from lightning_agentrl.metrics.mismatch import Comparison
 from lightning_agentrl.types import Rollout
 
 Action = Literal["stop", "warn", "off"]
-JUMP = 5.0  # times the median of the rollouts before, beyond which a mismatch causes a warning
-REMEMBERED = 8  # rollouts
-PART = 16  # rows of a rollout that are read again
+JUMP = 5.0  # warn if the mismatch exceeds this many times the median of earlier rollouts
+REMEMBERED = 8  # rollouts in the median
+PART = 16  # rows of a rollout that are scored again
 
 
 class EngineCheck(RolloutCallback):
-    """Compare the engine with the policy that is trained, and stop a run whose engine samples from something else.
+    """Check that the engine samples from the current policy, and stop the run if it does not.
 
-    An agent adds this callback to a trainer that has none. Before the first rollout, the engine is sent weights that
-    are moved far away and compared with the trainer on some hundred tokens. Later, the log-probs of each rollout are
-    compared before it is trained on. With ``max_staleness`` the weights have changed by then, so a few tokens are
-    sampled and compared after each update of the engine.
+    Agents add this callback to a trainer that has none. Before the first rollout, weights with large random changes are
+    sent to the engine, and the log-probs of engine and trainer are compared on several hundred tokens. Later, the
+    log-probs of each rollout are compared before training on it. With ``max_staleness`` the weights have changed by
+    then, so a few tokens are sampled and compared after each weight transfer instead.
 
     Args:
-        action: what to do if the engine samples from something else: ``stop`` the run, ``warn``, or ``off``: do not
-            compare.
+        action: action if they differ by more than rounding: ``stop`` the run or ``warn``; ``off`` disables the check.
     """
 
     def __init__(self, action: Action = "stop") -> None:
         if action not in get_args(Action):
             raise ValueError(f"EngineCheck's action must be one of {', '.join(get_args(Action))}, got '{action}'")
         self.action = action
-        self._comparison: EngineComparison | None = None  # once the first weights were sent
-        self._before: deque[float] = deque(maxlen=REMEMBERED)  # mean mismatch of rollouts
+        self._comparison: EngineComparison | None = None  # set after the first weight transfer
+        self._before: deque[float] = deque(maxlen=REMEMBERED)  # mean mismatches of recent rollouts
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._comparison = None
         self._before.clear()
 
     def on_engine_sync(self, trainer: L.Trainer, agent: Any) -> None:
-        """Compare many tokens at the first update, and with rollouts ahead a few at each later one."""
+        """Compare many tokens after the first weight transfer and, with ``max_staleness``, a few after later ones."""
         if self.action == "off":
             return
         if self._comparison is not None:
@@ -62,7 +61,7 @@ class EngineCheck(RolloutCallback):
                 self._act(seen)
             return
         comparison = self._comparison = comparison_of(agent)
-        # An engine that samples with the policy itself has no weights to be moved.
+        # An engine that samples with the policy itself receives no weights, so changing them proves nothing.
         rounds = 2 if comparison.engine.holds_copy else 1
         found = [each.seen for each in comparison.rounds(rounds, agent.policy_version)]
         if wrong := [seen for seen in found if not seen.fits]:
@@ -71,12 +70,12 @@ class EngineCheck(RolloutCallback):
             rank_zero_info(f"{type(comparison.engine).__name__} samples from the policy: {found[-1]}")
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
-        """Compare the log-probs of a rollout, before a step is taken."""
+        """Compare the log-probs of a rollout before the first step on it."""
         if self._comparison is None:
             return
         data = agent.datamodule
         if data.max_staleness or (data.groups is not None and data.groups.ahead):
-            # The log-probs of older weights differ from those of the policy, which has moved on.
+            # Compare only turns that were sampled with the current weights.
             version = agent.policy_version
             current = [all(turn.policy_version == version for turn in sample.turns) for sample in rollout.samples]
             rollout = rollout.select(torch.tensor(current, dtype=torch.bool))
@@ -86,37 +85,38 @@ class EngineCheck(RolloutCallback):
         if mean is not None and mean <= self._comparison.bounds.mean:
             self._warn_of_jump(mean)
             return
-        # The policy's own rounding may explain it, and no other part of the iteration may need the log-probs.
+        # Either the mismatch is large, which the policy's own rounding may explain, or the iteration did not compute
+        # log-probs.
         part = rollout.select(list(range(min(len(rollout), PART))))
         seen = self._comparison.compare(action_rows(part), part.rollout_logps[part.action_mask].double())
         if (seen.mean if mean is None else mean) > seen.allowed.mean:
             self._act(seen)
 
     def _mean_mismatch(self, logps: Tensor, rollout: Rollout) -> float:
-        """Return the mean mismatch of the trainer's log-probs [B, A] of a rollout, over all ranks."""
+        """Return the mean absolute difference of the trainer's log-probs [B, A] to the engine's, over all ranks."""
         mismatch = (logps - rollout.rollout_logps)[rollout.action_mask].abs().double()
-        mismatch = mismatch[mismatch.isfinite()]  # a step on others is never taken
+        mismatch = mismatch[mismatch.isfinite()]  # rows with other numbers are not trained on
         totals, counts = zip(*all_gather((float(mismatch.sum()), len(mismatch))), strict=True)
         return sum(totals) / sum(counts) if sum(counts) else math.nan
 
     def _warn_of_jump(self, mean: float) -> None:
-        """Warn if the mean mismatch is far above that of the rollouts before, though rounding could explain it."""
+        """Warn if the mean mismatch is far above that of recent rollouts, even if rounding could explain it."""
         assert self._comparison is not None
         usual = statistics.median(self._before or [mean])
         self._before.append(mean)
         if mean > max(JUMP * usual, self._comparison.bounds.mean / 10):
             rank_zero_warn(
                 f"the mean log-prob mismatch between {type(self._comparison.engine).__name__} and trainer has jumped "
-                f"to {mean:.2g}, from a median of {usual:.2g} in the rollouts before (mismatch/logp_gap_mean)"
+                f"to {mean:.2g}, from a median of {usual:.2g} in recent rollouts (mismatch/logp_gap_mean)"
             )
 
     def _act(self, seen: Comparison) -> None:
-        """Stop or warn. Every rank must call it with the same comparison."""
+        """Stop or warn. Every rank must call this with the same comparison."""
         assert self._comparison is not None
         message = (
             f"{type(self._comparison.engine).__name__} does not sample from the policy that is trained: {seen}; "
             f"rounding explains {seen.allowed}. `agentrl verify-engine` with the same config names the likely cause; "
-            "the callback EngineCheck with action: warn (key trainer.callbacks) goes on all the same"
+            "to continue anyway, add the callback EngineCheck with action: warn (key trainer.callbacks)"
         )
         if self.action == "stop":
             with raise_once():
@@ -125,7 +125,7 @@ class EngineCheck(RolloutCallback):
 
 
 def comparison_of(agent: Any) -> EngineComparison:
-    """Return the comparison of a connected agent. It counts no progress, and may be left as a rollout is."""
+    """Return the comparison for a connected agent; it reports no progress, and a requested stop ends it."""
     data = agent.datamodule
     return EngineComparison(
         data.engine,

@@ -1,9 +1,9 @@
-"""Comparison of an engine with the policy: sampled tokens, and the log-probs of both sides for them.
+"""Comparison of an engine with the policy: log-probs of both for tokens that the engine samples.
 
-An engine keeps weights in packed, split or quantized copies, so there is no tensor to compare. Instead, every trained
-weight is moved far away and sent by the engine's own update; some hundred tokens that the engine then samples are
-compared with the log-probs of the trainer, moved alike. A weight that the update does not reach shows, even if it had
-the right value before. Then the weights are restored bit for bit, sent and compared again.
+An engine stores weights in packed, split or quantized copies, so tensors cannot be compared. Instead, every trained
+weight is changed a lot and sent by the engine's own weight transfer. The log-probs of several hundred tokens that the
+engine then samples are compared with those of the trainer with the same changed weights. This detects weights that the
+transfer misses, even if they were correct before. Then the weights are restored bit for bit, sent and compared again.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.types import ModelInput, Row
 
-LEAST_TOKENS = 512  # of a round, over all ranks
-REPLIES, TOKENS = 8, 32  # of a batch, and of a reply
-MOST_BATCHES = 64  # of a round, if replies are short
-FEW_TOKENS = 8  # of a reply, between two rollouts
-VARIED, FRESH = 8, 24  # random ids that end prompts of the run, and of prompts that share no beginning with any other
+LEAST_TOKENS = 512  # sampled tokens in a round over all ranks, at least
+REPLIES, TOKENS = 8, 32  # replies in a batch, and tokens in a reply at most
+MOST_BATCHES = 64  # batches in a round at most, if replies are short
+FEW_TOKENS = 8  # tokens in a reply at most, for the check between two rollouts
+VARIED, FRESH = 8, 24  # random ids at the end of a prompt of the run, and in a prompt without a common prefix
 SEED = 90210  # separates these seeds from those of the run
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A request and its reply; ``fresh`` if its prompt shares no beginning with any earlier one."""
+    """A request and its reply; ``fresh`` if its prompt shares no prefix with earlier prompts."""
 
     request: SamplingRequest
     reply: Reply
@@ -50,36 +50,36 @@ class Sampled:
 
     @property
     def row(self) -> Row:
-        """The prompt with the reply, read before each sampled token."""
+        """The prompt with the reply; its logit positions precede the sampled tokens."""
         prompt, ids = self.request.prompt, self.reply.ids
         return Row(prompt + ModelInput.of_ids(ids), tuple(range(len(prompt) - 1, len(prompt) - 1 + len(ids))))
 
 
 @dataclass(frozen=True)
 class Round:
-    """Samples of an engine from one version of the weights."""
+    """Samples of an engine with one version of the weights."""
 
     number: int
-    moves: bool  # whether the weights were moved
-    samples: list[Sampled]  # of this rank
-    seen: Comparison  # of all ranks
+    moves: bool  # whether the weights were changed
+    samples: list[Sampled]  # samples of this rank
+    seen: Comparison  # comparison over all ranks
 
 
 @dataclass
 class EngineComparison:
-    """Compare an engine with the policy, without using the random streams of the run.
+    """Compare an engine with the policy, without using the run's random states.
 
     All ranks must call each method together.
 
     Args:
-        engine: started.
-        handle: of the policy that it samples from.
-        prompts: of the run, at least one.
-        tokenizer: of the policy.
-        reader: reads rows as training does.
-        evaluating: context of the trainer's precision, without gradients.
-        seed: different for each rank.
-        stopping: of the run, which may stop while replies are awaited.
+        engine: engine that was started.
+        handle: handle of the policy that it samples from.
+        prompts: at least one prompt of the run.
+        tokenizer: tokenizer of the policy.
+        reader: settings of forward passes, as in training.
+        evaluating: function that returns a context with the trainer's precision and without gradients.
+        seed: seed of prompts and replies, different for each rank.
+        stopping: handler of requests to stop the run, also checked while replies are awaited.
         widens: whether to widen the bounds for a policy whose own rounding error is large.
     """
 
@@ -98,11 +98,11 @@ class EngineComparison:
         self.bounds = bounds_for(self.engine.dtype, str(self.handle.computes_in))
 
     def rounds(self, count: int, version: int) -> Iterator[Round]:
-        """Compare after several updates, the last one with the policy's own weights, which the engine has in the end.
+        """Compare after each of several weight transfers; the last one sends the policy's unchanged weights.
 
         Args:
-            count: number of rounds; 1: the policy's own weights alone.
-            version: of the policy.
+            count: number of rounds; 1: the unchanged weights only.
+            version: version of the policy.
         """
         for number in range(count):
             moves = number + 1 < count
@@ -111,19 +111,19 @@ class EngineComparison:
                 samples = self._sample_round(number)
                 seen = self.compare([each.row for each in samples], logps_of(samples))
             yield Round(number, moves, samples, seen)
-        self.engine.sync(version)  # drops the prefixes that were read here
+        self.engine.sync(version)  # clears the prefix cache of these prompts
 
     def few(self) -> Comparison:
-        """Compare 8 short replies to fresh prompts, the same ones each time.
+        """Compare 8 short replies to the same random prompts at each call.
 
-        Their prompts share no beginning with any other, so the engine's prefix cache keeps what it had, and the next
-        rollout is the same to the bit.
+        The prompts share no prefix with any other, so the engine's prefix cache still serves the run's prompts as
+        before, and the next rollout is the same to the bit.
         """
         samples = self._ask(self._fresh(0, 0, FEW_TOKENS), fresh=True)
         return self.compare([each.row for each in samples], logps_of(samples))
 
     def compare(self, rows: Sequence[Row], logps: Tensor) -> Comparison:
-        """Compare the engine's log-probs [N] at the positions of rows with the trainer's, over all ranks."""
+        """Compare the engine's log-probs [N] at the logit positions of rows with the trainer's, over all ranks."""
         own, entropy = self.read(rows)
         of_ranks = zip(*all_gather((logps, own, entropy)), strict=True)
         engine, trainer, entropies = (torch.cat(parts) for parts in of_ranks)
@@ -134,20 +134,20 @@ class EngineComparison:
         return seen if other is None else replace(seen, rounding=torch.cat(all_gather((other - own).abs())))
 
     def read(self, rows: Sequence[Row], policy: LanguageModel | None = None) -> tuple[Tensor, Tensor]:
-        """Return the trainer's log-probs and entropies [N] at the positions of the rows."""
+        """Return the trainer's log-probs and entropies [N] at the logit positions of the rows."""
         with self.evaluating():
             scores = row_scores(policy or self.handle.policy, rows, self.reader)
         logps, entropy = (torch.cat([row[i] for row in scores] or [torch.zeros(0)]).double() for i in (0, 1))
         return logps, entropy
 
     def _read_in_other_precision(self, rows: Sequence[Row]) -> Tensor | None:
-        """Read log-probs in another precision than the trainer's, to measure the policy's own rounding error.
+        """Compute the trainer's log-probs in another precision, to measure the policy's own rounding error.
 
-        A trainer in 16 bits computes in float32, and one in float32 in the engine's 16 bits. If both compute in float32
-        on a GPU, one of them may multiply in TF32, as vLLM's attention does.
+        For a trainer in 16 bits this is float32, for a trainer in float32 the engine's 16-bit dtype. If both use
+        float32 on a GPU, it switches TF32 on or off, since vLLM's attention may multiply in TF32.
 
         Returns:
-            None if no other precision is involved, and for sharded weights in 16 bits.
+            Log-probs [N]; None if both sides use the same precision, and for sharded weights in 16 bits.
         """
         policy, device = self.handle.policy, self.reader.device.type
         weights = list(policy.parameters())
@@ -174,7 +174,8 @@ class EngineComparison:
     def _sample_round(self, number: int) -> list[Sampled]:
         """Sample until all ranks together have enough tokens.
 
-        Prompts that begin alike come last in one round and first in the next, so that a prefix cache is used.
+        Prompts with common prefixes come last in one round and first in the next, so that outdated entries of a prefix
+        cache are detected.
         """
         samples: list[Sampled] = []
         with self.engine.collecting():
@@ -199,7 +200,7 @@ class EngineComparison:
         return [Sampled(request, reply, fresh) for request, reply in zip(requests, found, strict=True)]
 
     def _alike(self, batch: int) -> list[SamplingRequest]:
-        """Return requests that are the same in each round, with prompts of the run that end differently."""
+        """Return requests that are the same in each round: prompts of the run with random ids at the end."""
         window = self.handle.window
         tokens, varied = min(TOKENS, window // 2), min(VARIED, window // 4)
         requests = []
@@ -211,7 +212,7 @@ class EngineComparison:
         return requests
 
     def _fresh(self, number: int, batch: int, tokens: int) -> list[SamplingRequest]:
-        """Return requests with prompts of random ids, different for each number."""
+        """Return requests with prompts of random ids that differ between rounds."""
         requests = []
         for k in range(batch * REPLIES, (batch + 1) * REPLIES):
             random = Random(derive_seed(SEED, self.seed, number, k))
@@ -224,20 +225,20 @@ class EngineComparison:
 
     @cached_property
     def _plain_ids(self) -> list[int]:
-        """All ids but special and added ones."""
+        """All token ids but special and added ones."""
         added = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
         size = min(len(self.tokenizer), int(self.handle.policy.lm.config.get_text_config().vocab_size))
         return [token for token in range(size) if token not in added]
 
 
 def logps_of(samples: Sequence[Sampled]) -> Tensor:
-    """Return the log-probs [N] (nats, float64) that the engine reported for all tokens, one reply after the other."""
+    """Return the engine's log-probs [N] (nats, float64) of all sampled tokens, one reply after the other."""
     return torch.tensor([logp for each in samples for logp in each.reply.logps], dtype=torch.float64)
 
 
 @contextmanager
 def other_float32_products() -> Iterator[None]:
-    """Multiply float32 in TF32, or no longer so."""
+    """Switch TF32 for float32 products on if it is off, and off if it is on."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if before == "highest" else "highest")
     try:

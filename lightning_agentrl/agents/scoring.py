@@ -1,4 +1,4 @@
-"""Scores of a rollout before training on it: models read its action tokens, micro-batch by micro-batch."""
+"""Scoring of a rollout before training: log-probs, entropies and values at its action tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lightning_agentrl.types import ForkPlan, ModelInput, Rollout, Row, Scores, 
 from lightning_agentrl.types.transfer import to_host, wait_for
 
 TIMES_WITHOUT_GRADIENT = 4
-NOTHING = Row(ModelInput.of_ids((0,)), (0,))  # what an empty micro-batch reads
+NOTHING = Row(ModelInput.of_ids((0,)), (0,))  # placeholder row of an empty micro-batch
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Needs:
     """Quantities to compute for a rollout before and during its update. ``a | b`` is the union of both.
 
     Args:
-        old_logps: log-probs and entropy of the sampled tokens before the update. If an iteration is one optimizer step
-            without dropout and nothing needs them earlier, those of the step itself are used, without a separate pass.
+        old_logps: log-probs and entropies of sampled tokens before the update. If an iteration is one optimizer step
+            without dropout, and nothing else needs them, log-probs of the step itself are used instead.
         ref_logps: log-probs under the reference: the frozen initial policy, or another model such as a teacher.
-        values: values of the sampled tokens, and of the states at which the rollout is cut.
-        sum_pi_squared: sum over the vocabulary of squared probabilities, at each sampled token.
+        values: values at sampled tokens, and of the states at which the rollout is cut.
+        sum_pi_squared: sum of squared probabilities over the vocabulary, at each sampled token.
         mini_batch_logps: current log-probs of a whole mini-batch before its first micro-batch.
         greedy_baseline: one greedy episode from each start state.
-        forks: continuations from the states of the rollout; None: none.
+        forks: continuations from states of the rollout; None: none.
     """
 
     old_logps: bool = False
@@ -57,13 +57,13 @@ class Needs:
 
     @property
     def policy_pass(self) -> bool:
-        """Whether the policy has to be read before the update."""
+        """Whether a forward pass of the policy is needed before the update."""
         return self.old_logps or self.sum_pi_squared or self.mini_batch_logps
 
 
 @contextmanager
 def naming_missing(scores: Scores) -> Iterator[None]:
-    """Add to an error in code that reads scores the names of the scores that were not computed."""
+    """Add the names of scores that were not computed to errors raised inside this context."""
     try:
         yield
     except (TypeError, AttributeError) as error:
@@ -74,21 +74,21 @@ def naming_missing(scores: Scores) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reader:
-    """Settings of the forward passes of a run.
+    """Settings of the forward passes of a run, and packing of rows into micro-batches.
 
     Args:
-        temperature: of sampling.
-        max_tokens: of one micro-batch.
-        device: of the models.
-        share: compute a prefix that several rows of a micro-batch share once.
-        advance: called with the number of processed rows.
-        agree: if models are sharded, returns the largest count of micro-batches of all ranks. A rank with fewer adds
-            empty ones, since every rank has to take part in each forward and backward pass.
-        images: how the models read images; None: they read text only.
-        trains_tower: read a blank image in each pass with gradients that has no image, so that the weights of the
-            tower have gradients on all ranks.
-        precision: context of the trainer's precision.
-        group: ranks that read their rows together, each a shard of the tokens; None: each rank reads its own.
+        temperature: sampling temperature.
+        max_tokens: largest number of tokens in a micro-batch.
+        device: device of the models.
+        share: whether to compute common prefixes of a micro-batch's rows once.
+        advance: function called with the number of rows processed, for the progress display.
+        agree: function that returns the largest number of micro-batches over all ranks. It is set if models are
+            sharded: ranks with fewer micro-batches add empty ones, since each pass needs all ranks.
+        images: image reader of the models; None: they read text only.
+        trains_tower: whether to add a blank image to each pass with gradients that has no image, so that the vision
+            tower gets gradients on all ranks.
+        precision: function that returns a context with the trainer's precision.
+        group: ranks that read their rows together, each a shard of the tokens; None: each rank reads its own rows.
     """
 
     temperature: float
@@ -103,9 +103,10 @@ class Reader:
     group: SequenceGroup | None = None
 
     def packs(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], Packed]]:
-        """Yield for each micro-batch the numbers of its rows and what is read for them; a group reads all of its rows.
+        """Yield the row indices and packed inputs of each micro-batch.
 
-        All ranks of a group must call it, also without rows.
+        With a group, the rows of all its ranks are packed together, and indices refer to this rank's rows. All ranks of
+        a group must call it, also without rows.
         """
         if self.group is None:
             for index in self.micro_batches(rows):
@@ -120,9 +121,9 @@ class Reader:
             yield own, self.pack([every[i] for i in index], [owners[i] for i in index])
 
     def micro_batches(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Return the numbers of the rows of each micro-batch; of a group, ``rows`` are those of all its ranks.
+        """Return the row indices of each micro-batch; with a group, ``rows`` must be those of all its ranks.
 
-        Without gradients no activations are kept, so several times as many tokens fit, and more prefixes are shared.
+        Without gradients micro-batches are larger, since no activations are kept.
         """
         factor = (1 if torch.is_grad_enabled() else TIMES_WITHOUT_GRADIENT) * (self.group.size if self.group else 1)
         per_token = self.images.patches_per_token if self.images else 0
@@ -130,7 +131,7 @@ class Reader:
         return plans if self.agree is None else plans + [[]] * (self.agree(len(plans)) - len(plans))
 
     def pack(self, rows: Sequence[Row], owners: Sequence[int] = ()) -> Packed:
-        """Pack a micro-batch; of a group, with the rank that has each row."""
+        """Pack the rows of a micro-batch; with a group, ``owners`` has the rank of each row."""
         feed_tower = self.trains_tower and torch.is_grad_enabled()
         if self.group is not None:
             return pack_shard(rows or [NOTHING], owners or [-1], self.group, self.device, self.images, feed_tower)
@@ -139,12 +140,13 @@ class Reader:
 
 @contextmanager
 def cached_precision(plugin: Precision) -> Iterator[None]:
-    """Use the trainer's precision; under autocast, cast weights once and not in each forward pass."""
+    """Use the trainer's precision; under autocast, cast weights once instead of in each forward pass."""
     if isinstance(plugin, HalfPrecision | DoublePrecision):
-        yield  # weights have the dtype already; the contexts of these plugins set the default dtype of all threads
+        # Weights have the right dtype, and the contexts of these plugins would set the default dtype of all threads.
+        yield
         return
     with plugin.forward_context():
-        torch.set_autocast_cache_enabled(True)  # Lightning turns it off; autocast restores it on leaving
+        torch.set_autocast_cache_enabled(True)  # Lightning disables it; autocast restores the setting on exit
         yield
 
 
@@ -167,7 +169,7 @@ def evaluation_mode(agent: Any) -> Iterator[None]:
 
 
 def policy_handle(agent: Any) -> PolicyHandle:
-    """Return what an engine needs of an agent's policy."""
+    """Return the handle of an agent's policy for an engine."""
     data = agent.datamodule
     return PolicyHandle(
         agent.actor,
@@ -180,10 +182,10 @@ def policy_handle(agent: Any) -> PolicyHandle:
 
 
 def reader_for(agent: Any) -> Reader:
-    """Return the settings of the forward passes of an agent whose run has started."""
+    """Return the reader of an agent whose run has started."""
     strategy = agent.trainer.strategy
     lockstep = in_lockstep(strategy)
-    alone = not lockstep and agent.sequence_group is None  # else no rank may leave by itself
+    alone = not lockstep and agent.sequence_group is None  # otherwise ranks must not leave a pass separately
     return Reader(
         agent.temperature,
         agent.compute.max_tokens_per_micro_batch,
@@ -200,16 +202,16 @@ def reader_for(agent: Any) -> Reader:
 
 @dataclass(frozen=True)
 class _Passes:
-    """Models that read a rollout before training on it, each in a separate pass."""
+    """Forward passes over a rollout before training on it."""
 
     policy: bool
-    values_with_policy: bool  # by a critic that shares the policy's trunk
+    values_with_policy: bool  # in the pass of the policy, whose trunk the critic shares
     reference: bool
     values: bool
 
     @classmethod
     def of(cls, models: Models, rollout: Rollout, needs: Needs) -> _Passes:
-        """Return those for what is needed and not there yet."""
+        """Return the passes for quantities that are needed and missing."""
         shared = needs.values and models.critic is not None and models.critic.shares_trunk
         policy = (needs.policy_pass or shared) and rollout.scores.old_logps is None
         return cls(
@@ -221,16 +223,16 @@ class _Passes:
 
 
 def needs_before_update(agent: Any) -> Needs:
-    """Return what an agent declares; several steps per iteration, or dropout in one, also need the log-probs before."""
+    """Return the agent's needs, plus old log-probs if an iteration has several steps or dropout."""
     drops = agent.lora is not None and agent.lora.dropout > 0
     several = drops or agent.datamodule.steps_per_iteration > 1
-    bypass = agent.correction is not None and agent.correction.bypass  # then the engine's log-probs are the old ones
+    bypass = agent.correction is not None and agent.correction.bypass  # use the engine's log-probs as old log-probs
     return agent.needs | Needs(old_logps=several and not bypass)
 
 
 @contextmanager
 def scoring(agent: Any, rollout: Rollout) -> Iterator[None]:
-    """Time what scores a rollout as a stage, in eval mode; all ranks leave it together."""
+    """Context for scoring a rollout: eval mode, timed as stage ``score``; all ranks leave it together."""
     total = rows_to_score(agent.models, rollout, needs_before_update(agent))
     with agent.datamodule.stopping.together(), agent.clock.stage("score", total), evaluation_mode(agent):
         yield
@@ -238,10 +240,10 @@ def scoring(agent: Any, rollout: Rollout) -> Iterator[None]:
 
 
 def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader) -> Rollout:
-    """Add what is needed of log-probs of actor and reference, entropy, values and bootstrap values.
+    """Add the needed scores: log-probs of actor and reference, entropies, values and bootstrap values.
 
-    Log-probs already there are kept, since the policy that sampled does not change; values are always those
-    of the current critic. A critic that shares the actor's trunk is read in the same pass.
+    Existing log-probs are kept, since they belong to the policy before the update. Values are always computed with the
+    current critic, in the same pass as the actor if it shares the actor's trunk.
     """
     passes, bootstrap_values = _Passes.of(models, rollout, needs), None
     if passes.policy:
@@ -263,19 +265,19 @@ def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader
 
 
 def rows_to_score(models: Models, rollout: Rollout, needs: Needs) -> int:
-    """Return how many rows all passes of :func:`score_rollout` read together."""
+    """Return the total number of rows in all passes of :func:`score_rollout`."""
     passes = _Passes.of(models, rollout, needs)
     ends = len(bootstrap_rows(rollout)) if passes.values or passes.values_with_policy else 0
     return (passes.policy + passes.reference + passes.values) * len(rollout) + ends
 
 
 def action_rows(rollout: Rollout) -> list[Row]:
-    """Return one row per sample, read before each of its action tokens."""
+    """Return one row per sample, with logit positions before each of its action tokens."""
     return [sample.row for sample in rollout.samples]
 
 
 def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
-    """Return rows of the states after samples where the recursion is cut, read at their last token, by sample."""
+    """Return rows of the states that follow cut samples, by sample index, with the last token as logit position."""
     rows = {}
     for i in torch.nonzero(rollout.last_of_episode).flatten().tolist():
         following = rollout.samples[i].turns[-1].bootstrap
@@ -286,7 +288,7 @@ def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
 
 
 def to_columns(flat_R: Tensor, mask_BA: Tensor) -> Tensor:
-    """Return [B, A] with the numbers of the R logit positions at the action tokens, and 0 elsewhere."""
+    """Arrange numbers [R] of logit positions as [B, A]: at the action tokens, and 0 elsewhere."""
     columns = flat_R.new_zeros(mask_BA.shape)
     return columns.masked_scatter(mask_BA.to(flat_R.device), flat_R)
 
@@ -299,9 +301,17 @@ def score_policy(
     shared: Critic | None = None,
     sum_pi_squared: bool = False,
 ) -> tuple[Scores, Tensor | None]:
-    """Return log-probs and entropies (nats) of action tokens [B, A], and sums of squared probabilities if asked for.
+    """Return the scores [B, A] of a policy at action tokens, and bootstrap values [B].
 
-    With a critic that shares the trunk also values [B, A] and bootstrap values [B], from the same pass.
+    Args:
+        policy: the model.
+        rollout: rollout to score.
+        reader: settings of the forward passes.
+        shared: critic that shares the policy's trunk, to compute values in the same pass; None: no values.
+        sum_pi_squared: whether to compute sums of squared probabilities.
+
+    Returns:
+        Log-probs and entropies (nats) and the requested further scores; bootstrap values, None without ``shared``.
     """
 
     def read(packed: Packed) -> list[Tensor]:
@@ -321,7 +331,7 @@ def score_policy(
 
 @torch.no_grad()
 def row_scores(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[tuple[Tensor, ...]]:
-    """Return log-probs [R] of the tokens after the logit positions of each row and entropies [R] there, on the CPU."""
+    """Return, for each row, log-probs [R] of the tokens after its logit positions and entropies [R], on the CPU."""
 
     def read(packed: Packed) -> list[Tensor]:
         scores = policy.token_scores(policy.hidden(packed), packed.targets, reader.temperature)
@@ -336,7 +346,7 @@ def row_distributions(policy: LanguageModel, rows: Sequence[Row], reader: Reader
     """Return log-probs of the whole vocabulary at the logit positions of at least one row, [R, V], on the CPU."""
 
     def read(packed: Packed) -> list[Tensor]:
-        return [policy.distributions(policy.hidden(packed), reader.temperature).cpu()]  # too large to wait there
+        return [policy.distributions(policy.hidden(packed), reader.temperature).cpu()]  # too large to keep on the GPU
 
     (log_pi_RV,) = _read_rows(rows, reader, read)
     return log_pi_RV
@@ -355,7 +365,7 @@ def row_states(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> Te
 
 @torch.no_grad()
 def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader: Reader) -> tuple[Tensor, Tensor]:
-    """Return values [B, A] of action tokens, and bootstrap values [B] of the states after samples, 0 without a cut."""
+    """Return values [B, A] at action tokens, and bootstrap values [B] of the states after cut samples, 0 for others."""
 
     def read(packed: Packed) -> list[Tensor]:
         return [values_of(critic, packed, policy.hidden(packed) if critic.shares_trunk else None)]
@@ -365,7 +375,7 @@ def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader
 
 
 def of_turns(critic: Critic, values_BA: Tensor, rollout: Rollout) -> Tensor:
-    """Return the values of action tokens [B, A]: where a critic is fitted, those of the beginnings of their turns."""
+    """Return values [B, A] of action tokens; with a fitted critic, all tokens of a turn get its first token's value."""
     return of_first_tokens(values_BA, rollout.action_mask, rollout.turn_ids) if critic.fitted else values_BA
 
 
@@ -376,33 +386,33 @@ def _score_rows(
     read: Callable[[Packed], list[Tensor]],
     names: Sequence[str],
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Read a rollout and the states after some of its samples.
+    """Compute scores at the action tokens of a rollout and in the states after some of its samples.
 
     Args:
-        rollout: as it was collected.
-        ends: rows of these states, by sample.
-        reader: settings of the passes.
-        read: gives a tensor [R] for each kind of number.
-        names: of the kinds.
+        rollout: rollout to score.
+        ends: rows of the states after samples, by sample index.
+        reader: settings of the forward passes.
+        read: function that returns a tensor [R] for each score.
+        names: names of the scores.
 
     Returns:
-        A tensor [B, A] for each kind by name, and the numbers of the last kind [B] in the states after samples.
+        Scores [B, A] by name, and the last score [B] in the states after samples.
     """
     mask = rollout.action_mask
     columns = dict.fromkeys(names, torch.zeros(mask.shape))
     after_B = torch.zeros(len(rollout))
-    # Without a row, as on a rank whose groups are lost, there is no kind.
+    # Without rows, as on a rank that lost all its groups, `_read_rows` returns nothing.
     for name, flat_R in zip(names, _read_rows([*action_rows(rollout), *ends.values()], reader, read), strict=False):
-        columns[name] = to_columns(flat_R, mask)  # numbers of action tokens come first
+        columns[name] = to_columns(flat_R, mask)  # scores of action tokens come first
         after_B = flat_R.new_zeros(len(rollout))
         after_B[torch.tensor([*ends], dtype=torch.int64)] = flat_R[len(flat_R) - len(ends) :]
     return columns, after_B
 
 
 def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], list[Tensor]]) -> list[Tensor]:
-    """Return for each kind of number those at the R logit positions of all rows, in their order: [R, …], on the CPU.
+    """Return each score at the R logit positions of all rows, in their order: [R, …], on the CPU.
 
-    Without a row there is no kind.
+    Without rows the list is empty.
     """
     kinds_of_row: list[list[Tensor]] = [[] for _ in rows]
     for index, packed in reader.packs(rows):

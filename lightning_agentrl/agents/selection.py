@@ -1,4 +1,4 @@
-"""Which rows and tokens of a rollout are trained on, and what is random in that choice."""
+"""Selection of the rows and tokens of a rollout to train on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.losses import Gather, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.types import Rollout, StopReason, Turn
 
-SHOWN = 3  # turns or tensors that a sentence names
+SHOWN = 3  # turns or tensors named in a message at most
 MAY_LACK = ("greedy_scores", "state_values", "forked_end_values")  # NaN for lost episodes and states without branches
 
 
@@ -26,14 +26,14 @@ def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tu
 
     Args:
         agent: an ``Agent``.
-        rollout: with advantages and returns.
-        faulty_B: rows (bool) with numbers that are not finite.
-        lost_B: rows (bool) from which nothing can be learned, since an environment failed.
+        rollout: rollout with advantages and returns.
+        faulty_B: mask of rows with non-finite numbers.
+        lost_B: mask of rows that cannot be trained on, since an environment failed.
 
     Returns:
-        All rows, and the chosen ones.
+        The rollout with all rows, and the rollout with the chosen rows.
     """
-    # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
+    # The warm-up uses lost rows if values bootstrap them; otherwise their returns are wrong.
     takes_lost = agent.phase == "critic_warmup" and agent.advantage.needs_values
     chosen_B = ~(faulty_B if takes_lost else faulty_B | lost_B)
     if agent.group_filter is not None and agent.phase == "train":
@@ -47,12 +47,12 @@ def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tu
 
 
 def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: Reduce) -> Rollout:
-    """Return the rollout with the weights of the correction, if any, and without rejected tokens.
+    """Add the importance weights of the agent's correction, if any, and mask rejected tokens.
 
     Args:
-        rollout: scored.
-        correction: of the agent.
-        reduce: sums a tensor over ranks.
+        rollout: scored rollout.
+        correction: correction of the agent.
+        reduce: function that sums a tensor over ranks.
     """
     if correction is None or not correction.needs_old_logps:
         return rollout
@@ -63,16 +63,16 @@ def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: 
 
 
 def without_not_finite(rollout: Rollout) -> tuple[Rollout, Tensor, list[str]]:
-    """Mask the episodes that have a number that is not finite.
+    """Mask episodes with non-finite numbers.
 
-    An advantage is computed from the numbers of a whole episode, so one of them spoils all.
+    Whole episodes are masked, since each advantage depends on the numbers of its whole episode.
 
     Args:
-        rollout: scored, with shaped rewards.
+        rollout: scored rollout with shaped rewards.
 
     Returns:
-        The rollout with these rows masked and such numbers replaced by 0; these rows [B] (bool), which no model may
-        read again, since NaN times 0 is NaN; and the names of such numbers, each with its turns.
+        The rollout with these rows masked and non-finite numbers replaced by 0; a mask [B] of these rows, which must
+        not be passed through a model again, since NaN times 0 is NaN; and descriptions of the numbers: name and turns.
     """
     rows_B = torch.zeros(len(rollout), dtype=torch.bool)
     zeroed: dict[str, Tensor] = {}
@@ -93,10 +93,10 @@ def without_not_finite(rollout: Rollout) -> tuple[Rollout, Tensor, list[str]]:
 
 
 def first_fault(losses: Sequence[tuple[str, Tensor, Rollout]]) -> str:
-    """Return the first loss per token that is not finite, with its turns.
+    """Return a description of the first non-finite loss and its turns; an empty string if all are finite.
 
     Args:
-        losses: name, loss [B, A] and micro-batch of each.
+        losses: name, loss per token [B, A] and micro-batch of each loss.
     """
     for name, loss, micro in losses:
         if turns := turns_at(micro, micro.trained_mask & ~loss.isfinite()):
@@ -105,13 +105,13 @@ def first_fault(losses: Sequence[tuple[str, Tensor, Rollout]]) -> str:
 
 
 def named(turns: Sequence[Turn]) -> str:
-    """Return the places of turns, the first few by name."""
+    """Describe turns by environment, episode and index, at most ``SHOWN`` of them."""
     places = "; ".join(f"environment {t.env}, episode {t.episode}, turn {t.index}" for t in turns[:SHOWN])
     return places + (f" and {len(turns) - SHOWN} more turns" if len(turns) > SHOWN else "")
 
 
 def turns_at(rollout: Rollout, where_BA: Tensor) -> list[Turn]:
-    """Return the turns of the tokens that are set, each once."""
+    """Return the turns that contain tokens of a mask [B, A]."""
     found = []
     for row in where_BA.any(1).nonzero().flatten().tolist():
         wanted = set(rollout.turn_ids[row][where_BA[row]].tolist())
@@ -122,13 +122,13 @@ def turns_at(rollout: Rollout, where_BA: Tensor) -> list[Turn]:
 def report_left_out(
     rollout: Rollout, faulty_B: Tensor, names: Sequence[str], stop: Callable[[str], object]
 ) -> dict[str, float]:
-    """Warn of the turns of all ranks that are not trained on, and return their number; every rank must call it.
+    """Warn of turns on all ranks that are left out of training, and return their number; every rank must call it.
 
     Args:
-        rollout: of this rank.
-        faulty_B: rows (bool) that are left out.
-        names: of the numbers that are not finite, each with its turns.
-        stop: ends the run for a reason; called if no turn is left.
+        rollout: rollout of this rank.
+        faulty_B: mask of rows that are left out.
+        names: descriptions of the non-finite numbers: name and turns.
+        stop: function that stops the run with a reason; called if no turn is left.
     """
     own = len(rollout.select(faulty_B).turns)
     outs, turns, faults = zip(*all_gather((own, len(rollout.turns), names[:SHOWN])), strict=True)
@@ -141,30 +141,31 @@ def report_left_out(
 
 
 def kept_rows(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> Tensor:
-    """Return the rows [B] (bool) of the groups that the filter keeps, by the rewards of the environment.
+    """Return a mask [B] of the rows in groups that the filter keeps, based on the environment's rewards.
 
     Args:
-        rollout: of groups.
-        group_filter: of the agent.
-        gather: gives what every rank holds.
+        rollout: rollout with groups.
+        group_filter: filter of the agent.
+        gather: function that gathers a tensor from all ranks.
     """
     assert rollout.groups is not None
     groups, scores_B = Groups(rollout.groups, rollout.outcome_rounding), rollout.outcomes
-    scores_B = torch.where(groups.equal(scores_B), groups.max(scores_B), scores_B)  # as estimators see them
+    # Scores that are equal up to rounding are made equal, as in estimators.
+    scores_B = torch.where(groups.equal(scores_B), groups.max(scores_B), scores_B)
     return group_filter(rollout.groups, scores_B, rollout.episode, gather)
 
 
 def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Tensor:
-    """Return the rows [B] (bool) from which nothing can be learned, since an environment failed.
+    """Return a mask [B] of rows that cannot be trained on, since an environment failed.
 
-    With groups these are the rows of groups that lack an episode. Otherwise they are those of episodes that a fault
-    ended, unless a value stands for the rest of them. With forks they are also those of episodes whose first state, or
-    the one after the last turn, has no value, since all its branches were lost.
+    With groups these are the rows of incomplete groups. Without groups they are the rows of episodes that ended by a
+    fault, unless the estimator bootstraps them. With forks they also include episodes whose first state, or the state
+    after their last turn, has no value because all its branches were lost.
 
     Args:
-        rollout: as it was collected.
-        bootstraps: whether the estimator does so where an episode is cut.
-        group_size: episodes of a group; None: a fixed number of turns was collected.
+        rollout: collected rollout.
+        bootstraps: whether the estimator bootstraps from values where an episode is cut.
+        group_size: number of episodes in a group; None: a fixed number of turns was collected.
     """
     if group_size is None and bootstraps:
         return torch.zeros(len(rollout), dtype=torch.bool)
@@ -174,7 +175,7 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
         return torch.isin(rollout.episode, rollout.episode[failed_B]) | unvalued_B
     if rollout.greedy_scores is not None:
         failed_B |= rollout.greedy_scores.isnan()
-    groups = [sample.turns[0].group for sample in rollout.samples]  # with all sides: not every one has to have a turn
+    groups = [sample.turns[0].group for sample in rollout.samples]  # of all sides, since a side may have no turn
     places: dict[int | None, set[int]] = {}
     for group, sample in zip(groups, rollout.samples, strict=True):
         places.setdefault(group, set()).add(sample.turns[0].env)
@@ -184,8 +185,9 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
 
 
 def _unvalued(rollout: Rollout) -> Tensor:
-    """Return the rows [B] (bool) of forked states without a value that the advantages of their neighbours cannot do
-    without: those after the last turn of an episode, and those before its first one here.
+    """Return a mask [B] of rows with a missing state value that their advantages require.
+
+    These are the states after the last turn of an episode, and before its first turn in the rollout.
     """
     values_BA, ends_B = rollout.state_values, rollout.forked_end_values
     if values_BA is None or ends_B is None:
@@ -199,7 +201,7 @@ def _unvalued(rollout: Rollout) -> Tensor:
 
 
 def without_rows(rollout: Rollout, lost_B: Tensor) -> Rollout:
-    """Return the rollout with no token of these rows to train on, and without their greedy scores."""
+    """Mask all tokens of lost rows, and replace their greedy scores by 0."""
     if not lost_B.any():
         return rollout
     greedy = rollout.greedy_scores
@@ -211,14 +213,13 @@ def without_rows(rollout: Rollout, lost_B: Tensor) -> Rollout:
 
 
 def token_noise(rollout: Rollout, seed: int) -> Tensor:
-    """Draw a number for each token: [B, A] float64 in [0, 1), 0 off the action mask.
+    """Draw a random number for each action token: [B, A] float64 in [0, 1), 0 off the action mask.
 
-    A token has the same number on whichever rank and in whichever order its row lies, since each row draws from a seed
-    of its own.
+    Each row has a separate seed, so numbers do not depend on the rank or the order of rows.
 
     Args:
         rollout: rows of a mini-batch.
-        seed: of the mini-batch.
+        seed: seed of the mini-batch.
     """
     noise_BA = torch.zeros(rollout.action_mask.shape, dtype=torch.float64)
     for row, (sample, count) in enumerate(zip(rollout.samples, rollout.action_mask.sum(1).tolist(), strict=True)):

@@ -1,7 +1,7 @@
-"""Strategies that share models out over ranks: which are supported, and how DeepSpeed ZeRO takes part in an update.
+"""Strategies that shard models over ranks: checks of their settings, and support of DeepSpeed ZeRO.
 
-ZeRO gives the step of each parameter group to the optimizer that it wraps, with this rank's share of the group as one
-flat tensor. So what is done per group, clipping it and holding it still in the warm-up, is done inside that optimizer.
+ZeRO wraps an optimizer and passes it this rank's shard of each parameter group as one flat tensor. So clipping by
+group, and holding the actor in the critic warm-up, are done inside the wrapped optimizer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ZERO_PRECISIONS = ("32-true", "bf16-mixed")
 
 
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
-    """Return the trainer that a module is attached to; None if there is none, as when it is loaded for an export."""
+    """Return the trainer that a module is attached to; None if there is none, for example when it is exported."""
     try:
         return module.trainer
     except RuntimeError:
@@ -39,12 +39,12 @@ def trainer_of(module: L.LightningModule) -> L.Trainer | None:
 
 
 def in_lockstep(strategy: Strategy) -> bool:
-    """Return whether every forward and backward pass needs all ranks, as with sharded weights."""
+    """Return whether every forward and backward pass requires all ranks, as with sharded weights."""
     return isinstance(strategy, ModelParallelStrategy | DeepSpeedStrategy)
 
 
 def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
-    """Refuse strategies, or settings of them, that would compute something else or were never tried.
+    """Refuse strategies, and settings of strategies, that give wrong results or are untested.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -54,7 +54,7 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
         if trainer.precision == "bf16-true":
             raise ValueError(
                 "trainer.precision 'bf16-true' under ModelParallelStrategy is not supported; bf16-mixed gathers "
-                "weights in bfloat16 and keeps float32 shares of them"
+                "weights in bfloat16 and keeps float32 shards of them"
             )
     elif isinstance(strategy, FSDPStrategy):
         raise ValueError(
@@ -71,7 +71,7 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
 
 
 def check_mesh(strategy: Strategy) -> None:
-    """Refuse tensor parallelism, which ModelParallelStrategy has by default. Call it once processes have started.
+    """Refuse tensor parallelism, which ModelParallelStrategy uses by default. Call it after processes have started.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -80,16 +80,16 @@ def check_mesh(strategy: Strategy) -> None:
         processes = parts * strategy.device_mesh["data_parallel"].size()
         raise ValueError(
             f"ModelParallelStrategy with tensor_parallel_size {parts} is not supported, since it needs a plan for each "
-            "family of models; FSDP2 shares out the same memory, and compute.sequence_parallel long rows: set "
+            "family of models; FSDP2 saves as much memory, and compute.sequence_parallel splits long rows: set "
             f"trainer.strategy to {FSDP2 % processes}"
         )
 
 
 class GroupedAdamW(torch.optim.AdamW):
-    """AdamW with a clip (``max_norm``) and a standstill (``held``) per group.
+    """AdamW that clips each parameter group to ``max_norm`` and skips groups marked ``held``.
 
-    Each rank has a share of the gradients, so the norm is over all ranks; it is left in ``grad_norm``. A group that is
-    held gets no state and no weight decay.
+    Each rank has a shard of the gradients; norms are computed over all ranks and stored as ``grad_norm`` of the group.
+    A held group gets no state and no weight decay.
     """
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
@@ -110,7 +110,7 @@ class GroupedAdamW(torch.optim.AdamW):
 
 
 def _clip_shares(shares: list[Tensor], max_norm: float) -> float:
-    """Scale this rank's shares of a gradient in place, as ``clip_grad_norm_`` does a whole one; return the norm."""
+    """Clip a gradient in place, given this rank's shards, like ``clip_grad_norm_``; return the norm over all ranks."""
     squares = torch.stack([share.double().square().sum() for share in shares]).sum()
     norm = float(sum_over_ranks(squares).sqrt())
     for share in shares:
@@ -124,14 +124,14 @@ def is_grouped(optimizer: Any) -> bool:
 
 
 class GradientWatch:
-    """Check that gradients of this rank are finite as they are computed, since ZeRO moves them away at once."""
+    """Check whether this rank's gradients are finite while they are computed, since ZeRO removes them immediately."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._norms: list[Tensor] = []
         self._hooks = [parameter.register_hook(self._see) for parameter in parameters]
 
     def release(self) -> None:
-        """Look at no more gradients."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -139,15 +139,16 @@ class GradientWatch:
         self._norms.append(torch.linalg.vector_norm(gradient.detach()))
 
     def finite(self) -> Tensor:
-        """Return whether all gradients since the last call were finite; a scalar on the device."""
+        """Return whether all gradients since the last call were finite, as a scalar tensor on the device."""
         norms, self._norms = self._norms, []
         return torch.stack(norms).isfinite().all() if norms else torch.tensor(True)
 
 
 class AutocastUnderZero(DeepSpeedPrecision):
-    """``bf16-mixed`` with torch's autocast; DeepSpeed's mode would round all weights and sum gradients in bfloat16.
+    """``bf16-mixed`` by torch's autocast under DeepSpeed.
 
-    DeepSpeed's engine gets float32 weights and calls the steps without autocast; the agent enters autocast.
+    DeepSpeed's own bfloat16 mode would round all weights and sum gradients in bfloat16. Here its engine gets float32
+    weights and runs steps without autocast, and the agent enters autocast.
     """
 
     def __init__(self, device: str) -> None:
@@ -166,15 +167,16 @@ class AutocastUnderZero(DeepSpeedPrecision):
 
 
 def prepare_zero(strategy: DeepSpeedStrategy) -> None:
-    """Set what DeepSpeed needs for micro-batches to add up: we say when to step, after any number of them."""
+    """Configure DeepSpeed so that the agent decides when to step, after any number of micro-batches."""
     config: Any = strategy.config
     if strategy.precision_plugin.precision == "bf16-mixed":
         strategy.precision_plugin = AutocastUnderZero(strategy.root_device.type)
-        config["bf16"] = {"enabled": False}  # else Lightning would enable it
+        config["bf16"] = {"enabled": False}  # otherwise Lightning enables it
     config["managed_gradient_accumulation"] = False
-    config.setdefault("train_micro_batch_size_per_gpu", 1)  # for its logs; Lightning would ask the loader too early
+    # Only used in DeepSpeed's logs. Without it, Lightning would request a loader too early.
+    config.setdefault("train_micro_batch_size_per_gpu", 1)
     if config["zero_optimization"]["stage"] < 2:
-        config["zero_optimization"]["overlap_comm"] = False  # there is nothing to overlap before the step
+        config["zero_optimization"]["overlap_comm"] = False  # stage 1 reduces gradients only before the step
 
 
 def zero_stage(strategy: Strategy) -> int:
@@ -184,7 +186,7 @@ def zero_stage(strategy: Strategy) -> int:
 
 
 def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
-    """Refuse settings that were never tried or would compute something else.
+    """Refuse settings of DeepSpeed that give wrong results or are untested.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -193,13 +195,13 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
     zero = config.get("zero_optimization", {})
     if zero.get("stage") not in STAGES:
         raise ValueError(
-            f"DeepSpeedStrategy with stage {zero.get('stage')} is not supported: models are read, and replies sampled, "
-            f"from whole weights; set trainer.strategy.init_args.stage to one of {', '.join(map(str, STAGES))}, or use "
-            "ModelParallelStrategy, which shares out the same"
+            f"DeepSpeedStrategy with stage {zero.get('stage')} is not supported: scoring and sampling need unsharded "
+            f"weights; set trainer.strategy.init_args.stage to one of {', '.join(map(str, STAGES))}, or use "
+            "ModelParallelStrategy, which shards as much"
         )
     if precision not in ZERO_PRECISIONS:
         raise ValueError(
-            f"trainer.precision '{precision}' under DeepSpeedStrategy would round all weights, the value head too; "
+            f"trainer.precision '{precision}' under DeepSpeedStrategy would round all weights, also the value head; "
             f"use one of {', '.join(ZERO_PRECISIONS)}"
         )
     if config.get("gradient_clipping"):
@@ -209,11 +211,11 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
         )
     if any(zero.get(key) for key in ("offload_optimizer", "offload_param")):
         raise ValueError(
-            "DeepSpeedStrategy with offloading computed other gradients when it was tried; remove it from "
+            "DeepSpeedStrategy with offloading computed different gradients in a test; remove it from "
             "trainer.strategy.init_args, or use ModelParallelStrategy on more devices"
         )
     if lora:
         raise ValueError(
-            "LoRA under DeepSpeedStrategy was not tried; use trainer.strategy 'ddp' if the frozen model fits on each "
+            "LoRA under DeepSpeedStrategy is untested; use trainer.strategy 'ddp' if the frozen model fits on each "
             "device, else ModelParallelStrategy"
         )

@@ -1,4 +1,4 @@
-"""A user's own estimator and losses, tried on a small made-up rollout before a run."""
+"""Trial of user-written estimators and losses on a small random rollout before a run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from lightning_agentrl.errors import first_line
 from lightning_agentrl.errors.config_errors import OWN_PACKAGES
 from lightning_agentrl.types import ModelInput, Rollout, Sample, Scores, Segment, SegmentKind, Turn
 
-GROUPS, EPISODES, TURNS, TOKENS = 2, 2, 2, 3  # groups, episodes of each, their turns, and tokens of a reply
+GROUPS, EPISODES, TURNS, TOKENS = 2, 2, 2, 3  # groups, episodes per group, turns per episode, tokens per reply
 
 
 def try_own_parts(agent: Any) -> list[str]:
-    """Call the estimator and the losses of an agent that are not of this package; return their names.
-
-    The rollout has random scores and whole episodes of two turns in two groups.
+    """Call the user-written estimator and losses of an agent on a small random rollout; return their names.
 
     Args:
         agent: an ``Agent``.
 
     Raises:
-        ValueError: one of them raises, or returns another shape than [B, A]; names it.
+        ValueError: one of them raised an error, or returned another shape than [B, A]; names it.
     """
     advantage, loss = agent.advantage, agent if _is_own(agent) else getattr(agent, "loss", agent)
     parts: dict[str, tuple[object, Callable[[Rollout], Any]]] = {

@@ -1,4 +1,4 @@
-"""The gradient of a mini-batch, micro-batch by micro-batch."""
+"""Computation of a mini-batch's gradient, micro-batch by micro-batch, and the optimizer step."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
 
 GAP = "mismatch/logp_gap_mean"
-FREED_MEMORY = FreedMemory()  # of the process, so one for all agents
+FREED_MEMORY = FreedMemory()  # one per process, shared by all agents
 LOSSES = ("policy/loss", "critic/loss")
 
 
 @dataclass(frozen=True)
 class CurrentScores:
-    """Outputs of the current weights at the action tokens of a micro-batch, with gradient.
+    """Scores of the current weights at the action tokens of a micro-batch, with gradients.
 
     Args:
         logps: log-probs [B, A] in nats, 0 off the action mask.
-        entropy: of the whole distribution [B, A] in nats, 0 off the action mask.
+        entropy: entropies [B, A] of the token distributions in nats, 0 off the action mask.
     """
 
     logps: Tensor
@@ -42,13 +42,13 @@ class CurrentScores:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of a mini-batch, which the parameters hold.
+    """Summary of a mini-batch's gradient; the gradient itself is stored in the parameters.
 
     Args:
-        means: of losses and metrics over the trained tokens of the mini-batch on all ranks.
-        fault: the first loss on this rank that is not finite, with its turns; empty: none.
-        norms: before clipping, by parameter group; empty under ZeRO, which computes them in its step.
-        held: names of the parameter groups that do not move in this phase.
+        means: means of losses and metrics over the trained tokens of the mini-batch on all ranks.
+        fault: description of the first non-finite loss on this rank, with its turns; empty if there is none.
+        norms: gradient norms before clipping, by parameter group; empty under ZeRO, which computes them in its step.
+        held: names of the parameter groups that do not change in this phase.
     """
 
     means: dict[str, float]
@@ -58,7 +58,7 @@ class Gradient:
 
     @property
     def loss(self) -> Tensor:
-        """The sum of the mean losses, without gradient."""
+        """Sum of the mean losses, without gradient."""
         return torch.tensor(self.means.get("policy/loss", 0.0) + self.means.get("critic/loss", 0.0))
 
 
@@ -68,32 +68,32 @@ def compute_gradient(agent: Any, rollout: Rollout, first: bool) -> Gradient:
     Args:
         agent: an ``Agent``, whose losses are called.
         rollout: the rows of the mini-batch on this rank.
-        first: no step was taken since the rollout was scored.
+        first: whether this is the first step since the rollout was scored.
     """
     optimizer, held = agent.optimizers(), () if agent.phase == "train" else ("actor",)
     means, fault, tokens = accumulate_gradients(agent, rollout, first)
     model, backward = agent.trainer.strategy.model, agent.manual_backward
     sync_gradients(model, optimizer, agent.steps.masters, agent.trainer.world_size, backward, held)
-    # DDP and masked tokens leave gradients of 0, on which Adam would still move.
+    # DDP and masked tokens leave gradients of 0, with which Adam would still change weights.
     norms = clip_by_group(optimizer, agent.optim.limits, held if tokens else GROUPS)
     return Gradient(means, fault, norms, held)
 
 
 def take_step(agent: Any, gradient: Gradient, allowed: bool, first: bool) -> dict[str, float]:
-    """Step the optimizer, or drop the gradient; fit a critic that has no gradient.
+    """Take the optimizer step or discard the gradient, and fit a critic that learns without gradients.
 
     Args:
         agent: an ``Agent``.
-        gradient: which the parameters hold.
+        gradient: summary of the gradient in the parameters.
         allowed: whether to step; the same on all ranks.
-        first: no step was taken since the rollout was scored.
+        first: whether this is the first step since the rollout was scored.
 
     Returns:
-        The norms of the gradient by group, those under ZeRO too.
+        Gradient norms before clipping by parameter group, also under ZeRO.
     """
     optimizer = agent.optimizers()
     norms = gradient.norms | step_or_discard(optimizer, agent.trainer.strategy, allowed)
-    optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
+    optimizer.zero_grad(set_to_none=True)  # now, to free the memory before replies are sampled
     agent.steps.count(agent, gradient.held, allowed)
     if agent.critic is not None and agent.critic.fitted:
         not_finite = agent.steps.not_finite > 0
@@ -106,12 +106,18 @@ def take_step(agent: Any, gradient: Gradient, allowed: bool, first: bool) -> dic
 def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dict[str, float], str, int]:
     """Run the backward pass of every micro-batch.
 
-    Rows are weighted by the totals of the whole mini-batch over all ranks, so how it is split changes nothing.
-    Data-parallel wrappers average gradients over ranks; the factor world size turns that into the sum. Sums stay on the
-    device until the last micro-batch is done, since reading them earlier would let a GPU wait for the next one.
+    Rows are weighted by totals of the whole mini-batch over all ranks, so the split into micro-batches does not change
+    the gradient. Data-parallel wrappers average gradients over ranks; the factor world size turns the average into a
+    sum. Sums of metrics stay on the device until the last micro-batch, so that the GPU never waits.
+
+    Args:
+        agent: an ``Agent``, whose losses are called.
+        rollout: the rows of the mini-batch on this rank.
+        first: whether this is the first step since the rollout was scored.
 
     Returns:
-        Means, fault, and the number of trained tokens of the mini-batch on all ranks.
+        Means of losses and metrics, description of a non-finite loss or an empty string, and the number of trained
+        tokens in the mini-batch on all ranks.
     """
     reader, ranks, trains_policy = agent.reader, agent.ranks, agent.phase == "train"
     if trains_policy:
@@ -124,10 +130,10 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
     tokens = int(ranks.sum(torch.tensor(own_tokens)))
     value_weights_B = torch.full_like(policy_weights_B, 1 / max(tokens, 1))
     rows = action_rows(rollout)
-    sums: dict[str, Tensor] = {}  # of metrics over trained tokens, float64
-    gaps: list[Tensor] = []  # the largest of each micro-batch, float64
-    losses: list[tuple[str, Tensor, Rollout]] = []  # per token, with their micro-batch
-    # What is random in a step, such as dropout, is seeded with its number: random states are not saved.
+    sums: dict[str, Tensor] = {}  # sums of metrics over trained tokens, float64
+    gaps: list[Tensor] = []  # largest log-prob mismatch of each micro-batch, float64
+    losses: list[tuple[str, Tensor, Rollout]] = []  # name, loss per token, and micro-batch
+    # Dropout is seeded by the number of the step, since checkpoints do not contain random states.
     seed = derive_seed(agent.datamodule.seed, agent.policy_version, agent.trainer.global_rank)
     # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
     with without_sync(agent.trainer.strategy.model), reader.precision(), random_from(seed, ranks.device):
@@ -143,7 +149,7 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
                     if x is not None
                 ]
                 loss = torch.stack(means).sum()
-                if trains_policy or loss.requires_grad:  # a critic that is fitted has no gradient
+                if trains_policy or loss.requires_grad:  # a fitted critic has no gradient
                     agent.manual_backward(loss)
                 for name, x in metrics.items():
                     sums[name] = sums.get(name, 0.0) + masked_sum(x.detach().double(), micro.trained_mask)
@@ -164,7 +170,7 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
 
 
 def _ready_for_loss(agent: Any, rollout: Rollout, first: bool) -> Rollout:
-    """Return the mini-batch with picked tokens; a bypass takes the engine's log-probs as the old ones."""
+    """Add picked tokens to the mini-batch, and under a bypass use the engine's log-probs as old log-probs."""
     current = rollout.scores.old_logps if first else None
     if agent.correction is not None and agent.correction.bypass:
         rollout = rollout.union(scores=Scores(old_logps=rollout.rollout_logps))
@@ -173,7 +179,7 @@ def _ready_for_loss(agent: Any, rollout: Rollout, first: bool) -> Rollout:
     if current is None:
         with evaluation_mode(agent):
             scores, _ = score_policy(agent.actor, rollout, replace(agent.reader, advance=lambda count: None))
-        torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
+        torch.clear_autocast_cache()  # it holds weights that were cast without gradients
         current = scores.old_logps
     return replace(rollout, picked=agent.pick_tokens(rollout, current))
 
@@ -181,10 +187,10 @@ def _ready_for_loss(agent: Any, rollout: Rollout, first: bool) -> Rollout:
 def micro_batch_losses(
     agent: Any, micro: Rollout, packed: Packed
 ) -> Iterator[tuple[Tensor | None, Tensor | None, dict[str, Tensor]]]:
-    """Yield the loss of the policy, that of the values, and metrics, each per action token [B, A].
+    """Yield policy loss, value loss and metrics, each per action token [B, A]; a loss is None if it is not trained.
 
-    Those of the actor with a shared critic come first, then those of a separate critic. The graph of the first is
-    freed before the second is built.
+    The first item is of the actor, with a critic that shares its trunk, the second of a separate critic, so that the
+    graph of the first is freed before the second is built.
     """
     models, mask, critic = agent.models, micro.action_mask, agent.models.critic
     shared = critic is not None and critic.shares_trunk
@@ -213,13 +219,13 @@ def micro_batch_losses(
 
 
 def _value_loss(agent: Any, micro: Rollout, packed: Packed, hidden_RH: Tensor | None) -> Tensor:
-    """Return the agent's value loss [B, A], in the units that the critic learns in.
+    """Return the agent's value loss [B, A]; for a PopArt critic, of normalized values and returns.
 
     Args:
         agent: an ``Agent`` with a critic.
         micro: rows of a micro-batch.
-        packed: the same as the models read them.
-        hidden_RH: states of the actor, if the critic shares its trunk; a critic that is fitted collects them.
+        packed: packed inputs of these rows.
+        hidden_RH: hidden states of the actor if the critic shares its trunk, else None. A fitted critic stores them.
     """
     mask, critic = micro.action_mask, agent.models.critic
     if hidden_RH is not None and critic.fitted:
@@ -238,5 +244,5 @@ def _value_loss(agent: Any, micro: Rollout, packed: Packed, hidden_RH: Tensor | 
 
 
 def _connected(loss_BA: Tensor, micro: Rollout, scores_BA: Tensor) -> Tensor:
-    """Return the loss, of no rows with a graph even if it is a constant: other ranks may need this backward pass."""
+    """Return the loss; without rows, attach it to the graph, since other ranks may need this backward pass."""
     return loss_BA if len(micro) else loss_BA + scores_BA.sum()

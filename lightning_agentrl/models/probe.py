@@ -61,7 +61,7 @@ def probe(model: str, lm: PreTrainedModel, key: str) -> Found:
     if not found.padded <= MOST:
         raise ConfigError(
             f"hidden states of padded rows of the model '{model}' (family {lm.config.model_type}) differ by "
-            f"{found.padded:.1e} from those of single rows, and rounding explains at most {MOST:.0e}, so log-probs in "
+            f"{found.padded:.1e} from those of single rows, and rounding explains {MOST:.0e} at most, so log-probs in "
             f"training would not match those of sampling; choose another model (key {key})"
         )
     return found

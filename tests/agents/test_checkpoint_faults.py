@@ -66,7 +66,7 @@ class Remembering(L.Callback):
 
 
 def test_what_no_run_reads_is_told_as_it_is_saved(tiny_folder: Path, tmp_path: Path) -> None:
-    message = r"it holds an object of numpy\S+; give plain types in the state_dict of your callbacks"
+    message = r"it holds an object of numpy\S+; use plain types in the state_dict of your callbacks"
     with pytest.warns(UserWarning, match=rf"agentrl fit cannot continue from this checkpoint: {message}"):
         fit(tmp_path, tiny_folder, 1, RunCheckpoints(dirpath=str(tmp_path)), Remembering())
     with pytest.raises(CheckpointError, match=rf"cannot be read: {message}"):

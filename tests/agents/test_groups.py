@@ -238,7 +238,7 @@ def test_a_kl_that_counts_as_much_as_a_reward_is_told(tmp_path, tiny_folder, set
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         RunPlan(make_trainer(tmp_path, 1), agent, group_data()).close()
-    assert any("alone gives advantages of full size" in str(each.message) for each in caught) == warned
+    assert any("alone gives them full-size advantages" in str(each.message) for each in caught) == warned
 
 
 def test_a_mean_over_groups_without_groups_is_refused(tmp_path, tiny_folder):

@@ -134,7 +134,7 @@ def test_heads_decide_how_many_ranks_can_read_together(tmp_path):
         checked(ten, 4, 4)
     four = config_folder(tmp_path / "four", "llama", num_attention_heads=4, num_key_value_heads=2, hidden_size=32)
     for other in ({"critic": SeparateCritic(str(ten))}, {"kl_reference": str(ten)}):
-        with pytest.raises(ValueError, match="cannot share out the attention heads"):
+        with pytest.raises(ValueError, match="cannot divide the attention heads"):
             checked(four, 4, 8, **other)
 
 
@@ -148,7 +148,7 @@ def test_processes_make_whole_groups(tmp_path):
 def test_models_that_cannot_be_read_together_are_refused(tmp_path):
     with pytest.raises(ValueError, match="DeepSpeedStrategy is not supported"):
         checked(tmp_path, 2, 2, object.__new__(DeepSpeedStrategy))
-    with pytest.raises(ValueError, match=r"pass states from token to token, so .*sequence_parallel must be 1"):
+    with pytest.raises(ValueError, match=r"recurrent or convolution layers, so .*sequence_parallel must be 1"):
         checked(config_folder(tmp_path / "states", "lfm2"), 2, 2)
     with pytest.raises(ValueError, match=r"family bloom, .* so .*sequence_parallel must be 1"):
         checked(config_folder(tmp_path / "padded", "bloom"), 2, 2)

@@ -53,4 +53,4 @@ def test_an_iteration_in_which_no_call_can_be_read_is_told(tmp_path: Path, calls
         make_trainer(tmp_path, 1, [seen]).fit(make_agent(folder), data)
     (rollout,) = seen.rollouts
     assert sum(turn.metrics["tools/parsed"] for turn in rollout.turns) == (4 if calls else 0)
-    assert any("no reply of an iteration had a call" in str(warning.message) for warning in told) is not calls
+    assert any("no reply of an iteration contained a readable" in str(warning.message) for warning in told) is not calls

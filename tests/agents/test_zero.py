@@ -154,7 +154,7 @@ def test_gradients_of_a_second_run_are_seen_by_its_own_watch_alone(tiny_folder):
         (Trainer("bf16-true"), False, "one of 32-true, bf16-mixed"),
         (Trainer(gradient_clipping=1.0), False, "model.init_args.optim.max_grad_norm_actor"),
         (Trainer(zero={"stage": 2, "offload_optimizer": {"device": "cpu"}}), False, "offloading"),
-        (Trainer(), True, "was not tried"),
+        (Trainer(), True, "is untested"),
     ],
 )
 def test_settings_of_zero_that_would_do_something_else_are_refused(trainer, lora, said):
