@@ -1,4 +1,4 @@
-"""The base class of estimators: a strategy object that declares what it needs."""
+"""The base class of advantage estimators, which declare the quantities that they need."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from lightning_agentrl.types.rollout import Reduce
 
 
 class AdvantageEstimator(ABC):
-    """Strategy object that turns a scored rollout into advantages and returns.
+    """Base class of estimators, which compute advantages and returns of a scored rollout.
 
-    Class attributes say what the agent must compute or collect; it does exactly that.
+    Class attributes declare what the agent must compute or collect; it computes nothing else.
 
     Args:
-        whiten: scale the advantages to mean 0 and variance 1 over all action tokens of all ranks that are trained on.
-            The agent does this to what :meth:`estimate` returns; returns stay as they are.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained action tokens of all ranks. The
+            agent applies this to the result of :meth:`estimate`; returns are not changed.
     """
 
-    needs_values: ClassVar[bool] = False  # a critic's values of tokens and of states where the rollout is cut
+    needs_values: ClassVar[bool] = False  # a critic's values at tokens and of states where the rollout is cut
     needs_groups: ClassVar[bool] = False  # several episodes per start state
     needs_sum_pi_squared: ClassVar[bool] = False  # sum over the vocabulary of squared probabilities at each token
     needs_greedy_baseline: ClassVar[bool] = False  # a greedy episode per start state
     needs_forks: ForkPlan | None = None  # continuations from the states of the rollout; None: none
-    turn_discount: float = 1.0  # from the last token of a turn to the next turn, in the returns that a critic learns
-    token_discount: float = 1.0  # from token to token of a turn, in the same returns
-    divide_by_std: bool = False  # divides scores by their spread in the group, so small differences count as much
-    needs_nonnegative_scores: ClassVar[bool] = False  # no episode whose rewards sum to less than 0
+    turn_discount: float = 1.0  # discount from the last token of a turn to the next turn, in a critic's targets
+    token_discount: float = 1.0  # discount from token to token of a turn, in a critic's targets
+    divide_by_std: bool = False  # whether small differences in a group are scaled up, by its standard deviation
+    needs_nonnegative_scores: ClassVar[bool] = False  # the rewards of an episode must not sum to less than 0
 
-    whiten: bool = True  # also of a subclass whose constructor does not call this one
+    whiten: bool = True  # default for subclasses whose constructor does not call this one
 
     def __init__(self, whiten: bool = True) -> None:
         self.whiten = whiten
@@ -41,16 +41,16 @@ class AdvantageEstimator(ABC):
         """Return advantages and returns [B, A] in float32 or better, 0 off the action mask, before whitening.
 
         Args:
-            rollout: with everything that the class attributes declare. All episodes of a group lie on one rank.
-            reduce: sums a small float64 tensor over ranks. An estimator that calls it must do so equally often on
-                every rank, even on one without tokens. None: there is only one rank.
+            rollout: rollout with everything that the class attributes declare. All episodes of a group are on one rank.
+            reduce: function that sums a small float64 tensor over ranks. An estimator must call it equally often on
+                every rank, even on ranks without tokens. None: there is only one rank.
 
         Raises:
             ValueError: the rollout lacks something that the class attributes declare.
         """
 
     def check(self, rollout: Rollout) -> None:
-        """Raise a ValueError that names all declared needs that the rollout lacks."""
+        """Raise a ValueError if the rollout lacks declared quantities; it names all of them."""
         needed: dict[str, Tensor | None] = {}
         if self.needs_values:
             needed |= {"scores.values": rollout.scores.values, "bootstrap_values": rollout.bootstrap_values}
@@ -80,25 +80,25 @@ def estimated(estimator: AdvantageEstimator, rollout: Rollout, reduce: Reduce | 
     if changed := [name for (name, x), version in zip(tensors.items(), before, strict=True) if x._version != version]:
         raise TypeError(
             f"estimate of {type(estimator).__name__} changes {' and '.join(changed)} of the rollout in place, which "
-            "others read; let it compute new tensors (key model.init_args.advantage)"
+            "other code reads; make it compute new tensors (key model.init_args.advantage)"
         )
     return returned
 
 
 def token_rewards(rollout: Rollout) -> Tensor:
-    """Return the rewards [B, A] that estimators use: the shaped ones, or the environment's if nothing shapes them."""
+    """Return the rewards [B, A] for estimators: shaped rewards if there are any, else the environment's."""
     return rollout.rewards if rollout.shaped_rewards is None else rollout.shaped_rewards
 
 
 def check_fractions(estimator: AdvantageEstimator, **numbers: float) -> None:
-    """Raise a ValueError for discounts and the like outside [0, 1]."""
+    """Raise a ValueError for arguments outside [0, 1], such as discounts."""
     for name, value in numbers.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{type(estimator).__name__}: {name} must lie between 0 and 1, got {value}")
 
 
 def check_positive(estimator: AdvantageEstimator, **numbers: float) -> None:
-    """Raise a ValueError for numbers that are not above 0."""
+    """Raise a ValueError for arguments that are not above 0."""
     for name, value in numbers.items():
         if not value > 0:
             raise ValueError(f"{type(estimator).__name__}: {name} must be above 0, got {value}")

@@ -37,14 +37,14 @@ def bilevel_gae(
         A_t = r_t + gamma_token V_{t+1} - V_t + gamma_token lam_token A_{t+1}   at earlier tokens t of the turn
 
     After the last turn V is 0 if the episode's last row is terminated, else that row's bootstrap value. Turns end
-    where ``turn_ids`` say so, with or without a reward. Rewards of other tokens count inside their turn only.
+    where ``turn_ids`` change, with or without a reward. Rewards of other tokens count inside their turn only.
 
     Args:
         rewards_BT: reward of each token.
         values_BT: value of the state before each token.
         mask_BT: action mask.
-        turn_ids_BT: number of the turn of each token, not falling along a row.
-        episode_B: label; rows with the same label are one episode.
+        turn_ids_BT: number of the turn of each token, non-decreasing along a row.
+        episode_B: episode label of each row; rows with equal labels are one episode.
         terminated_B: whether the episode ended after the row, without a next state.
         bootstrap_values_B: value of the state after the row, used where an episode is cut.
         gamma_turn: discount from turn to turn.

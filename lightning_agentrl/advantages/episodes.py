@@ -18,12 +18,12 @@ from lightning_agentrl.types.rounding import HALF_STEP, ROUNDING
 
 
 class Groups:
-    """The partition of N members into groups. Results have the shape of the input, [N] or [N, K]: one per member.
+    """Statistics over groups of N members. Results have the shape of the input, [N] or [N, K]: one per member.
 
     Args:
-        labels: [N] or [N, D]; members with equal labels are one group.
-        rounding_N: how far rounding may take the number of each member from the true one, where it is a sum of numbers
-            that are larger than itself; None: no further than a part in a million.
+        labels: labels [N] or [N, D]; members with equal labels are one group.
+        rounding_N: largest rounding error of each member's number, which matters for sums in which larger numbers
+            cancel; None: only a relative error of one in a million.
     """
 
     def __init__(self, labels: Tensor, rounding_N: Tensor | None = None) -> None:
@@ -34,7 +34,7 @@ class Groups:
 
     @property
     def single_N(self) -> Tensor:
-        """Bool: members that are alone in their group."""
+        """Mask [N] of members that are alone in their group."""
         return self.size_N == 1
 
     def sum(self, x: Tensor) -> Tensor:
@@ -48,14 +48,14 @@ class Groups:
         return (self.sum((x_N - self.mean(x_N)).square()) / (self.size_N - 1).clamp_min(1)).sqrt()
 
     def max(self, x_N: Tensor) -> Tensor:
-        """Return the maximum of the finite numbers of each group, ``-inf`` if it has none."""
+        """Return the maximum of the finite numbers in each group, ``-inf`` if there is none."""
         return x_N.new_full((self.count,), -torch.inf).scatter_reduce_(0, self.index_N, x_N, "amax")[self.index_N]
 
     def min(self, x_N: Tensor) -> Tensor:
         return -self.max(-x_N)
 
     def equal(self, x_N: Tensor) -> Tensor:
-        """Return bool: members of groups with equal numbers (up to float32 rounding), or of groups of one."""
+        """Return a mask [N] of members in groups with numbers that are equal up to rounding, or in groups of one."""
         rounding_N = torch.maximum(ROUNDING * self.max(x_N.abs()), 2 * self.max(self.rounding_N))
         return self.max(x_N) - self.min(x_N) <= rounding_N
 
@@ -74,22 +74,22 @@ class Episodes:
     layout: Layout
     rewards_NL: Tensor
     groups: Groups
-    labels_N: Tensor  # of the group
-    trained_NL: Tensor  # bool, the action tokens to train on; the others were rejected
+    labels_N: Tensor  # group label of each episode
+    trained_NL: Tensor  # bool, action tokens to train on; the others were rejected
 
     @property
     def scores_N(self) -> Tensor:
-        """Sum of the rewards of each episode, over all of its rows."""
+        """Sum of the rewards of each episode over all its rows."""
         return self.rewards_NL.sum(1)
 
     @property
     def rounding_N(self) -> Tensor:
-        """How far such a sum may be from that of the true rewards; see :func:`rounding_of_sums`."""
+        """Largest rounding error of each score; see :func:`rounding_of_sums`."""
         return rounding_of_sums(self.rewards_NL)
 
 
 def group_episodes(rollout: Rollout) -> Episodes:
-    """Return the episodes of a rollout with groups, without those whose tokens were all rejected.
+    """Return the episodes of a rollout with groups, except those whose tokens were all rejected.
 
     Raises:
         ValueError: rows of one episode differ in their group, or its turns have no clear order.
@@ -103,12 +103,12 @@ def group_episodes(rollout: Rollout) -> Episodes:
 
 
 def rounding_of_sums(rewards_NL: Tensor) -> Tensor:
-    """Return how far rounding may take the sum [N] of rewards that are float32, whatever they cancel to."""
+    """Return the largest rounding error [N] of sums of float32 rewards, also of rewards that cancel."""
     return HALF_STEP * rewards_NL.abs().sum(1)
 
 
 def _of_trained_episodes(rollout: Rollout) -> Tensor:
-    """Return the mask [B, A] of all action tokens of those episodes that have any token to train on."""
+    """Return a mask [B, A] of all action tokens in episodes with at least one token to train on."""
     if rollout.loss_mask is None:
         return rollout.action_mask
     labels, index_B = rollout.episode.unique(return_inverse=True)
@@ -129,11 +129,11 @@ def turns_of(rollout: Rollout, layout: Layout) -> list[list[Turn]]:
 
 
 class GroupEstimator(AdvantageEstimator):
-    """Base of estimators that need groups. A group of one has nothing to compare with, and gets one warning.
+    """Base class of estimators that need groups. The first group with a single episode causes a warning.
 
     Args:
         whiten: see :class:`AdvantageEstimator`.
-        group_of_one: advantage of an episode without others in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     needs_groups: ClassVar[bool] = True
@@ -144,7 +144,7 @@ class GroupEstimator(AdvantageEstimator):
         self._warned = False
 
     def episodes(self, rollout: Rollout) -> Episodes:
-        """Return the episodes to compare; warn of groups of one."""
+        """Return the episodes to compare, and warn of groups with a single episode."""
         self.check(rollout)
         episodes = group_episodes(rollout)
         alone = int(episodes.groups.single_N.sum())
@@ -158,21 +158,21 @@ class GroupEstimator(AdvantageEstimator):
         return episodes
 
     def where_alone(self, groups: Groups, scores_N: Tensor, advantages_N: Tensor) -> Tensor:
-        """Return the advantages [N]; in groups of one they are 0 or the score, by ``group_of_one``."""
+        """Return the advantages [N], replaced by 0 or the score in groups of one, as ``group_of_one`` says."""
         alone_N = scores_N if self.group_of_one == "raw" else torch.zeros_like(scores_N)
         return torch.where(groups.single_N, alone_N, advantages_N)
 
     def _meaning_of_one(self) -> str:
         """Return the end of the warning."""
         if self.group_of_one == "zero":
-            return "which teaches nothing: its advantage is 0 (model.init_args.advantage.init_args.group_of_one)"
-        return "whose score is its advantage, without a baseline (model.init_args.advantage.init_args.group_of_one)"
+            return "so their advantage is 0 (model.init_args.advantage.init_args.group_of_one)"
+        return "so their advantage is the score, without a baseline (model.init_args.advantage.init_args.group_of_one)"
 
 
 class ScoreEstimator(GroupEstimator):
-    """Base of estimators that give all action tokens of an episode one number, computed from the scores of its group.
+    """Base class of estimators with one advantage per episode, computed from the scores of its group.
 
-    Returns are the scores.
+    All action tokens of an episode have this advantage. Returns are the scores.
 
     Args:
         whiten: see :class:`AdvantageEstimator`.
@@ -181,7 +181,7 @@ class ScoreEstimator(GroupEstimator):
 
     @abstractmethod
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
-        """Return advantages [N]; those of groups of one are overwritten."""
+        """Return the advantages [N] of the episodes; those in groups of one are overwritten afterwards."""
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Advantages from values that were measured by playing on: no critic, and nothing to learn before the first step."""
+"""Advantages from values estimated by Monte Carlo branches: no critic and no warm-up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_agentrl.types.rollout import Reduce
 def minus_state_values(
     rewards_NJ: Tensor, values_NJ: Tensor, end_values_N: Tensor, mask_NJ: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``A = r + gamma V' - V`` of each turn, with the same A for turns without a value.
+    """Compute ``A = r + gamma V' - V`` of each turn from Monte Carlo values; turns between two values share A.
 
     With forked turns i < j and none between them, the turns i to j - 1 share::
 
@@ -23,14 +23,14 @@ def minus_state_values(
 
     Args:
         rewards_NJ: reward of each turn.
-        values_NJ: value of the state before the turn; NaN where it was not forked.
-        end_values_N: value of the state after the last turn; 0 after an end.
-        mask_NJ: which turns exist, left-aligned.
+        values_NJ: value of the state before the turn; NaN if it was not forked.
+        end_values_N: value of the state after the last turn; 0 if the episode ended there.
+        mask_NJ: turns that exist, left-aligned.
         gamma: discount from turn to turn.
 
     Returns:
-        Advantages and returns [N, J], 0 off the mask. Where no value before or after a turn is known, its advantage
-        is 0, and so is its return where none after it is known.
+        Advantages and returns [N, J], 0 off the mask. The advantage is 0 if no value before or none after the turn is
+        known, and the return is 0 if none after it is known.
     """
     returns_NJ = torch.zeros_like(rewards_NJ)
     known_NJ = ~values_NJ.isnan()
@@ -51,19 +51,20 @@ def minus_state_values(
 
 
 class Forked(AdvantageEstimator):
-    """Advantages from values that are measured: from states of the rollout, the policy plays on several times.
+    """Advantages from Monte Carlo values: several episodes are continued from states of the rollout.
 
-    The value of a state is the mean return of episodes that begin there, which depend on nothing that was sampled from
-    it in the rollout, so the advantages are unbiased. All tokens of a turn share one. KL rewards are refused, since
-    continuations have none. Where a time limit of the environment is near, values are those of the turns that are left.
+    The value of a state is the mean return of branches, episodes that start from it. Branches are independent of what
+    the rollout sampled after the state, so advantages are unbiased. All tokens of a turn share one advantage. KL
+    rewards are refused, since branches have none. Near a time limit of the environment, a value covers the remaining
+    turns only.
 
-    Forks give the best credit per trained turn, and lose per sampled turn to groups of episodes: use them to audit a
-    critic, or where updates cost more than sampling.
+    Forks give the best credit assignment per trained turn, but are less efficient per sampled turn than groups of
+    episodes: use them to audit a critic, or if updates cost more than sampling.
 
     Args:
-        branches: episodes that are played on from a state.
-        every: states of the turns whose number is a multiple of this are valued, and the first one of each episode;
-            the turns between two of them share an advantage.
+        branches: number of episodes to continue from each state.
+        every: states before turns whose number is a multiple of this are valued, and the first state of each episode;
+            turns between two valued states share an advantage.
         gamma: discount from turn to turn.
         whiten: see :class:`AdvantageEstimator`.
     """
@@ -78,7 +79,7 @@ class Forked(AdvantageEstimator):
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
         self.check(rollout)
         values, ends, plan = rollout.state_values, rollout.forked_end_values, self.needs_forks
-        assert values is not None and ends is not None and plan is not None  # noqa: PT018 - as checked
+        assert values is not None and ends is not None and plan is not None  # noqa: PT018 - checked above
         layout, dtype = compress(rollout.action_mask, rollout.turn_ids, rollout.episode), result_dtype(rollout.rewards)
         turns = layout.turns(rollout.turn_ids)
         advantages_NJ, returns_NJ = minus_state_values(

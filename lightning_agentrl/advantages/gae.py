@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over turns and tokens."""
+"""Generalized advantage estimation (GAE) over turns and tokens."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def dual_discount_gae(
     gamma_token: float = 1.0,
     lam_token: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Compute GAE with a discount pair per kind of transition: within a turn, and from turn to turn (Verlog).
+    """Compute GAE with separate discounts and trace decays within a turn and from turn to turn (Verlog).
 
-    For action tokens k of one episode, with (g, l) the step pair where token k + 1 is of another turn::
+    For action tokens k of one episode, with (g, l) the step pair if token k + 1 is in another turn, else the token
+    pair::
 
         delta_k = r_k + g V_{k+1} - V_k,   A_k = delta_k + g l A_{k+1},   return_k = A_k + V_k
 
-    Tokens off the mask are not steps. After the last token, V is 0 if the episode's last row is terminated, else
-    that row's bootstrap value with the step discount, and no advantage is carried in. The last row is the last one
-    with action tokens; flags and bootstrap values of all other rows are not read. With equal pairs this is the GAE of
-    Schulman et al. (arXiv 1506.02438).
+    Tokens off the mask are not steps. After the last token, V is 0 if the episode's last row is terminated, else that
+    row's bootstrap value with the step discount, and A is 0. The last row is the last one with action tokens; flags and
+    bootstrap values of other rows are ignored. With equal pairs this is the GAE of Schulman et al. (arXiv 1506.02438).
 
     Args:
         rewards_BT: reward of each token.
         values_BT: value of the state before each token.
         mask_BT: action mask.
-        turn_ids_BT: number of the turn of each token, not falling along a row.
-        episode_B: label; rows with the same label are one episode.
+        turn_ids_BT: number of the turn of each token, non-decreasing along a row.
+        episode_B: episode label of each row; rows with equal labels are one episode.
         terminated_B: whether the episode ended after the row, without a next state.
         bootstrap_values_B: value of the state after the row, used where an episode is cut.
         gamma_step: discount from turn to turn.
         lam_step: trace decay from turn to turn.
-        gamma_token: discount from token to token.
-        lam_token: trace decay from token to token.
+        gamma_token: discount from token to token of a turn.
+        lam_token: trace decay from token to token of a turn.
 
     Returns:
         Advantages and returns [B, T] in float32 or better, 0 off the mask, without gradient.
@@ -71,7 +71,7 @@ def dual_discount_gae(
     lam = torch.where(is_step, values.new_tensor(lam_step), lam_token)
     delta = torch.where(layout.mask_NL, rewards + gamma * next_values - values, 0)
 
-    advantages = backward_sum(delta, gamma * lam)  # behind the last token of an episode delta is 0
+    advantages = backward_sum(delta, gamma * lam)  # after the last token of an episode delta is 0
     return layout.scatter(advantages), layout.scatter(advantages + values)
 
 
@@ -79,12 +79,12 @@ def values_after(layout: Layout, terminated_B: Tensor, bootstrap_values_B: Tenso
     """Return the value [N] of the state after each episode: 0 if its last row is terminated, else bootstrapped.
 
     Args:
-        layout: of the episodes.
+        layout: layout of the episodes.
         terminated_B: whether the episode ended after the row, without a next state.
         bootstrap_values_B: value of the state after the row.
 
     Raises:
-        ValueError: one of them is not [B].
+        ValueError: a tensor does not have the shape [B].
     """
     for name, x_B in (("terminated", terminated_B), ("bootstrap values", bootstrap_values_B)):
         if x_B.shape != layout.mask_BT.shape[:1]:
@@ -93,13 +93,13 @@ def values_after(layout: Layout, terminated_B: Tensor, bootstrap_values_B: Tenso
 
 
 class DualDiscountGAE(AdvantageEstimator):
-    """GAE with one discount pair between turns and one between the tokens of a turn.
+    """GAE with separate discounts and trace decays between turns and between the tokens of a turn.
 
     Args:
         gamma_step: discount from turn to turn.
         lam_step: trace decay from turn to turn.
-        gamma_token: discount from token to token.
-        lam_token: trace decay from token to token.
+        gamma_token: discount from token to token of a turn.
+        lam_token: trace decay from token to token of a turn.
         whiten: see :class:`AdvantageEstimator`.
     """
 
@@ -130,7 +130,7 @@ class DualDiscountGAE(AdvantageEstimator):
 
 
 class GAE(DualDiscountGAE):
-    """GAE with one discount pair for all transitions (Schulman et al. 2015, arXiv 1506.02438).
+    """GAE with one discount and one trace decay for all transitions (Schulman et al. 2015, arXiv 1506.02438).
 
     Args:
         gamma: discount from token to token, also across turns.

@@ -1,4 +1,4 @@
-"""Several rewards, each relative to its group before they are added: GDPO."""
+"""GDPO: several rewards, each normalized within its group before they are added."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def gdpo_advantages(
     """Return ``sum_d w_d (s_d - mean_d) / (std_d + eps)`` [N] over the D dimensions of the reward, before whitening.
 
     Args:
-        scores_ND: of each episode.
-        weights_D: of the dimensions.
-        groups: of the episodes; one for each dimension if they are rounded differently.
-        eps: added to the standard deviations.
+        scores_ND: score of each episode in each dimension.
+        weights_D: weights of the dimensions.
+        groups: groups of the episodes; one for each dimension if their rounding errors differ.
+        eps: number added to the standard deviations.
     """
     of_dimension = [groups] * len(weights_D) if isinstance(groups, Groups) else groups
     columns = zip(scores_ND.T, weights_D, of_dimension, strict=True)
@@ -36,14 +36,15 @@ def gdpo_advantages(
 
 
 class GDPO(GroupEstimator):
-    """GRPO for each dimension of the reward by itself, then their weighted sum, whitened (arXiv 2601.05242), so
-    that a dimension with a large variance cannot drown the others. Returns are the weighted sums of the scores.
+    """GRPO applied to each dimension of the reward, then a weighted sum, whitened (arXiv 2601.05242).
+
+    A dimension with a large variance thus cannot dominate the others. Returns are the weighted sums of the scores.
 
     Args:
-        weights: weight of each dimension by name: ``reward``, the sum of an episode's rewards, and what the
-            environment reports last in an episode, as ``info["progression"]`` or in ``info["metrics"]``; None:
-            ``reward`` alone.
-        eps: added to the standard deviations.
+        weights: weight of each dimension by name. Dimensions are ``reward``, the sum of an episode's rewards, and the
+            last numbers that the environment reports in an episode, as ``info["progression"]`` or in
+            ``info["metrics"]``. None: ``reward`` only.
+        eps: number added to the standard deviations.
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.
     """
@@ -70,14 +71,14 @@ class GDPO(GroupEstimator):
         scores_ND = self._scores(rollout, episodes)
         weights_D = scores_ND.new_tensor(list(self.weights.values()))
         sums_N = scores_ND @ weights_D
-        of_told = Groups(episodes.labels_N)  # only rewards are sums, which may be rounded further than themselves
+        of_told = Groups(episodes.labels_N)  # reported numbers are not sums, so they have no larger rounding error
         groups = [episodes.groups if name == REWARD else of_told for name in self.weights]
         compared_N = gdpo_advantages(scores_ND, weights_D, groups, self.eps)
         advantages_N = self.where_alone(episodes.groups, sums_N, compared_N)
         return episodes.layout.spread(advantages_N.to(dtype)), episodes.layout.spread(sums_N.to(dtype))
 
     def _scores(self, rollout: Rollout, episodes: Episodes) -> Tensor:
-        """Return the number [N, D] of each episode in each dimension of the reward."""
+        """Return the score [N, D] of each episode in each dimension of the reward."""
         of_episodes = turns_of(rollout, episodes.layout)
         columns = []
         for name in self.weights:

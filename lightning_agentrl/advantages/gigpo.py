@@ -1,4 +1,4 @@
-"""Groups within groups: episodes from one start state, and turns that saw the same state (GiGPO)."""
+"""GiGPO: compare episodes from one start state, and turns in the same state."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lightning_agentrl.types.rollout import Reduce
 
 
 def anchor_states(texts: Sequence[str], similarity: float = 1.0) -> list[int]:
-    """Return a number for each text, the same for texts that count as one state.
+    """Return the number of the state of each text; similar texts have the same state.
 
-    Distinct texts are taken in alphabetical order; one that is similar enough to the first text of an earlier state
-    joins the first such state. So the order of ``texts`` does not matter.
+    Distinct texts are processed in alphabetical order. A text joins the first state whose first text is similar enough,
+    else it starts a new state. The result does not depend on the order of ``texts``.
 
     Args:
         texts: observations.
-        similarity: the smallest ``difflib`` ratio of two texts of one state; 1: equal texts only.
+        similarity: smallest ``difflib`` ratio of a text to the first text of its state; 1: equal texts only.
     """
     number: dict[str, int] = {}
     states: list[str] = []
@@ -37,25 +37,24 @@ def anchor_states(texts: Sequence[str], similarity: float = 1.0) -> list[int]:
 
 
 def _alike(state: str, text: str, similarity: float) -> bool:
-    """Return whether the ratio of two texts is large enough; cheap upper bounds are tried first."""
-    matcher = SequenceMatcher(None, state, text, autojunk=False)  # count common letters too
+    """Return whether the ratio of two texts is at least ``similarity``; cheap upper bounds are tried first."""
+    matcher = SequenceMatcher(None, state, text, autojunk=False)  # do not ignore frequent letters
     ratios = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
     return all(ratio() >= similarity for ratio in ratios)
 
 
 class GiGPO(GroupEstimator):
-    """The advantage of an episode over others from its start, plus that of a turn over others that saw the same
-    observation in the same group (arXiv 2505.10978).
+    """Group-relative advantage of the episode, plus a group-relative advantage of each turn (arXiv 2505.10978).
 
-    The second part compares discounted rewards to go of turns; a turn whose state was seen once gets 0. Returns
-    are the scores of the episodes.
+    The second term compares discounted rewards to go of turns with the same observation in the same group; it is 0 for
+    observations that occur once. Returns are the scores of the episodes.
 
     Args:
-        omega: weight of the comparison of turns.
+        omega: weight of the advantage of turns.
         gamma: discount from turn to turn.
-        divide_by_std: divide differences by the standard deviation, as GRPO does; off: as Dr. GRPO.
-        similarity: the smallest ``difflib`` ratio of two observations that count as one state; 1: equal texts only.
-        eps: added to the standard deviations.
+        divide_by_std: whether to divide by the standard deviation, as in GRPO; off: as in Dr. GRPO.
+        similarity: smallest ``difflib`` ratio of two observations that count as one state; 1: equal texts only.
+        eps: number added to the standard deviations.
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.
     """
@@ -92,9 +91,8 @@ class GiGPO(GroupEstimator):
         return standardised(x_M, groups, self.eps) if self.divide_by_std else centred(x_M, groups)
 
     def _states(self, rollout: Rollout, episodes: Episodes) -> Groups:
-        """Return the turns of all episodes, one after the other, grouped by group and state."""
-        # Per group, images seen and conversation of an agent, the number of a turn and its text; only texts may be
-        # similar.
+        """Return groups of turns, over the turns of all episodes one after the other, by group and state."""
+        # Turns and their texts by group, conversation of an agent, and images. Only texts are compared by similarity.
         met: dict[tuple[int, tuple[str, ...]], list[tuple[int, str]]] = {}
         count, of_episodes = 0, turns_of(rollout, episodes.layout)
         for group, turns in zip(episodes.groups.index_N.tolist(), of_episodes, strict=True):
@@ -102,7 +100,7 @@ class GiGPO(GroupEstimator):
                 met.setdefault((group, (turn.conversation, *turn.seen)), []).append((count + j, turn.observation))
             count += len(turns)
         labels_M2 = [(0, 0)] * count
-        known = 0  # states of the groups and images before
+        known = 0  # numbers used for states so far
         for (group, _), seen in met.items():
             states = anchor_states([text for _, text in seen], self.similarity)
             for (m, _), state in zip(seen, states, strict=True):

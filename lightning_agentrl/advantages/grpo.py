@@ -1,4 +1,4 @@
-"""Estimators that score an episode relative to its group: GRPO, Dr. GRPO, RLOO, MaxRL, OPO, GPG and Pass@k."""
+"""Estimators that compare the score of an episode with its group: GRPO, Dr. GRPO, RLOO, MaxRL, OPO, GPG and Pass@k."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ def centred(scores_N: Tensor, groups: Groups) -> Tensor:
 
 
 def standardised(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
-    """Return ``(s - mean) / (std + eps)`` of the group [N], exactly 0 in groups with equal scores (GRPO, arXiv
-    2402.03300).
+    """Return ``(s - mean) / (std + eps)`` of the group [N], exactly 0 in groups with equal scores.
 
-    The standard deviation is that of a sample (n - 1).
+    The standard deviation is that of a sample (n - 1). Source: GRPO, arXiv 2402.03300.
     """
     return centred(scores_N, groups) / (groups.std(scores_N) + eps)
 
@@ -30,7 +29,7 @@ class GRPO(ScoreEstimator):
     """Score minus the mean of its group, divided by the group's standard deviation (arXiv 2402.03300).
 
     Args:
-        eps: added to the standard deviation.
+        eps: number added to the standard deviation.
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.
     """
@@ -59,12 +58,12 @@ class DrGRPO(ScoreEstimator):
 
 
 def minus_others(scores_N: Tensor, groups: Groups) -> Tensor:
-    """Return ``s - mean of the others`` of the group [N], 0 in groups with equal scores and groups of one."""
+    """Return ``s - mean of the other scores`` in the group [N], 0 in groups with equal scores and groups of one."""
     return torch.where(groups.equal(scores_N), 0, scores_N - groups.others(scores_N))
 
 
 class RLOO(ScoreEstimator):
-    """Score minus the mean score of the others of its group, an unbiased baseline (arXiv 2402.14740).
+    """Score minus the mean score of the other episodes of its group, an unbiased baseline (arXiv 2402.14740).
 
     Args:
         whiten: see :class:`AdvantageEstimator`.
@@ -79,7 +78,7 @@ def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Ten
     """Return ``(s - mean) / (mean + eps)`` of the group [N], 0 in groups with equal scores.
 
     Raises:
-        ValueError: a score is negative, so the mean is not a measure of success.
+        ValueError: a score is negative, so the mean does not measure success.
     """
     if (scores_N < -groups.rounding_N).any():
         raise ValueError(
@@ -87,16 +86,17 @@ def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Ten
             "data.init_args.interaction.init_args.invalid_penalty and model.init_args.kl.reward to 0, or change "
             "model.init_args.advantage"
         )
-    scores_N = scores_N.clamp_min(0)  # rewards that add up to 0 may miss it by their rounding
+    scores_N = scores_N.clamp_min(0)  # a sum of 0 can be slightly negative by rounding
     return centred(scores_N, groups) / (groups.mean(scores_N) + eps)
 
 
 class MaxRL(ScoreEstimator):
-    """Score minus the mean of its group, relative to that mean, so hard start states count more; for rewards
-    that are never negative (arXiv 2602.02710).
+    """Score minus the mean of its group, divided by that mean, so hard start states count more (arXiv 2602.02710).
+
+    Scores must not be negative.
 
     Args:
-        eps: added to the mean.
+        eps: number added to the mean.
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.
     """
@@ -113,15 +113,16 @@ class MaxRL(ScoreEstimator):
 
 
 def minus_length_weighted(scores_N: Tensor, lengths_N: Tensor, groups: Groups) -> Tensor:
-    """Return ``s - sum(K s) / sum(K)`` of the group [N], K the number of trained tokens; 0 for equal scores."""
+    """Return ``s - sum(K s) / sum(K)`` of the group [N], with K the number of trained tokens; 0 for equal scores."""
     baseline_N = groups.sum(lengths_N * scores_N) / groups.sum(lengths_N)
     return torch.where(groups.equal(scores_N), 0, scores_N - baseline_N)
 
 
 class OPO(ScoreEstimator):
-    """Score minus the length-weighted mean of its group, the baseline of least variance if the squared norm of an
-    episode's score function grows with its action tokens (arXiv 2505.23585). Rejected tokens have no gradient, and do
-    not count.
+    """Score minus the length-weighted mean of its group (arXiv 2505.23585).
+
+    This baseline minimizes the variance if the squared norm of an episode's score function is proportional to its
+    number of action tokens. Rejected tokens have no gradient and do not count.
 
     Args:
         whiten: see :class:`AdvantageEstimator`.
@@ -133,14 +134,15 @@ class OPO(ScoreEstimator):
 
 
 def gpg_advantages(scores_N: Tensor, groups: Groups, reduce: Reduce | None = None) -> Tensor:
-    """Return ``alpha (s - mean of the group)`` [N], with alpha the number of all episodes over that of episodes in
-    groups with unequal scores.
+    """Return ``alpha (s - mean of the group)`` [N].
+
+    alpha is the number of all episodes divided by the number of episodes in groups with unequal scores.
 
     Args:
-        scores_N: float64, one score per episode.
-        groups: of the episodes.
-        reduce: sums a small float64 tensor over ranks, since alpha is global; called once. None: there is only one
-            rank.
+        scores_N: score of each episode, float64.
+        groups: groups of the episodes.
+        reduce: function that sums a small float64 tensor over ranks, since alpha is global; called once. None: there is
+            only one rank.
     """
     counts = scores_N.new_tensor([len(scores_N), float((~groups.equal(scores_N)).sum())])
     total, unequal = (counts if reduce is None else reduce(counts)).tolist()
@@ -148,8 +150,9 @@ def gpg_advantages(scores_N: Tensor, groups: Groups, reduce: Reduce | None = Non
 
 
 class GPG(ScoreEstimator):
-    """Score minus the mean of its group, scaled up by as much as groups with equal scores shrink the gradient
-    (arXiv 2504.02546, without a division by the standard deviation).
+    """Score minus the mean of its group, scaled up to offset groups with equal scores, which have no gradient.
+
+    Source: arXiv 2504.02546, without division by the standard deviation.
 
     Args:
         whiten: see :class:`AdvantageEstimator`.
@@ -161,7 +164,7 @@ class GPG(ScoreEstimator):
 
 
 def best_minus_second(scores_N: Tensor, groups: Groups) -> Tensor:
-    """Return the lead [N] of the best episode of each group over the second, 0 for the others; with a tie all are 0."""
+    """Return the lead [N] of each group's best episode over its second best; 0 for other episodes and for ties."""
     best_N = scores_N == groups.max(scores_N)
     tie_N = groups.sum(best_N.to(scores_N.dtype)) > 1
     second_N = groups.max(torch.where(best_N, -torch.inf, scores_N))
@@ -169,12 +172,13 @@ def best_minus_second(scores_N: Tensor, groups: Groups) -> Tensor:
 
 
 class PassAtK(ScoreEstimator):
-    """The lead of the best episode of a group over the second, and 0 for all others: raises the chance that one of k
-    episodes succeeds, not the chance of each (arXiv 2503.19595).
+    """Lead of the best episode of a group over the second best; 0 for all other episodes (arXiv 2503.19595).
+
+    This maximizes the probability that at least one of k episodes succeeds, not that of each.
 
     Args:
-        divide_by_std: divide the lead by the group's standard deviation, as GRPO does.
-        eps: added to the standard deviation.
+        divide_by_std: whether to divide the lead by the group's standard deviation, as in GRPO.
+        eps: number added to the standard deviation.
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.
     """

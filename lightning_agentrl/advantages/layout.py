@@ -1,8 +1,7 @@
-"""The action tokens of each episode side by side, and statistics over those of all ranks.
+"""A layout with the action tokens of each episode side by side, and statistics over action tokens of all ranks.
 
-B rows, T columns (any tokens), N episodes, L action tokens of the longest episode. An episode may be one row
-with several turns or several rows with one turn each; the compressed form is the same, so estimators do not see how
-episodes were laid out.
+Suffixes: B rows, T columns (any tokens), N episodes, L action tokens of the longest episode. An episode may be one row
+with several turns or several rows with one turn each. The layout is the same, so estimators do not depend on it.
 """
 
 from __future__ import annotations
@@ -17,44 +16,48 @@ from torch import Tensor
 
 from lightning_agentrl.types.rollout import Reduce
 
-FLAT = 1e-5  # of float32 returns in sums over thousands of tokens, relative to values and returns
+FLAT = 1e-5  # largest relative rounding error of float32 returns that are sums over thousands of tokens
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The positions of each episode's action tokens, in the order in which they were sampled; see :func:`compress`."""
+    """Indices of each episode's action tokens, in the order of sampling; see :func:`compress`."""
 
     mask_BT: Tensor
-    source_NL: Tensor  # index into the flattened [B*T], 0 where ``mask_NL`` is False
-    mask_NL: Tensor  # left-aligned
-    last_row_N: Tensor  # the row that holds the last action token of the episode
+    source_NL: Tensor  # index into the flattened [B*T], 0 off ``mask_NL``
+    mask_NL: Tensor  # True on action tokens, left-aligned
+    last_row_N: Tensor  # row of the last action token of each episode
 
     def gather(self, x_BT: Tensor) -> Tensor:
-        """Return [N, L] of [B, T], 0 off the mask whatever ``x_BT`` holds there."""
+        """Convert [B, T] to [N, L], 0 off the mask; values of ``x_BT`` off the action mask are ignored."""
         if x_BT.shape != self.mask_BT.shape:
             raise ValueError(f"expected the shape of the mask, {list(self.mask_BT.shape)}, got {list(x_BT.shape)}")
         return torch.where(self.mask_NL, x_BT.flatten()[self.source_NL], 0)
 
     def scatter(self, x_NL: Tensor) -> Tensor:
-        """Return [B, T] of [N, L], exactly 0 off the action mask."""
+        """Convert [N, L] to [B, T], exactly 0 off the action mask."""
         out = x_NL.new_zeros(self.mask_BT.numel())
         out[self.source_NL[self.mask_NL]] = x_NL[self.mask_NL]
         return out.view(self.mask_BT.shape)
 
     def spread(self, x_N: Tensor) -> Tensor:
-        """Return [B, T] with the value of its episode at every action token, exactly 0 elsewhere."""
+        """Expand values of episodes [N] to their action tokens [B, T], exactly 0 off the action mask."""
         return self.scatter(x_N[:, None].expand(self.mask_NL.shape))
 
     @property
     def rows_NL(self) -> Tensor:
-        """The row of each action token, 0 off the mask."""
+        """Row of each action token, 0 off the mask."""
         return self.source_NL // max(self.mask_BT.shape[1], 1)
 
     def of_episode(self, name: str, x_B: Tensor) -> Tensor:
-        """Return [N], the number that all rows of each episode share.
+        """Convert values of rows [B] to values of episodes [N]; all rows of an episode must have the same value.
+
+        Args:
+            name: name of the values, for the error message.
+            x_B: value of each row.
 
         Raises:
-            ValueError: rows of one episode differ in it, or the shape is not [B].
+            ValueError: rows of one episode differ, or the shape is not [B].
         """
         if x_B.shape != self.mask_BT.shape[:1]:
             raise ValueError(f"expected {name} of shape {list(self.mask_BT.shape[:1])}, got {list(x_B.shape)}")
@@ -64,7 +67,7 @@ class Layout:
         return x_N
 
     def turns(self, turn_ids_BT: Tensor) -> Turns:
-        """Return the turns of each episode, by the turn ids that it was compressed with."""
+        """Return the turns of each episode, given the turn ids that were passed to :func:`compress`."""
         ids_NL, mask_NL = self.gather(turn_ids_BT), self.mask_NL
         has_next_NL = torch.zeros_like(mask_NL)
         has_next_NL[:, :-1] = mask_NL[:, 1:]
@@ -77,45 +80,45 @@ class Layout:
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of each episode in order, at most J; turns without action tokens are left out."""
+    """The turns of each episode in order, at most J of them; turns without action tokens are omitted."""
 
-    mask_NL: Tensor
-    index_NL: Tensor  # which turn of its episode a token belongs to, 0 off the mask
-    ends_NL: Tensor  # bool, the last action token of its turn
-    mask_NJ: Tensor  # left-aligned
+    mask_NL: Tensor  # True on action tokens
+    index_NL: Tensor  # index of each token's turn in its episode, 0 off the mask
+    ends_NL: Tensor  # True at the last action token of each turn
+    mask_NJ: Tensor  # True for turns that exist, left-aligned
 
     def sum(self, x_NL: Tensor) -> Tensor:
-        """Return [N, J], the sums over the tokens of each turn."""
+        """Return sums [N, J] over the tokens of each turn."""
         return x_NL.new_zeros(self.mask_NJ.shape).scatter_add_(1, self.index_NL, torch.where(self.mask_NL, x_NL, 0))
 
     def at_starts(self, x_NL: Tensor) -> Tensor:
-        """Return [N, J], the number at the first token of each turn."""
+        """Return values [N, J] at the first token of each turn."""
         starts_NL = self.mask_NL & (self.index_NL != self.index_NL.roll(1, 1))
         starts_NL[:, :1] = self.mask_NL[:, :1]
         return self.sum(torch.where(starts_NL, x_NL, 0))
 
     def at_ends(self, x_NL: Tensor) -> Tensor:
-        """Return [N, J], the number at the last token of each turn."""
+        """Return values [N, J] at the last token of each turn."""
         return self.sum(torch.where(self.ends_NL, x_NL, 0))
 
     def spread(self, x_NJ: Tensor) -> Tensor:
-        """Return [N, L] with the value of its turn at every token, 0 off the mask."""
+        """Expand values of turns [N, J] to their tokens [N, L], 0 off the mask."""
         return torch.where(self.mask_NL, x_NJ.gather(1, self.index_NL), 0)
 
 
 def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
-    """Index the action tokens by episode, with its rows in the order of the turns of their first action tokens.
+    """Index the action tokens by episode; the rows of an episode are ordered by the turns of their first action tokens.
 
-    Rows without action tokens are left out. Numbers off the mask are not read.
+    Rows without action tokens are omitted. Values off the mask are ignored.
 
     Args:
         mask_BT: action mask, bool or 0/1.
-        turn_ids_BT: number of the turn of each action token, not falling along a row.
-        episode_B: label; rows with the same label are one episode.
+        turn_ids_BT: number of the turn of each action token, non-decreasing along a row.
+        episode_B: episode label of each row; rows with equal labels are one episode.
 
     Raises:
-        ValueError: shapes do not fit, or turns do not determine the order of an episode's tokens (a turn in two rows,
-            or turn ids that fall), which would make results depend on the order of rows.
+        ValueError: shapes do not fit, or turn ids do not determine the order of an episode's tokens, since a turn is in
+            two rows or turn ids decrease. Results would then depend on the order of rows.
     """
     mask = mask_BT.bool()
     if mask.dim() != 2 or turn_ids_BT.shape != mask.shape or episode_B.shape != mask.shape[:1]:
@@ -128,7 +131,7 @@ def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
         empty = torch.zeros(0, 0, dtype=torch.int64, device=mask.device)
         return Layout(mask, empty, empty.bool(), empty.flatten())
 
-    # Rank the rows by (episode, first turn), least important key first; tokens of a row are in order already.
+    # Sort the rows by (episode, first turn), least significant key first; tokens within a row are in order already.
     first_turn_B = turn_ids_BT.gather(1, mask.int().argmax(1, keepdim=True)).squeeze(1)
     rows = torch.argsort(first_turn_B, stable=True)
     rows = rows[torch.argsort(episode_B[rows], stable=True)]
@@ -142,8 +145,8 @@ def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
     unordered = (label_M[1:] == label_M[:-1]) & ((rise_M < 0) | (row_starts_M & (rise_M == 0)))
     if unordered.any():
         raise ValueError(
-            f"turns of episode {int(label_M[1:][unordered][0])} have no clear order: a turn must lie in one row, "
-            "and turn ids must not fall along an episode"
+            f"turns of episode {int(label_M[1:][unordered][0])} have no clear order: a turn must be in one row, "
+            "and turn ids must not decrease along an episode"
         )
 
     _, counts_N = label_M.unique_consecutive(return_counts=True)
@@ -156,13 +159,13 @@ def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
 
 
 def result_dtype(*given: Tensor) -> torch.dtype:
-    """Return the dtype of what is made of these tensors: float32 or better."""
+    """Return the dtype of results that are computed from these tensors: float32 or better."""
     return reduce(torch.promote_types, map(attrgetter("dtype"), given), torch.float32)
 
 
 def backward_sum(x_NK: Tensor, decay_NK: Tensor | float = 1.0) -> Tensor:
-    """Return ``y_k = x_k + decay_k y_{k+1}`` from the last column to the first, with nothing carried into the last."""
-    y_KN = x_NK.T.clone(memory_format=torch.contiguous_format)  # of one row, .contiguous() would be x itself
+    """Return ``y_k = x_k + decay_k y_{k+1}``, computed from the last column, where y = x, to the first."""
+    y_KN = x_NK.T.clone(memory_format=torch.contiguous_format)  # with one row, .contiguous() would return x itself
     decay_KN = torch.as_tensor(decay_NK, dtype=x_NK.dtype, device=x_NK.device).expand(x_NK.shape).T.contiguous()
     for k in reversed(range(len(y_KN) - 1)):
         y_KN[k].addcmul_(decay_KN[k], y_KN[k + 1])
@@ -190,13 +193,13 @@ def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> Tenso
     """Return ``(x - mean) / sqrt(var + 1e-8)`` over the action tokens of all ranks, with the unbiased variance.
 
     Args:
-        x_BT: numbers of any floating dtype; statistics are taken in float64.
+        x_BT: numbers of any floating dtype; statistics are computed in float64.
         mask_BT: action mask.
-        reduce: sums a small float64 tensor over ranks; called twice on each rank, even on one without tokens. None:
-            there is only one rank.
+        reduce: function that sums a small float64 tensor over ranks; called twice on each rank, even on ranks without
+            tokens. None: there is only one rank.
 
     Returns:
-        [B, T] in float32 or better, 0 off the mask. With fewer than two tokens in total the numbers stay as they are.
+        [B, T] in float32 or better, 0 off the mask. With fewer than two tokens in total, numbers are not changed.
     """
     mask = mask_BT.bool()
     dtype = result_dtype(x_BT)
@@ -212,8 +215,12 @@ def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> Tenso
 def global_moments(x_MK: Tensor, reduce: Reduce | None = None) -> tuple[float, Tensor, Tensor]:
     """Return count, mean [K] and sum of squared deviations [K] of K columns over the M rows of all ranks.
 
-    Deviations are taken from the global mean, in a second pass: sums of plain squares lose precision where the mean
-    is large compared with the spread. ``x_MK`` is float64; ``reduce`` as in :func:`whiten`.
+    Deviations from the global mean are computed in a second pass, since sums of squares lose precision if the mean is
+    large compared with the spread.
+
+    Args:
+        x_MK: numbers in float64.
+        reduce: as in :func:`whiten`.
     """
     reduce = reduce or (lambda tensor: tensor)
     count, *totals = reduce(torch.cat([x_MK.new_tensor([len(x_MK)]), x_MK.sum(0)])).tolist()
@@ -226,8 +233,8 @@ class ValueStatistics:
     """Statistics of values and returns over the action tokens of all ranks, with population standard deviations.
 
     ``explained_variance`` is ``1 - var(returns - values) / var(returns)``. 1: the critic predicts the returns up to a
-    constant; 0: no better than a constant; below 0: worse. NaN if all returns are equal up to rounding, since there is
-    nothing to explain. ``value_error`` is the root mean square of ``returns - values``, so a constant offset counts.
+    constant; 0: no better than a constant; below 0: worse. It is NaN if all returns are equal up to rounding.
+    ``value_error`` is the root mean square of ``returns - values``, so it includes a constant offset.
     """
 
     value_mean: float
@@ -246,9 +253,10 @@ def value_statistics(
 
     Args:
         values_BT: values before the update.
-        returns_BT: what they should have been.
+        returns_BT: returns, the targets of the values.
         mask_BT: action mask.
-        reduce: sums a small float64 tensor over ranks; called twice on each rank. None: there is only one rank.
+        reduce: function that sums a small float64 tensor over ranks; called twice on each rank. None: there is only one
+            rank.
     """
     mask = mask_BT.bool()
     values_M, returns_M = values_BT[mask].double(), returns_BT[mask].double()
@@ -256,7 +264,7 @@ def value_statistics(
     if not count:
         return ValueStatistics(*[math.nan] * 6)
     value_std, return_std, error_std = (squares / count).sqrt().tolist()
-    # Returns are advantage plus value: equal ones differ by the rounding of the values, which may be far larger.
+    # Returns are advantages plus values, so equal returns can differ by the rounding of values, which may be larger.
     flat = return_std <= FLAT * math.hypot(float(mean[0]), value_std, float(mean[1]))
     return ValueStatistics(
         value_mean=float(mean[0]),

@@ -1,4 +1,4 @@
-"""The minimum-variance baseline at every token: OTB."""
+"""OTB: the baseline of minimum variance at every token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_agentrl.advantages.variance_proxy import token_energy
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.rollout import Reduce
 
-EPS = 1e-8  # keeps the baseline defined where no token has energy
+EPS = 1e-8  # avoids a division by 0 if no token has energy
 
 
 def optimal_token_baseline(
@@ -26,23 +26,24 @@ def optimal_token_baseline(
     zero_tail: bool = True,
     leave_one_out: bool = False,
 ) -> Tensor:
-    """Compute a baseline for every action token: the group's rewards to go at its place, weighted by realised energy.
+    """Compute a baseline for every action token: the group's mean reward to go at its index, weighted by energy.
 
-    With W_k the sum of the energies of an episode's action tokens up to the k-th, over the episodes of the group with
-    more than k action tokens::
+    With W_ik the sum of the energies of episode i's action tokens up to the k-th, and sums over the episodes of the
+    group that have a k-th action token::
 
         B_k = sum_i G_ik W_ik / (sum_i W_ik + 1e-8)
 
     Args:
-        to_go_NL: G, rewards to go of the action tokens, side by side.
-        energy_NL: see :func:`token_energy`.
-        mask_NL: which action tokens there are, left-aligned.
-        groups: of the N episodes.
-        zero_tail: no baseline where only the longest episode of a group is left; off: almost its own reward to go.
-        leave_one_out: an episode's own reward to go is not in its baseline, which removes a bias of order 1/N.
+        to_go_NL: G, rewards to go of the action tokens of each episode.
+        energy_NL: energies of the tokens, see :func:`token_energy`.
+        mask_NL: action tokens that exist, left-aligned.
+        groups: groups of the N episodes.
+        zero_tail: whether the baseline is 0 at indices that only the longest episode of a group reaches; off: it is
+            almost the episode's own reward to go there.
+        leave_one_out: whether to leave an episode out of its own baseline, which removes a bias of order 1/N.
 
     Returns:
-        [N, L], 0 in groups of one, undefined off the mask.
+        Baselines [N, L], 0 in groups of one, undefined off the mask.
     """
     realised_NL = torch.where(mask_NL, energy_NL.cumsum(1), 0)
     weighted_NL = realised_NL * torch.where(mask_NL, to_go_NL, 0)
@@ -55,20 +56,21 @@ def optimal_token_baseline(
 
 
 class OptimalTokenBaseline(GroupEstimator):
-    """Reward to go of a token minus a baseline for its place in the episode, to which episodes contribute by the energy
-    of their tokens so far: the baseline of least variance in the space of logits (arXiv 2602.07078).
+    """Reward to go of a token minus a baseline for its index in the episode (arXiv 2602.07078).
 
-    Places are counted in action tokens, so observations shift nothing. An episode alone in its group, and by
-    default the tail of the longest one, keep their reward to go. Where the loss weights tokens to correct the
-    mismatch between engine and trainer (``correction``), so does the energy, and tokens that it rejects have none. The
-    ratio that stands for weights under ``Bypass`` is not counted. Returns are the rewards to go.
+    The baseline is the mean reward to go of the group's episodes at the same index, weighted by the energy of their
+    tokens so far, which minimizes the variance of the gradient with respect to logits. Indices count action tokens
+    only. An episode that is alone in its group has no baseline, and by default neither has the tail of the longest
+    episode. Importance weights of a ``correction`` also weight the energy, and tokens that it rejects have none; the
+    ratio that replaces these weights under ``Bypass`` is not included. Returns are the rewards to go.
 
-    That its gradient is less noisy than that of a leave-one-out baseline has not been shown here; see
+    It has not been shown here that its gradient is less noisy than with a leave-one-out baseline; see
     ``docs/results/gradients.md``.
 
     Args:
-        zero_tail: no baseline where only the longest episode of a group is left; off: the advantage there is about 0.
-        leave_one_out: leave an episode out of its own baseline.
+        zero_tail: whether the baseline is 0 at indices that only the longest episode of a group reaches; off: the
+            advantage there is about 0.
+        leave_one_out: whether to leave an episode out of its own baseline.
         whiten: see :class:`AdvantageEstimator`.
     """
 
@@ -98,10 +100,10 @@ class OptimalTokenBaseline(GroupEstimator):
         return layout.scatter((to_go_NL - baseline_NL).to(dtype)), layout.scatter(to_go_NL.to(dtype))
 
     def _meaning_of_one(self) -> str:
-        return "whose rewards to go are its advantages, without a baseline"
+        return "so their advantages are the rewards to go, without a baseline"
 
     def _energy(self, rollout: Rollout) -> Tensor:
-        """Return the energy [B, A] of each token, by the weights of a correction if there are any."""
+        """Return the energy [B, A] of each token, weighted by a correction if there is one."""
         scores = rollout.scores
         if scores.old_logps is None or scores.sum_pi_squared is None:
             raise ValueError("OptimalTokenBaseline needs scores.old_logps, which the rollout lacks")

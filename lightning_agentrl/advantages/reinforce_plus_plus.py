@@ -1,4 +1,4 @@
-"""REINFORCE with whitened returns: REINFORCE++ and its baseline variant."""
+"""REINFORCE++ and its variant with a baseline: REINFORCE with whitened returns."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lightning_agentrl.types.rollout import Reduce
 def rewards_to_go(
     rewards_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor, gamma: float = 1.0
 ) -> Tensor:
-    """Return ``G_k = r_k + gamma G_{k+1}`` over the action tokens of each episode, whatever stands between them.
+    """Return ``G_k = r_k + gamma G_{k+1}`` over the action tokens of each episode; other tokens are skipped.
 
     Args:
         rewards_BT: reward of each token.
         mask_BT: action mask.
-        turn_ids_BT: number of the turn of each token.
-        episode_B: label; rows with the same label are one episode.
+        turn_ids_BT: number of the turn of each token, non-decreasing along a row.
+        episode_B: episode label of each row; rows with equal labels are one episode.
         gamma: discount from action token to action token, also across turns.
 
     Returns:
@@ -34,8 +34,9 @@ def rewards_to_go(
 
 
 class ReinforcePlusPlus(AdvantageEstimator):
-    """Rewards to go, whitened over all tokens of all ranks (arXiv 2501.03262). Needs neither critic nor groups. They
-    hold nothing of what would follow after the rollout, so an episode should end inside it.
+    """Rewards to go, whitened over all tokens of all ranks (arXiv 2501.03262); needs neither critic nor groups.
+
+    Rewards after the end of the rollout are missing in them, so episodes should end within a rollout.
 
     Args:
         gamma: discount from action token to action token.

@@ -1,4 +1,4 @@
-"""The score of the greedy episode as baseline: ReMax."""
+"""ReMax: the score of a greedy episode as baseline."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def minus_greedy(
     Args:
         rewards_BT: reward of each token.
         mask_BT: action mask.
-        turn_ids_BT: number of the turn of each token.
-        episode_B: label; rows with the same label are one episode.
-        greedy_scores_B: sum of rewards of the greedy episode from the same start, the same for all rows of a
+        turn_ids_BT: number of the turn of each token, non-decreasing along a row.
+        episode_B: episode label of each row; rows with equal labels are one episode.
+        greedy_scores_B: sum of rewards of the greedy episode from the same start state; equal for all rows of an
             episode.
 
     Returns:

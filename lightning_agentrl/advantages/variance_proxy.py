@@ -1,4 +1,4 @@
-"""Token energy, and proxies of the signal and the noise in a policy gradient."""
+"""Token energy, and proxies of signal and noise in a policy gradient."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def token_energy(logps: Tensor, sum_pi_squared: Tensor, weights: Tensor | None =
     """Return ``w = 1 - 2 pi + sum_v pi(v)^2``, the squared norm of a log-prob's gradient in logits (arXiv 2602.07078).
 
     Args:
-        logps: log-prob of the sampled token, any shape.
-        sum_pi_squared: sum over the vocabulary of squared probabilities of the same distribution, same shape.
-        weights: importance weights rho of the tokens, whose gradients are rho times as large; None: 1.
+        logps: log-probs of the sampled tokens, any shape.
+        sum_pi_squared: sums of squared probabilities over the vocabulary, same shape.
+        weights: importance weights rho of the tokens, which scale their gradients; None: 1.
 
     Returns:
-        ``rho^2 w`` in that shape and float64, w between 0 and 2.
+        ``rho^2 w`` in the same shape and float64, with w between 0 and 2.
     """
     energy = (1 - 2 * logps.double().exp() + sum_pi_squared.double()).clamp(0, 2)
     return energy if weights is None else weights.double().square() * energy
@@ -29,7 +29,7 @@ def token_energy(logps: Tensor, sum_pi_squared: Tensor, weights: Tensor | None =
 
 @dataclass(frozen=True)
 class VarianceProxies:
-    """See :func:`variance_proxies`. Noise is NaN with fewer than two rows or without a gradient, power without rows."""
+    """Result of :func:`variance_proxies`; noise is NaN for fewer than 2 rows or an unknown norm, power without rows."""
 
     proxy1_signal_strength: float
     proxy2_total_power: float
@@ -54,15 +54,15 @@ def variance_proxies(
         signal = |g|^2,   power = mean_i W_i A_i^2,   noise = (power - signal) / (N - 1)
         token power = mean_i sum_k w_ik A_ik^2
 
-    Power is measured in the space of logits and the norm in that of parameters, so the raw noise may be negative.
-    The token power also sees advantages that change their sign inside a row.
+    Power is measured in the space of logits and the norm in the space of parameters, so the raw noise may be negative.
+    Unlike the power, the token power does not cancel advantages of different signs in a row.
 
     Args:
         advantages_BT: advantages as passed to the loss.
-        energy_BT: see :func:`token_energy`.
+        energy_BT: energies of the tokens, see :func:`token_energy`.
         mask_BT: action mask.
-        grad_norm: norm of the gradient of all rows, before clipping; NaN: unknown.
-        reduce: sums a small float64 tensor over ranks; called once. None: there is only one rank.
+        grad_norm: norm of the gradient of all rows before clipping; NaN: unknown.
+        reduce: function that sums a small float64 tensor over ranks; called once. None: there is only one rank.
 
     Raises:
         ValueError: shapes differ.

@@ -1,4 +1,4 @@
-"""Aggregation of losses per token into one number, the first tokens of turns, and the weights of tokens in a reply."""
+"""Aggregation of token losses to one number, masks of the first tokens of turns, and weights of tokens in a reply."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AggregationMode = Literal[
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum of ``x`` where the mask (same shape) is set, a scalar in float32 or better; values off the mask are not read.
+    """Return the sum of ``x`` over a mask of the same shape, in float32 or better; values off the mask are ignored.
 
     Raises:
         ValueError: shapes differ.
@@ -35,7 +35,7 @@ def check_aggregation(mode: str, norm_tokens: int | None) -> None:
         raise ValueError(f"aggregation must be one of {', '.join(get_args(AggregationMode))}, got '{mode}'")
     if (mode == "seq-mean-token-sum-norm") != (norm_tokens is not None):
         raise ValueError(
-            "norm_tokens goes with aggregation seq-mean-token-sum-norm and with no other, "
+            "norm_tokens must be set for aggregation seq-mean-token-sum-norm and for no other, "
             f"got {norm_tokens} with {mode}"
         )
     if norm_tokens is not None and norm_tokens < 1:
@@ -53,20 +53,20 @@ def row_weights(
 ) -> Tensor:
     """Return the weight [B] (float64) of each row's tokens in the mean over a mini-batch.
 
-    With N tokens, R rows that have any, and K of a row: ``token-mean`` 1 / N, ``token-sum`` 1, ``seq-mean-token-sum``
-    1 / R, ``seq-mean-token-mean`` 1 / (R K), ``seq-mean-token-sum-norm`` 1 / (R ``norm_tokens``), and ``prompt-mean``
-    1 / (G N_g) with G groups of N_g tokens each. Weights are computed from the whole mini-batch, so how it is
-    split into micro-batches changes nothing.
+    With N tokens in R non-empty rows and K tokens in the row: ``token-mean`` 1 / N, ``token-sum`` 1,
+    ``seq-mean-token-sum`` 1 / R, ``seq-mean-token-mean`` 1 / (R K), ``seq-mean-token-sum-norm`` 1 / (R
+    ``norm_tokens``), and ``prompt-mean`` 1 / (G N_g) for G groups with N_g tokens in the row's group. Totals are of the
+    whole mini-batch on all ranks, so the split into micro-batches does not change the mean.
 
     Args:
         mask_BT: tokens that count, for all rows of the mini-batch on this rank.
-        mode: what the mean is taken over.
+        mode: aggregation mode.
         norm_tokens: constant length by which seq-mean-token-sum-norm divides.
-        groups_B: labels of the groups, for prompt-mean.
-        gather: returns the tensors of all ranks.
+        groups_B: group label of each row, for prompt-mean.
+        gather: function that gathers a tensor from all ranks.
 
     Raises:
-        ValueError: unknown mode, or something it needs is missing.
+        ValueError: the mode is unknown, or ``norm_tokens`` does not fit it.
     """
     check_aggregation(mode, norm_tokens)
     count_B = mask_BT.bool().sum(1)
@@ -87,16 +87,16 @@ def row_weights(
 
 
 def aggregate(x_BT: Tensor, mask_BT: Tensor, weights_B: Tensor, scale: float = 1.0) -> Tensor:
-    """Return a micro-batch's share of the mini-batch loss, to be summed over micro-batches and averaged over ranks.
+    """Return a micro-batch's part of the mini-batch loss, to be summed over micro-batches and averaged over ranks.
 
     Args:
         x_BT: loss per token.
         mask_BT: tokens that count.
-        weights_B: of these rows, from :func:`row_weights`.
-        scale: number of data-parallel ranks, which undoes their averaging of gradients.
+        weights_B: weights of these rows from :func:`row_weights`.
+        scale: number of data-parallel ranks, to undo the averaging of gradients over ranks.
 
     Returns:
-        A scalar in float32 or better. Without tokens it is 0 and still has a graph.
+        Scalar in float32 or better. Without tokens it is 0 and still has a graph.
 
     Raises:
         ValueError: shapes differ.
@@ -112,7 +112,7 @@ def _masked(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _group_totals(groups_B: Tensor, count_B: Tensor, gather: Gather) -> Tensor:
-    """Return [B] (float64): number of groups with tokens, times the tokens of the row's own group."""
+    """Return, for each row, the number of groups with tokens times the number of tokens in its group, [B] float64."""
     parts = gather(torch.stack([groups_B.to(torch.int64), count_B.to(groups_B.device)]))
     every_2M = torch.cat([part.to(count_B.device) for part in parts], 1)
     labels, index = every_2M[0].unique(return_inverse=True)
@@ -122,19 +122,19 @@ def _group_totals(groups_B: Tensor, count_B: Tensor, gather: Gather) -> Tensor:
 
 
 def reply_weights(tokens: int, thought_tokens: int, valid: bool, action_share: float) -> Tensor:
-    """Return the weight of each token of a reply in the cross-entropy.
+    """Return the weights of a reply's tokens in the cross-entropy, with mean 1.
 
-    The mean is 1. Without a thought all weights are; after one, the tokens that name the action have together
+    Without a thought all weights are 1. With a thought, the tokens that name the action together have the fraction
     ``action_share`` of the reply's weight, since many thoughts lead to the same action and cannot be predicted.
 
     Args:
-        tokens: of the reply.
-        thought_tokens: those at its beginning that are its thought.
-        valid: whether the reply names an action; one that does not weighs nothing.
-        action_share: from 0 to 1.
+        tokens: number of tokens in the reply.
+        thought_tokens: number of tokens in the thought at its beginning.
+        valid: whether the reply names an action; otherwise all weights are 0.
+        action_share: fraction of the weight on the action, from 0 to 1.
 
     Returns:
-        [tokens] in float32.
+        Weights [tokens] in float32.
     """
     if not valid:
         return torch.zeros(tokens)
@@ -147,12 +147,12 @@ def reply_weights(tokens: int, thought_tokens: int, valid: bool, action_share: f
 
 
 def action_weights(rollout: Rollout, action_share: float, drop_invalid: bool = False) -> Tensor:
-    """Return :func:`reply_weights` of all replies of a rollout, [B, A] in float32 on the CPU, 0 off the action mask.
+    """Return :func:`reply_weights` of all replies in a rollout: [B, A] in float32 on the CPU, 0 off the action mask.
 
     Args:
-        rollout: as it was played.
-        action_share: from 0 to 1.
-        drop_invalid: give replies that name no action no weight.
+        rollout: collected rollout.
+        action_share: fraction of a reply's weight on the action, from 0 to 1.
+        drop_invalid: whether replies that name no action have weight 0.
     """
     weights = torch.zeros(rollout.action_mask.shape)
     for row, sample in enumerate(rollout.samples):
@@ -163,9 +163,9 @@ def action_weights(rollout: Rollout, action_share: float, drop_invalid: bool = F
 
 
 def first_tokens(mask_BA: Tensor, turn_ids_BA: Tensor) -> Tensor:
-    """Return the first action token of each turn, [B, A] (bool).
+    """Return a mask [B, A] of the first action token of each turn.
 
-    Turn ids must not fall along a row; those off the mask are not read.
+    Turn ids must not decrease along a row; values off the mask are ignored.
     """
     mask = mask_BA.bool()
     never = torch.full_like(turn_ids_BA[:, :1], torch.iinfo(turn_ids_BA.dtype).min)
@@ -175,9 +175,9 @@ def first_tokens(mask_BA: Tensor, turn_ids_BA: Tensor) -> Tensor:
 
 
 def of_first_tokens(values_BA: Tensor, mask_BA: Tensor, turn_ids_BA: Tensor) -> Tensor:
-    """Return [B, A]: at each action token the value of the first one of its turn; 0 off the mask.
+    """Replace the value of each action token by that of its turn's first action token: [B, A], 0 off the mask.
 
-    Turn ids must not fall along a row; those off the mask are not read.
+    Turn ids must not decrease along a row; values off the mask are ignored.
     """
     columns = torch.arange(mask_BA.shape[1], device=mask_BA.device).expand(mask_BA.shape)
     first = torch.where(first_tokens(mask_BA, turn_ids_BA), columns, 0).cummax(1).values
@@ -185,10 +185,10 @@ def of_first_tokens(values_BA: Tensor, mask_BA: Tensor, turn_ids_BA: Tensor) -> 
 
 
 def first_token_weights(mask_BA: Tensor, turn_ids_BA: Tensor, weight: float) -> Tensor:
-    """Return [B, A]: ``weight`` on the first action token of each turn, 1 on the others, 0 off the mask; float32.
+    """Return weights [B, A] (float32): ``weight`` on the first action token of each turn, 1 on others, 0 off the mask.
 
-    The value of that token bootstraps the previous turn. Means divide by the number of tokens, not by the sum of
-    weights. Turn ids must not fall along a row; those off the mask are not read.
+    The value of the first token bootstraps the previous turn. Means divide by the number of tokens, not by the sum of
+    weights. Turn ids must not decrease along a row; values off the mask are ignored.
     """
     first = first_tokens(mask_BA, turn_ids_BA)
     return torch.where(mask_BA.bool(), torch.where(first, weight, 1.0), 0.0)

@@ -1,7 +1,7 @@
 """Off-policy correction, for sampled tokens to which engine and trainer assign different probabilities.
 
-Rollout correction, arXiv 2512.23075. The ratio of a token is trainer over engine,
-``r = exp(old_logps - rollout_logps)``.
+The ratio of a token is the trainer's probability divided by the engine's, ``r = exp(old_logps - rollout_logps)``.
+Source: rollout correction, arXiv 2512.23075.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ RejectionLevel = Literal["token", "sum", "mean", "max"]
 
 @torch.no_grad()
 def at_level(x_BT: Tensor, mask_BT: Tensor, level: RejectionLevel) -> Tensor:
-    """Return [B, T]: the value of each token, or the sum, mean or maximum over the action tokens of its row.
+    """Return, for each token, its value or the sum, mean or maximum over the action tokens of its row: [B, T].
 
     Raises:
-        ValueError: unknown level.
+        ValueError: the level is unknown.
     """
     if level == "token":
         return x_BT
@@ -40,7 +40,7 @@ def at_level(x_BT: Tensor, mask_BT: Tensor, level: RejectionLevel) -> Tensor:
 
 @torch.no_grad()
 def ratio_inside(log_ratio_BT: Tensor, mask_BT: Tensor, level: RejectionLevel, low: float, high: float) -> Tensor:
-    """Return [B, T] bool for the k1 family: ``log low <= log r <= log high`` for the token, sum or mean.
+    """Return a mask [B, T]: ``log low <= log r <= log high`` for the token, or for the sum or mean over its row.
 
     At the level ``max`` every token of the row must be inside.
     """
@@ -55,7 +55,7 @@ def ratio_inside(log_ratio_BT: Tensor, mask_BT: Tensor, level: RejectionLevel, l
 def divergence_below(
     log_ratio_BT: Tensor, mask_BT: Tensor, level: RejectionLevel, kind: Literal["k2", "k3"], bound: float
 ) -> Tensor:
-    """Return [B, T] bool: whether the statistic of ``(log r)^2 / 2`` (k2) or ``r - 1 - log r`` (k3) is within bound."""
+    """Return a mask [B, T]: ``(log r)^2 / 2`` (k2) or ``r - 1 - log r`` (k3), at this level, is at most ``bound``."""
     if kind == "k2":
         x_BT = log_ratio_BT.square() / 2
     elif kind == "k3":
@@ -66,26 +66,26 @@ def divergence_below(
 
 
 class Rejection(ABC):
-    """Strategy object that decides which action tokens to keep. Several are combined with "and"."""
+    """Base class of rejections, which decide which action tokens to keep. Several are combined by logical and."""
 
     @abstractmethod
     def keep(self, log_ratio_BA: Tensor, mask_BA: Tensor) -> Tensor:
-        """Return the tokens to keep, [B, A] bool.
+        """Return a mask [B, A] of the tokens to keep.
 
         Args:
-            log_ratio_BA: log of trainer / engine, 0 off the action mask, within [-20, 20].
+            log_ratio_BA: log of trainer / engine, 0 off the action mask, clamped to [-20, 20].
             mask_BA: action mask.
         """
 
 
 class RatioRejection(Rejection):
-    """Rejection that keeps tokens, or whole rows, whose ratio of probabilities trainer / engine lies in an interval.
+    """Rejection that keeps tokens, or whole rows, whose probability ratio trainer / engine is in an interval.
 
     The defaults reject rows by the geometric mean of their ratios.
 
     Args:
-        level: the ratio of each ``token``, or of the row: ``sum`` multiplies its ratios, ``mean`` takes their geometric
-            mean, and ``max`` requires every token to be inside.
+        level: ``token``: the ratio of each token; ``sum``: the product of a row's ratios; ``mean``: their geometric
+            mean; ``max``: every ratio in the row must be inside.
         low: lower end of the interval.
         high: upper end of the interval.
     """
@@ -104,9 +104,9 @@ class DivergenceRejection(Rejection):
     """Rejection that keeps tokens, or whole rows, whose divergence between engine and trainer is within a bound.
 
     Args:
-        bound: in nats.
-        kind: ``k2`` is half the squared log-ratio, ``k3`` is ratio - 1 - log-ratio.
-        level: of each ``token``, or the ``sum``, ``mean`` or ``max`` over the row.
+        bound: largest accepted divergence in nats.
+        kind: estimator of the divergence: ``k2``: half the squared log-ratio; ``k3``: ratio - 1 - log-ratio.
+        level: divergence of each ``token``, or its ``sum``, ``mean`` or ``max`` over the row.
     """
 
     def __init__(self, bound: float, kind: Literal["k2", "k3"] = "k3", level: RejectionLevel = "token") -> None:
@@ -134,10 +134,10 @@ def masked_log_ratio(old_logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> 
 
 @torch.no_grad()
 def importance_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, level: WeightLevel) -> Tensor:
-    """Return the ratio [B, T] of each token, or the product of those of its row; 0 off the mask.
+    """Return the ratio of each token, or the product of the ratios in its row: [B, T], 0 off the mask.
 
     Raises:
-        ValueError: unknown level.
+        ValueError: the level is unknown.
     """
     if level not in get_args(WeightLevel):
         raise ValueError(f"level of importance weights must be token or sequence, got '{level}'")
@@ -147,13 +147,13 @@ def importance_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, level: WeightLevel)
 
 @torch.no_grad()
 def normalised_weights(weights_BT: Tensor, keep_BT: Tensor, level: WeightLevel, reduce: Reduce | None = None) -> Tensor:
-    """Return weights [B, T] divided by their mean over the kept tokens of all ranks, or over the rows that have any.
+    """Return weights [B, T] divided by their mean over kept tokens of all ranks, or over rows with kept tokens.
 
     Args:
-        weights_BT: equal within a row at the level ``sequence``.
+        weights_BT: weights of the tokens; equal within a row at the level ``sequence``.
         keep_BT: tokens that are not rejected.
-        level: whether tokens or rows count.
-        reduce: sums a small float64 tensor over ranks. None: there is only one rank.
+        level: whether the mean is over tokens (``token``) or rows (``sequence``).
+        reduce: function that sums a small float64 tensor over ranks. None: there is only one rank.
     """
     keep = keep_BT.bool()
     total = torch.where(keep, weights_BT, 0).double()
@@ -162,12 +162,12 @@ def normalised_weights(weights_BT: Tensor, keep_BT: Tensor, level: WeightLevel, 
     else:
         sums = torch.stack([row_mean(total, keep).sum(), keep.any(1).sum().double()])
     weight, count = (sums if reduce is None else reduce(sums)).tolist()
-    return weights_BT * (count / weight) if weight > 0 else weights_BT  # all 0: nothing to scale
+    return weights_BT * (count / weight) if weight > 0 else weights_BT  # if all are 0, do not divide by 0
 
 
 @torch.no_grad()
 def effective_share(weights_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> float:
-    """Return the effective sample size as a share of the tokens: ``mean(w)^2 / mean(w^2)`` over all ranks, or 0."""
+    """Return the effective sample size as a fraction of all tokens: ``mean(w)^2 / mean(w^2)`` over all ranks, or 0."""
     w_M = weights_BT[mask_BT.bool()].double()
     sums = torch.stack([w_M.new_tensor(float(len(w_M))), w_M.sum(), w_M.square().sum()])
     count, total, squares = (sums if reduce is None else reduce(sums)).tolist()
@@ -175,20 +175,20 @@ def effective_share(weights_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None =
 
 
 class OffPolicyCorrection(ABC):
-    """Strategy object that turns the log-probs of trainer and engine into weights and kept tokens.
+    """Base class of corrections, which compute weights and kept tokens from the log-probs of trainer and engine.
 
     Args:
-        rejections: a token must pass all of them to be trained on; null rejects nothing.
+        rejections: rejections that a token must all pass to be trained on; null: reject nothing.
     """
 
-    bypass: ClassVar[bool] = False  # the engine's log-probs take the place of the old ones in the policy loss
+    bypass: ClassVar[bool] = False  # whether the engine's log-probs replace the old log-probs in the policy loss
 
     def __init__(self, rejections: list[Rejection] | None = None) -> None:
         self.rejections = rejections or []
 
     @property
     def needs_old_logps(self) -> bool:
-        """Whether the correction needs the trainer's log-probs from before the update."""
+        """Whether the correction requires the trainer's log-probs from before the update."""
         return True
 
     @torch.no_grad()
@@ -197,17 +197,17 @@ class OffPolicyCorrection(ABC):
     ) -> tuple[Tensor | None, Tensor]:
         """Compute the weights of the policy loss and the tokens to train on.
 
-        A rejected token keeps its place in its row but counts in no loss or denominator.
+        Rejected tokens stay in their rows but count in no loss or denominator.
 
         Args:
-            old_logps_BA: of the trainer before the update, for all rows of the rollout on this rank.
-            rollout_logps_BA: of the engine that sampled.
-            mask_BA: action mask. Values off the mask have no influence.
-            reduce: sums a small float64 tensor over ranks. None: there is only one rank.
+            old_logps_BA: log-probs of the trainer before the update, for all rows of the rollout on this rank.
+            rollout_logps_BA: log-probs of the engine that sampled.
+            mask_BA: action mask; values off the mask are ignored.
+            reduce: function that sums a small float64 tensor over ranks. None: there is only one rank.
 
         Returns:
-            Weights [B, A] in float32 or better, 0 off the action mask, None if all are 1; and the kept tokens
-            [B, A], bool.
+            Weights [B, A] in float32 or better, 0 off the action mask, None if all are 1; and a mask [B, A] of the kept
+            tokens.
 
         Raises:
             ValueError: shapes differ.
@@ -221,16 +221,16 @@ class OffPolicyCorrection(ABC):
     def weights(
         self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None
     ) -> Tensor | None:
-        """Return weights [B, A] of masked log-ratios; None if all are 1."""
+        """Return weights [B, A] given masked log-ratios; None if all are 1."""
 
 
 class ImportanceWeights(OffPolicyCorrection):
-    """Base of importance weights made of ratios. Subclasses define :meth:`bounded`.
+    """Base class of corrections by importance weights. Subclasses define :meth:`bounded`.
 
     Args:
-        level: the ratio of each ``token``, or the product over its row (``sequence``).
-        normalise: divide the weights by their mean over the rollout.
-        rejections: a token must pass all of them to be trained on; null rejects nothing.
+        level: ratio of each ``token``, or product of the ratios in its row (``sequence``).
+        normalise: whether to divide the weights by their mean over the rollout.
+        rejections: rejections that a token must all pass to be trained on; null: reject nothing.
     """
 
     def __init__(self, level: WeightLevel, normalise: bool, rejections: list[Rejection] | None) -> None:
@@ -244,17 +244,17 @@ class ImportanceWeights(OffPolicyCorrection):
 
     @abstractmethod
     def bounded(self, ratios_BA: Tensor) -> Tensor:
-        """Return weights [B, A] of ratios, which are 0 off the mask."""
+        """Return weights [B, A] given ratios [B, A], which are 0 off the mask."""
 
 
 class TruncatedWeights(ImportanceWeights):
     """Importance weights with an upper bound: ``min(r, cap)``.
 
     Args:
-        level: the ratio of each ``token``, or the product over its row (``sequence``).
-        cap: upper bound.
-        normalise: divide the weights by their mean over the rollout.
-        rejections: a token must pass all of them to be trained on; null rejects nothing.
+        level: ratio of each ``token``, or product of the ratios in its row (``sequence``).
+        cap: upper bound of a weight.
+        normalise: whether to divide the weights by their mean over the rollout.
+        rejections: rejections that a token must all pass to be trained on; null: reject nothing.
     """
 
     def __init__(
@@ -274,14 +274,14 @@ class TruncatedWeights(ImportanceWeights):
 
 
 class IcePop(ImportanceWeights):
-    """Importance weights that are 0 outside an interval. Such a token stays in the denominators.
+    """Importance weights that are 0 outside an interval. Tokens with weight 0 still count in denominators.
 
     Args:
-        level: the ratio of each ``token``, or the product over its row (``sequence``).
+        level: ratio of each ``token``, or product of the ratios in its row (``sequence``).
         low: lower end of the interval.
         high: upper end of the interval.
-        normalise: divide the weights by their mean over the rollout.
-        rejections: a token must pass all of them to be trained on; null rejects nothing.
+        normalise: whether to divide the weights by their mean over the rollout.
+        rejections: rejections that a token must all pass to be trained on; null: reject nothing.
     """
 
     def __init__(
@@ -302,11 +302,11 @@ class IcePop(ImportanceWeights):
 
 
 class RejectOnly(OffPolicyCorrection):
-    """Rejection without weights: tokens are trained on as they are, or not at all.
+    """Rejection without importance weights: kept tokens have weight 1.
 
     Args:
-        rejections: a token must pass all of them to be trained on; null is ``RatioRejection`` with its defaults, by
-            the geometric mean of a row.
+        rejections: rejections that a token must all pass to be trained on; null: ``RatioRejection`` with its defaults,
+            which rejects rows by their geometric mean.
     """
 
     def __init__(self, rejections: list[Rejection] | None = None) -> None:
@@ -317,13 +317,13 @@ class RejectOnly(OffPolicyCorrection):
 
 
 class Bypass(OffPolicyCorrection):
-    """Use of the engine's log-probs as the old ones of the policy loss, so that its ratio is the correction.
+    """Use the engine's log-probs as old log-probs of the policy loss, so that the loss's ratio is the correction.
 
-    Without rejections the trainer skips its own pass for old log-probs. There are no weights, which would correct a
-    second time.
+    There are no additional weights, which would correct twice. Without rejections the trainer does not compute old
+    log-probs.
 
     Args:
-        rejections: a token must pass all of them to be trained on; they need the trainer's log-probs after all.
+        rejections: rejections that a token must all pass to be trained on; they require the trainer's log-probs.
     """
 
     bypass: ClassVar[bool] = True
@@ -337,7 +337,7 @@ class Bypass(OffPolicyCorrection):
 
 
 class NoCorrection(OffPolicyCorrection):
-    """No correction, for rollouts collected ahead, whose default is TruncatedWeights."""
+    """No correction. Use it to disable ``TruncatedWeights``, the default for rollouts collected ahead."""
 
     def __init__(self) -> None:
         super().__init__()

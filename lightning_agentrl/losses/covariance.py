@@ -1,6 +1,6 @@
-"""Clip-Cov and KL-Cov: hold back a few tokens whose log-prob and advantage vary together.
+"""Clip-Cov and KL-Cov: restrict the update of a few tokens with a high covariance of log-prob and advantage.
 
-These tokens drive the entropy down. They are chosen over the mini-batch of all ranks.
+These tokens reduce the entropy most. They are chosen from the mini-batches of all ranks.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def covariances(logps_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, gather
 
 @torch.no_grad()
 def largest(scores_BT: Tensor, noise_BT: Tensor, mask_BT: Tensor, count: int, gather: Gather = alone) -> Tensor:
-    """Return [B, T] bool: the ``count`` largest scores over all ranks, or all if there are fewer.
+    """Return a mask [B, T] of the ``count`` largest scores over all ranks, or of all scores if there are fewer.
 
-    Noise breaks ties, so the order of rows and their distribution over ranks do not matter.
+    Noise breaks ties, so the result does not depend on the order of rows or their distribution over ranks.
 
     Args:
-        scores_BT: float64.
-        noise_BT: different for every token of all ranks.
+        scores_BT: scores in float64.
+        noise_BT: random numbers that differ between all tokens of all ranks.
         mask_BT: tokens to choose from.
-        count: how many.
-        gather: returns the tensors of all ranks.
+        count: number of tokens to choose.
+        gather: function that gathers a tensor from all ranks.
     """
     mask = mask_BT.bool()
     noise_BT = noise_BT.to(scores_BT)
@@ -55,22 +55,22 @@ def largest(scores_BT: Tensor, noise_BT: Tensor, mask_BT: Tensor, count: int, ga
 
 
 def _first(keys_M2: Tensor, count: int) -> Tensor:
-    """Return the first rows in descending order of the first column, then of the second."""
+    """Return the first ``count`` rows in descending order of the first column, then of the second."""
     keys_M2 = keys_M2[keys_M2[:, 1].argsort(descending=True, stable=True)]
     return keys_M2[keys_M2[:, 0].argsort(descending=True, stable=True)][:count]
 
 
 class ClipCov(PPOClip):
-    """PPO that leaves out a random sample of the tokens with a high covariance.
+    """PPO without a random sample of the tokens with a high covariance (Clip-Cov).
 
     Args:
-        share: share of the tokens of a mini-batch to leave out; at least one token.
+        share: fraction of the tokens of a mini-batch to leave out; at least one token.
         cov_low: covariance above which a token can be chosen.
-        cov_high: covariance below which it can.
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
+        cov_high: covariance below which a token can be chosen.
+        clip_low: distance of the lower clip bound of the ratio from 1.
+        clip_high: distance of the upper clip bound of the ratio from 1.
         dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     needs_mini_batch_logps: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class ClipCov(PPOClip):
         noise_BA: Tensor,
         gather: Gather = alone,
     ) -> Tensor:
-        """Pick a random share of the tokens whose covariance is within the bounds and that are not clipped already."""
+        """Pick random tokens among those whose covariance is within the bounds and that PPO does not clip."""
         logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
         cov, tokens = covariances(logps, advantages, mask, gather)
         clipped, dual_clipped = self.clipped(logps, old_logps, advantages)
@@ -113,21 +113,21 @@ class ClipCov(PPOClip):
         mask_BA: Tensor,
         picked_BA: Tensor | None = None,
     ) -> Tensor:
-        """Return PPO's loss, 0 at the picked tokens, which stay in the denominators."""
+        """Return PPO's loss, 0 at the picked tokens, which still count in denominators."""
         assert picked_BA is not None
         return torch.where(picked_BA.bool(), 0, super().__call__(logps_BA, old_logps_BA, advantages_BA, mask_BA))
 
 
 class KLCov(PolicyLoss):
-    """Unclipped ratios, with a pull back to the old policy on the tokens with the highest covariance.
+    """Unclipped ratios with a penalty on the change of the tokens with the highest covariance (KL-Cov).
 
-    In the first optimizer step of a rollout the policy has not moved, so the pull follows rounding errors; the loss is
-    meant for several steps.
+    Use it with several optimizer steps per rollout: in the first step the policy has not changed, so the penalty is on
+    rounding errors only.
 
     Args:
-        share: share of the tokens of a mini-batch to pull back; at least one token.
+        share: fraction of the tokens of a mini-batch to penalize; at least one token.
         penalty: weight of the absolute value of their log-ratio.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     needs_mini_batch_logps: ClassVar[bool] = True
@@ -146,7 +146,7 @@ class KLCov(PolicyLoss):
         noise_BA: Tensor,
         gather: Gather = alone,
     ) -> Tensor:
-        """Pick the share with the highest covariance."""
+        """Pick the tokens with the highest covariance."""
         logps, _, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
         cov, tokens = covariances(logps, advantages, mask, gather)
         return largest(cov, noise_BA, mask, count_of(self.share, tokens), gather)

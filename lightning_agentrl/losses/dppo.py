@@ -1,4 +1,4 @@
-"""DPPO: leave out tokens by how far their probability moved, not by its ratio."""
+"""DPPO: mask tokens by the change of their probability instead of its ratio."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from lightning_agentrl.losses.policy import PolicyLoss, log_ratio
 
 
 def dppo_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, keep: Tensor, max_ratio: float = 20.0) -> Tensor:
-    """Return ``-A sg(min(rho, max_ratio)) logps`` where ``keep``, else 0; any shape (arXiv 2602.04879)."""
+    """Return ``-A sg(min(rho, max_ratio)) logps`` for kept tokens, else 0; any shape (arXiv 2602.04879)."""
     weight = log_ratio(logps.detach(), old_logps).exp().clamp_max(max_ratio)
     return torch.where(keep, -advantages * weight * logps, 0)
 
 
 @torch.no_grad()
 def tv_shift(logps: Tensor, old_logps: Tensor) -> Tensor:
-    """Return ``|pi - mu|``: total variation between "this token" and "another one" under both policies, any shape."""
+    """Return ``|pi - mu|``, the total variation of "this token or another" between both policies; any shape."""
     return (logps.exp() - old_logps.exp()).abs()
 
 
 @torch.no_grad()
 def kl_shift(logps: Tensor, old_logps: Tensor) -> Tensor:
-    """Return ``mu ln(mu / pi) + (1 - mu) ln((1 - mu) / (1 - pi))``, any shape.
-
-    This is the KL between "this token" and "another one".
-    """
+    """Return ``mu ln(mu / pi) + (1 - mu) ln((1 - mu) / (1 - pi))``, the KL of "this token or another"; any shape."""
     mu, other_mu, other_pi = old_logps.exp(), -torch.expm1(old_logps), -torch.expm1(logps)
     others = torch.xlogy(other_mu, other_mu) - torch.xlogy(other_mu, other_pi)  # 0 where mu is 1, also at pi = 1
     return mu * (old_logps - logps) + others
@@ -38,20 +35,20 @@ def kl_shift(logps: Tensor, old_logps: Tensor) -> Tensor:
 def inside_region(
     shift: Tensor, logps: Tensor, old_logps: Tensor, advantages: Tensor, limit_low: float, limit_high: float
 ) -> Tensor:
-    """Return False where a token moved beyond its limit in the direction of its advantage; bool, any shape."""
+    """Return a mask, False for tokens that moved beyond their limit in the direction of their advantage; any shape."""
     too_high = (advantages > 0) & (logps > old_logps) & (shift > limit_high)
     too_low = (advantages < 0) & (logps < old_logps) & (shift > limit_low)
     return ~(too_high | too_low)
 
 
 class DPPO(PolicyLoss):
-    """Base of the two forms of DPPO.
+    """Base class of both variants of DPPO.
 
     Args:
-        limit_low: how far the probability of a token with a negative advantage may fall.
-        limit_high: how far that of one with a positive advantage may rise.
+        limit_low: largest decrease of the probability of a token with a negative advantage.
+        limit_high: largest increase of the probability of a token with a positive advantage.
         max_ratio: upper bound of the importance weight.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     def __init__(self, limit_low: float, limit_high: float, max_ratio: float = 20.0, **mean: Any) -> None:
@@ -60,10 +57,10 @@ class DPPO(PolicyLoss):
 
     @abstractmethod
     def shift(self, logps: Tensor, old_logps: Tensor) -> Tensor:
-        """Return how far each token moved; a constant."""
+        """Return the change of each token's probability, without gradient."""
 
     def keep(self, logps: Tensor, old_logps: Tensor, advantages: Tensor) -> Tensor:
-        """Return :func:`inside_region` with these limits."""
+        """Return a mask of the tokens to keep: :func:`inside_region` with this loss's limits."""
         shift = self.shift(logps, old_logps)
         return inside_region(shift, logps, old_logps, advantages, self.limit_low, self.limit_high)
 
@@ -74,18 +71,18 @@ class DPPO(PolicyLoss):
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Mark tokens that are left out."""
+        """Return 1 for tokens that are masked, as ``clip_fraction``."""
         return {"clip_fraction": 1.0 - self.keep(logps_BA, old_logps_BA, advantages_BA).float()}
 
 
 class DPPOTV(DPPO):
-    """DPPO by total variation: leaves a token out once its probability has moved by more than a limit.
+    """DPPO by total variation: mask a token once its probability has changed by more than a limit.
 
     Args:
-        limit_low: how far the probability of a token with a negative advantage may fall.
-        limit_high: how far that of one with a positive advantage may rise.
+        limit_low: largest decrease of the probability of a token with a negative advantage.
+        limit_high: largest increase of the probability of a token with a positive advantage.
         max_ratio: upper bound of the importance weight.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     def __init__(self, limit_low: float = 0.15, limit_high: float = 0.15, max_ratio: float = 20.0, **mean: Any) -> None:
@@ -96,13 +93,13 @@ class DPPOTV(DPPO):
 
 
 class DPPOKL(DPPO):
-    """DPPO by KL: limits are in nats.
+    """DPPO by KL: mask a token once the KL of its probability exceeds a limit in nats.
 
     Args:
-        limit_low: KL up to which the probability of a token with a negative advantage may fall.
-        limit_high: KL up to which that of one with a positive advantage may rise.
+        limit_low: largest KL for a token with a negative advantage whose probability has decreased.
+        limit_high: largest KL for a token with a positive advantage whose probability has increased.
         max_ratio: upper bound of the importance weight.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     def __init__(self, limit_low: float = 0.05, limit_high: float = 0.05, max_ratio: float = 20.0, **mean: Any) -> None:

@@ -1,6 +1,6 @@
 """Group filters: select groups of episodes with a learning signal, by the spread of their scores.
 
-Filters return the rows to keep; the others leave loss and denominators. Scores are outcomes, not shaped rewards.
+Filters return the rows to keep; other rows count in no loss or denominator. Scores are outcomes, not shaped rewards.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lightning_agentrl.types.rounding import all_equal
 def group_scores(
     groups_B: Tensor, scores_B: Tensor, episode_B: Tensor | None = None, gather: Gather = alone
 ) -> dict[int, list[float]]:
-    """Return the scores of each group over all ranks, one per episode, however many rows it has.
+    """Return the scores of each group over all ranks, one score per episode.
 
     Args:
-        groups_B: labels of the groups.
-        scores_B: equal for the rows of an episode.
-        episode_B: labels of the episodes; None: every row is an episode.
-        gather: returns the tensors of all ranks.
+        groups_B: group label of each row.
+        scores_B: score of each row's episode.
+        episode_B: episode label of each row; None: every row is an episode.
+        gather: function that gathers a tensor from all ranks.
 
     Raises:
         ValueError: shapes differ.
@@ -45,9 +45,9 @@ def group_scores(
 
 
 def spread_of(scores: list[float]) -> float:
-    """Return the standard deviation (n - 1) of the scores of a group, exactly 0 for equal scores or a single one.
+    """Return the standard deviation (n - 1) of the scores of a group, exactly 0 for equal scores or a single score.
 
-    Scores that differ only by rounding are equal, as they are to estimators.
+    Scores that differ only by rounding count as equal, as in estimators.
     """
     return 0.0 if all_equal(scores) else statistics.stdev(scores)
 
@@ -63,7 +63,7 @@ def widest_groups(scores: Mapping[int, list[float]], share: float) -> set[int]:
 
 
 def covering_groups(scores: Mapping[int, list[float]], share: float, of: Literal["std", "variance"]) -> set[int]:
-    """Return the fewest groups, widest first, that hold this share of the summed standard deviation or variance.
+    """Return the smallest set of groups, widest first, with this fraction of the summed standard deviation or variance.
 
     The set is empty if every group has equal scores.
     """
@@ -81,18 +81,18 @@ def _by_spread(scores: Mapping[int, list[float]]) -> list[int]:
 
 
 class GroupFilter(ABC):
-    """Strategy object that decides from the scores of groups which rows to keep."""
+    """Base class of group filters, which decide by the scores of groups which rows to keep."""
 
     def __call__(
         self, groups_B: Tensor, scores_B: Tensor, episode_B: Tensor | None = None, gather: Gather = alone
     ) -> Tensor:
-        """Return the rows to keep, [B] bool; arguments as in :func:`group_scores`."""
+        """Return a mask [B] of the rows to keep; arguments are as in :func:`group_scores`."""
         kept = sorted(self.keep(group_scores(groups_B, scores_B, episode_B, gather)))
         return torch.isin(groups_B, groups_B.new_tensor(kept))
 
     @abstractmethod
     def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
-        """Return the labels of the groups to keep, given the scores of each."""
+        """Return the labels of the groups to keep, given the scores of each group."""
 
 
 class DropEqualScores(GroupFilter):
@@ -103,10 +103,10 @@ class DropEqualScores(GroupFilter):
 
 
 class KeepWidest(GroupFilter):
-    """Filter that keeps a share of the groups, those with the widest spread of scores (StarPO-S, arXiv 2504.20073).
+    """Filter that keeps the groups with the widest spread of scores (StarPO-S, arXiv 2504.20073).
 
     Args:
-        share: share of the groups; at least one is kept.
+        share: fraction of the groups to keep; at least one is kept.
     """
 
     def __init__(self, share: float = 0.25) -> None:
@@ -118,11 +118,11 @@ class KeepWidest(GroupFilter):
 
 
 class KeepCovering(GroupFilter):
-    """Filter that keeps the fewest groups that hold a share of the summed spread of scores (arXiv 2604.06268).
+    """Filter that keeps the fewest groups with a given fraction of the summed spread of scores (arXiv 2604.06268).
 
     Args:
-        share: share of the sum.
-        of: what is summed, the standard deviation or the variance of each group.
+        share: fraction of the sum to keep.
+        of: measure of spread that is summed: the standard deviation (``std``) or ``variance`` of each group.
     """
 
     def __init__(self, share: float = 0.9, of: Literal["std", "variance"] = "std") -> None:

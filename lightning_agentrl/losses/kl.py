@@ -1,4 +1,4 @@
-"""KL to the reference: estimators per token, and coefficients."""
+"""KL to the reference policy: estimators per token, and coefficients."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ KLLossKind = Literal["k1", "abs", "k2", "k3", "k1+", "k3+"]
 
 
 def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor:
-    """Estimate of KL(policy || reference) at each sampled token, in nats (J. Schulman, "Approximating KL divergence").
+    """Estimate KL(policy || reference) at each sampled token, in nats (J. Schulman, "Approximating KL divergence").
 
-    With ``d = logps - ref_logps``: ``k1`` d, ``abs`` its absolute value, ``k2`` d²/2, ``k3`` exp(-d) + d - 1 with the
-    exponent clamped to [-20, 20] and the value to [-10, 10]. k1 is unbiased, and so is k3 as long as no token reaches
-    that bound, as those do that are 14 times as likely under the reference. As a loss only k2 has the right gradient.
+    With ``d = logps - ref_logps``: ``k1``: d; ``abs``: its absolute value; ``k2``: d²/2; ``k3``: exp(-d) + d - 1 with
+    the exponent clamped to [-20, 20] and the value to [-10, 10]. k1 is unbiased. k3 is unbiased unless a token reaches
+    the bound of 10, which it does if it is 14 times as likely under the reference. As a loss, only k2 has the gradient
+    of the KL.
 
     Args:
         logps: log-probs of the sampled tokens, any shape.
-        ref_logps: under the reference, same shape.
-        kind: which estimator.
+        ref_logps: log-probs under the reference, same shape.
+        kind: estimator.
 
     Returns:
-        Same shape, float32 or better.
+        Estimates of the same shape, float32 or better.
 
     Raises:
-        ValueError: unknown kind, or shapes differ.
+        ValueError: the kind is unknown, or shapes differ.
     """
     logps, ref_logps = same_shape_float32(logps=logps, ref_logps=ref_logps)
     d = logps - ref_logps
@@ -43,7 +44,7 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor
     if kind == "k2":
         return d.square() / 2
     if kind == "k3":
-        # expm1: for small d, exp(-d) loses the d²/2 that remains to rounding, and k3 would come out negative.
+        # Use expm1, since for small d the result d²/2 would be lost in the rounding of exp(-d).
         return (torch.expm1((-d).clamp(-20.0, 20.0)) + d).clamp(-10.0, 10.0)
     raise ValueError(f"kl kind must be k1, abs, k2 or k3, got '{kind}'")
 
@@ -51,20 +52,20 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor
 def kl_loss(logps: Tensor, old_logps: Tensor, ref_logps: Tensor, kind: KLLossKind = "k3+") -> Tensor:
     """Return KL(policy || reference) as a loss at each sampled token, for tokens that the old policy sampled.
 
-    :func:`kl_estimate` times ``sg(exp(logps - old_logps))``. ``k1+`` and ``k3+`` have the value of k1 and k3 and the
-    gradient of k2, which alone is that of the KL.
+    It is :func:`kl_estimate` times the importance ratio ``sg(exp(logps - old_logps))``. ``k1+`` and ``k3+`` have the
+    value of k1 and k3 and the gradient of k2, the only one that has the gradient of the KL.
 
     Args:
         logps: log-probs of the sampled tokens, any shape.
-        old_logps: under the policy that sampled, same shape; constants.
-        ref_logps: under the reference, same shape; constants.
-        kind: which estimator.
+        old_logps: log-probs under the policy that sampled, same shape; constants.
+        ref_logps: log-probs under the reference, same shape; constants.
+        kind: estimator.
 
     Returns:
-        Same shape, float32 or better.
+        Loss of the same shape, float32 or better.
 
     Raises:
-        ValueError: unknown kind, or shapes differ.
+        ValueError: the kind is unknown, or shapes differ.
     """
     logps, old_logps, ref_logps = same_shape_float32(logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     ref_logps = ref_logps.detach()
@@ -77,16 +78,21 @@ def kl_loss(logps: Tensor, old_logps: Tensor, ref_logps: Tensor, kind: KLLossKin
 
 
 class KLCoefficient(ABC):
-    """Strategy object: the weight of the KL in the reward."""
+    """Base class of the coefficient of the KL in the reward."""
 
     value: float
 
     @abstractmethod
     def update(self, kl: float, turns: int) -> None:
-        """Adjust the coefficient to a rollout's mean KL per token (nats) and number of turns, both over all ranks."""
+        """Adjust the coefficient after a rollout.
+
+        Args:
+            kl: mean KL per token over all ranks, in nats.
+            turns: number of turns over all ranks.
+        """
 
     def check_turns(self, turns: int) -> None:
-        """Raise a ConfigError if an update cannot have so many turns; by default it may have any number."""
+        """Raise a ConfigError if rollouts with this number of turns are not supported; by default, all are."""
         return
 
     def state_dict(self) -> dict[str, float]:
@@ -97,7 +103,7 @@ class KLCoefficient(ABC):
 
 
 class FixedKL(KLCoefficient):
-    """A constant coefficient. The configured value holds, even after a resume from a checkpoint with another one.
+    """A constant coefficient. The configured value is used even if a checkpoint that is resumed has another value.
 
     Args:
         value: the coefficient.
@@ -109,21 +115,22 @@ class FixedKL(KLCoefficient):
         self.value = float(value)
 
     def update(self, kl: float, turns: int) -> None:
-        """Do nothing; the coefficient is constant."""
+        """Do nothing, since the coefficient is constant."""
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Do nothing; the coefficient is constant."""
+        """Do nothing, since the configured value is used."""
 
 
 class AdaptiveKL(KLCoefficient):
-    """A coefficient that steers the KL to a target (Ziegler et al. 2019, arXiv 1909.08593). A run that goes on from a
-    checkpoint goes on with that of the checkpoint; any other begins with the initial one.
+    """An adaptive coefficient that controls the KL to a target (Ziegler et al. 2019, arXiv 1909.08593).
+
+    A resumed run continues with the coefficient in the checkpoint; a new run starts with the initial one.
 
     Args:
         value: initial coefficient.
         target: desired mean KL per token, in nats.
-        horizon: turns over which an error of 100 % would double the coefficient.
-        clip: largest error that counts, as a share of the target.
+        horizon: number of turns in which an error of 100 % doubles the coefficient.
+        clip: bound of the relative error of the KL, as a fraction of the target.
     """
 
     def __init__(self, value: float = 0.001, target: float = 0.1, horizon: int = 10_000, clip: float = 0.2) -> None:
@@ -134,9 +141,9 @@ class AdaptiveKL(KLCoefficient):
         self.target, self.horizon, self.clip = target, horizon, clip
 
     def update(self, kl: float, turns: int) -> None:
-        """Multiply by ``1 + clip(kl / target - 1, -clip, clip) * turns / horizon``, by 0.5 at least and 1.5 at most.
+        """Multiply by ``1 + clip(kl / target - 1, -clip, clip) * turns / horizon``, bounded to [0.5, 1.5].
 
-        The bounds are ours: groups of long episodes may have many turns, with which the factor could fall below 0.
+        The bounds are not in the paper: with groups of long episodes, many turns could make the factor negative.
 
         Raises:
             ValueError: the KL is NaN.

@@ -12,14 +12,14 @@ from torch import Tensor
 from lightning_agentrl.losses.aggregation import AggregationMode, check_aggregation
 from lightning_agentrl.types.rollout import Gather, alone
 
-LIMIT = 20.0  # of log-ratios, so that their exponentials stay finite
+LIMIT = 20.0  # bound of log-ratios, so that their exponentials stay finite
 
 
 def same_shape_float32(**tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors in their common dtype, at least float32.
 
     Raises:
-        ValueError: shapes differ. Broadcasting [B] against [B, A] would silently give a wrong number.
+        ValueError: shapes differ. Broadcasting [B] against [B, A] would silently give wrong results.
     """
     check_shapes(**tensors)
     dtype = torch.float32
@@ -36,17 +36,17 @@ def check_shapes(**tensors: Tensor) -> None:
 
 
 def log_ratio(logps: Tensor, old_logps: Tensor) -> Tensor:
-    """Return ``logps - old_logps``, the latter a constant, clamped to [-20, 20]."""
+    """Return ``logps - old_logps`` clamped to [-20, 20], without gradient for ``old_logps``."""
     return (logps - old_logps.detach()).clamp(-LIMIT, LIMIT)
 
 
 def row_sum(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the sum [B, 1] over the tokens on the mask of each row; other values are not read."""
+    """Return the sum [B, 1] over each row's tokens on the mask; other values are ignored."""
     return torch.where(mask_BT.bool(), x_BT, 0).sum(1, keepdim=True)
 
 
 def row_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean [B, 1] over the tokens on the mask of each row, 0 for rows without any."""
+    """Return the mean [B, 1] over each row's tokens on the mask, 0 for rows without any."""
     return row_sum(x_BT, mask_BT) / mask_BT.bool().sum(1, keepdim=True).clamp_min(1)
 
 
@@ -57,7 +57,7 @@ def check_share(name: str, share: float) -> None:
 
 
 def count_of(share: float, count: int) -> int:
-    """Return ``max(1, floor(share * count))``; a product that rounding puts just below an integer counts as it."""
+    """Return ``max(1, floor(share * count))``, tolerant to products slightly below an integer by rounding."""
     return max(1, math.floor(share * count + 1e-9))
 
 
@@ -65,15 +65,14 @@ KEY = "model.init_args.policy_loss"
 
 
 class PolicyLoss(ABC):
-    """Strategy object that turns log-probs and advantages into a loss per action token.
+    """Base class of policy losses, which compute a loss per action token from log-probs and advantages.
 
-    Subclasses define :meth:`token_loss`.
-
-    Class attributes say how it is averaged by default and what the agent must compute for it.
+    Subclasses define :meth:`token_loss`. Class attributes set the default aggregation and declare what the agent must
+    compute.
 
     Args:
-        aggregation: how the loss is averaged over a mini-batch; None: the default of the class.
-        norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides, such as the longest reply.
+        aggregation: average of the loss over a mini-batch; None: the default of the class.
+        norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides, such as the longest reply in tokens.
     """
 
     aggregation: AggregationMode = "token-mean"
@@ -97,18 +96,18 @@ class PolicyLoss(ABC):
         """Compute the loss per token, before any averaging.
 
         Args:
-            logps_BA: log-probs of the sampled tokens under the current policy, with gradient.
-            old_logps_BA: at the start of the update; a constant.
-            advantages_BA: constants.
-            mask_BA: tokens that count. Values off the mask affect neither the loss nor its gradient.
-            picked_BA: what :meth:`pick` returned for these rows, if the loss needs it.
+            logps_BA: log-probs of the sampled tokens under the current policy, with gradients.
+            old_logps_BA: log-probs at the start of the update; constants.
+            advantages_BA: advantages; constants.
+            mask_BA: tokens that count; values off the mask affect neither the loss nor its gradient.
+            picked_BA: result of :meth:`pick` for these rows, if the loss needs it.
 
         Returns:
-            [B, A] in float32 or better, 0 off the mask.
+            Loss [B, A] in float32 or better, 0 off the mask.
 
         Raises:
-            ValueError: shapes differ, also that of the loss, or the picked tokens are missing.
-            TypeError: what :meth:`token_loss` returned does not depend on the log-probs; names the class.
+            ValueError: shapes of the arguments or of the loss differ.
+            TypeError: the result of :meth:`token_loss` does not depend on the log-probs; names the class.
         """
         logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
         loss = self.token_loss(logps, old_logps, advantages, mask)
@@ -116,13 +115,16 @@ class PolicyLoss(ABC):
         if logps.requires_grad and torch.is_grad_enabled() and not loss.requires_grad and loss[mask].any():
             raise TypeError(
                 f"token_loss of {type(self).__name__} returns numbers that do not depend on the log-probs, so nothing "
-                f"would be learnt from them (key {KEY})"
+                f"can be learned from them (key {KEY})"
             )
         return torch.where(mask, loss, 0)
 
     @abstractmethod
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:
-        """Return the loss [B, A] of arguments that share a dtype and are 0 off the mask; undefined off the mask."""
+        """Return the loss [B, A], with any values off the mask.
+
+        Arguments are as in :meth:`__call__`, converted to one dtype and set to 0 off the mask.
+        """
 
     def pick(
         self,
@@ -133,32 +135,32 @@ class PolicyLoss(ABC):
         noise_BA: Tensor,
         gather: Gather = alone,
     ) -> Tensor:
-        """Choose tokens [B, A] (bool) of a whole mini-batch that the loss treats differently, before its optimizer
-        step.
+        """Return a mask [B, A] of tokens that the loss treats differently, chosen from a whole mini-batch.
 
         Args:
-            logps_BA: as in a call, for all rows of the mini-batch on this rank.
-            old_logps_BA: as in a call.
-            advantages_BA: as in a call.
-            mask_BA: as in a call.
-            noise_BA: random numbers in [0, 1), the same for a token whatever rank it is on.
-            gather: returns the tensors of all ranks, since tokens are picked among all of them.
+            logps_BA: log-probs under the current policy, for all rows of the mini-batch on this rank.
+            old_logps_BA: log-probs at the start of the update.
+            advantages_BA: advantages.
+            mask_BA: tokens that count.
+            noise_BA: random numbers in [0, 1), which do not depend on the rank of a token.
+            gather: function that gathers a tensor from all ranks, to choose tokens among all of them.
         """
         return torch.zeros_like(mask_BA, dtype=torch.bool)
 
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Return per-token numbers, of which the means over the tokens that count are logged."""
+        """Return numbers per token [B, A] by name; their means over the tokens that count are logged."""
         return {}
 
 
 def counted(
     logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the arguments of a policy loss in one dtype, 0 off the mask, the constants without gradient.
+    """Return the arguments of a policy loss in one dtype and 0 off the mask, the constants without gradient.
 
-    Masking comes first: masked afterwards, a NaN in the padding would reach the gradient through ``0 * NaN``.
+    Arguments are masked before the loss is computed: a NaN off the mask would otherwise reach the gradient as
+    ``0 * NaN``.
     """
     check_shapes(logps=logps, old_logps=old_logps, advantages=advantages, mask=mask)
     logps, old_logps, advantages = same_shape_float32(logps=logps, old_logps=old_logps, advantages=advantages)

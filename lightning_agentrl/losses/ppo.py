@@ -1,4 +1,4 @@
-"""PPO: clip the ratio of each token, and how far its value moves."""
+"""PPO: policy loss with clipped ratios, and value loss with clipped values."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def ppo_clip_loss(
 ) -> Tensor:
     """Return PPO's clipped loss (arXiv 1707.06347) with a bound for negative advantages (dual clip, arXiv 1912.09729).
 
-    With ``rho = exp(logps - old_logps)``, the log-ratio clamped to [-20, 20]:
-    ``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))``, and at most ``-A dual_clip`` where A < 0.
+    With ``rho = exp(logps - old_logps)``, the log-ratio clamped to [-20, 20], the loss is
+    ``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))``, and at most ``-A dual_clip`` if A < 0.
 
     Args:
         logps: log-probs under the current policy, any shape.
-        old_logps: at the start of the update, same shape; a constant.
-        advantages: same shape; constants.
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
-        dual_clip: bound in multiples of the advantage; None: no bound.
+        old_logps: log-probs at the start of the update, same shape; constants.
+        advantages: advantages, same shape; constants.
+        clip_low: distance of the lower clip bound of the ratio from 1.
+        clip_high: distance of the upper clip bound of the ratio from 1.
+        dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
 
     Returns:
-        Loss per token in that shape, float32 or better. There is no mask: values at masked positions must be finite,
-        or the gradient there is NaN, whatever the loss is multiplied by. :class:`PPOClip` takes care of that.
+        Loss per token of the same shape, float32 or better. There is no mask, so inputs must be finite everywhere;
+        otherwise gradients are NaN even where the loss is multiplied by 0. :class:`PPOClip` handles masks.
 
     Raises:
         ValueError: shapes differ.
@@ -60,9 +60,9 @@ def outside_clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: 
 def clip_fractions(
     logps: Tensor, old_logps: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return where :func:`ppo_clip_loss` has no gradient: by the ratio clip, and by the dual clip.
+    """Return masks of the tokens at which :func:`ppo_clip_loss` has no gradient: by the ratio clip, by the dual clip.
 
-    The arguments are the same; both results are bool tensors of their shape, never both True.
+    Arguments are as in :func:`ppo_clip_loss`. The masks have their shape and do not overlap.
     """
     ratio, advantages = _ratio(logps, old_logps, advantages)
     clipped = outside_clip(ratio, advantages, clip_low, clip_high)
@@ -72,7 +72,7 @@ def clip_fractions(
 
 
 def check_clip(name: str, clip_low: float, clip_high: float) -> None:
-    """Raise a ValueError unless [1 - clip_low, 1 + clip_high] is a range for ratios."""
+    """Raise a ValueError unless [1 - clip_low, 1 + clip_high] is a valid range of ratios."""
     if not 0 < clip_low <= 1 or not clip_high > 0:
         raise ValueError(f"{name}: needs 0 < clip_low <= 1 and clip_high > 0, got {clip_low} and {clip_high}")
 
@@ -86,10 +86,10 @@ class PPOClip(PolicyLoss):
     """PPO's loss with an asymmetric clip and a dual clip.
 
     Args:
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
+        clip_low: distance of the lower clip bound of the ratio from 1.
+        clip_high: distance of the upper clip bound of the ratio from 1.
         dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class PPOClip(PolicyLoss):
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Mark tokens without a gradient: by the ratio clip, and by the dual clip."""
+        """Return 1 for tokens without a gradient, separately for the ratio clip and the dual clip."""
         clipped, dual_clipped = self.clipped(logps_BA, old_logps_BA, advantages_BA)
         metrics = {"clip_fraction": clipped.float()}
         if self.dual_clip is not None:
@@ -122,7 +122,7 @@ class PPOClip(PolicyLoss):
         return metrics
 
     def clipped(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor) -> tuple[Tensor, Tensor]:
-        """Return :func:`clip_fractions` with these bounds."""
+        """Return :func:`clip_fractions` with this loss's bounds."""
         return clip_fractions(logps_BA, old_logps_BA, advantages_BA, self.clip_low, self.clip_high, self.dual_clip)
 
 
@@ -130,13 +130,13 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     """Return ``0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)``, the value loss of OpenAI's PPO code.
 
     Args:
-        values: of the current critic, any shape.
-        old_values: at the start of the update, same shape; constants.
+        values: values of the current critic, any shape.
+        old_values: values at the start of the update, same shape; constants.
         returns: targets, same shape; constants.
-        clip: c, how far a value may move before the loss stops pulling it; None: half the squared error.
+        clip: c, half-width of the range around the old value beyond which the loss has no gradient; None: no clip.
 
     Returns:
-        Loss per token in that shape, float32 or better, the factor 0.5 included.
+        Loss per token of the same shape, float32 or better, including the factor 0.5.
 
     Raises:
         ValueError: shapes differ.

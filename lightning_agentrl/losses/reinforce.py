@@ -1,4 +1,4 @@
-"""REINFORCE (also GPG's loss), and losses that clip, gate or penalize its ratio: CISPO, SAPO and DRO."""
+"""REINFORCE (also the loss of GPG), and losses that clip, gate or penalize the ratio: CISPO, SAPO and DRO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def reinforce_loss(logps: Tensor, advantages: Tensor) -> Tensor:
 
 
 class Reinforce(PolicyLoss):
-    """The plain policy gradient, without ratio or bounds, for one optimizer step per rollout."""
+    """The plain policy gradient without importance ratios; use it with one optimizer step per rollout."""
 
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:
         return reinforce_loss(logps_BA, advantages_BA)
@@ -35,12 +35,12 @@ def cispo_loss(
 
 
 class CISPO(PolicyLoss):
-    """REINFORCE with clipped importance weights: gradients are not clipped, so rare tokens keep learning.
+    """REINFORCE with clipped importance weights: clipped tokens keep a gradient, so rare tokens are still learned.
 
     Args:
-        clip_low: how far a weight may fall below 1; no bound if at least 1.
-        clip_high: how far it may rise above 1.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        clip_low: distance of the lower bound of the weight from 1; no lower bound if at least 1.
+        clip_high: distance of the upper bound of the weight from 1.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     def __init__(self, clip_low: float = 1.0, clip_high: float = 0.28, **mean: Any) -> None:
@@ -53,7 +53,7 @@ class CISPO(PolicyLoss):
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Mark tokens whose weight was clipped."""
+        """Return 1 for tokens whose weight is clipped, as ``clip_fraction``."""
         ratio = log_ratio(logps_BA.detach(), old_logps_BA).exp()
         return {"clip_fraction": ((ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high)).float()}
 
@@ -63,7 +63,7 @@ def sapo_loss(
 ) -> Tensor:
     """Return ``-A (4 / tau) sigmoid(tau (rho - 1))``, any shape (arXiv 2511.20347).
 
-    ``tau`` is ``tau_positive`` where A > 0, else ``tau_negative``. At ``rho = 1`` the gradient is that of PPO; it fades
+    ``tau`` is ``tau_positive`` if A > 0, else ``tau_negative``. At ``rho = 1`` the gradient is that of PPO; it decays
     on both sides, faster for a larger ``tau``.
     """
     ratio = log_ratio(logps, old_logps).exp()
@@ -72,12 +72,12 @@ def sapo_loss(
 
 
 class SAPO(PolicyLoss):
-    """A gate that closes smoothly as the ratio leaves 1, sooner for negative advantages.
+    """Policy gradient with a smooth gate that decays as the ratio moves away from 1, faster for negative advantages.
 
     Args:
         tau_positive: steepness of the gate for positive advantages.
-        tau_negative: steepness for the others.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        tau_negative: steepness of the gate for other advantages.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     def __init__(self, tau_positive: float = 1.0, tau_negative: float = 1.05, **mean: Any) -> None:
@@ -94,11 +94,11 @@ def dro_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, beta: float) 
 
 
 class DRO(PolicyLoss):
-    """Policy gradient with a quadratic pull back to the old policy, for off-policy data.
+    """Policy gradient with a quadratic penalty on the distance to the old policy, for off-policy data.
 
     Args:
-        beta: weight of the pull.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        beta: weight of the penalty.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     def __init__(self, beta: float, **mean: Any) -> None:

@@ -1,7 +1,7 @@
-"""Losses with the ratio of a whole row: GSPO and GMPO.
+"""Losses with one ratio per row: GSPO and GMPO.
 
 A row is a sample: one turn with a windowed memory, the whole episode with `FullMemory`. Rows are never split over
-micro-batches, but turns of one episode may be in different mini-batches, so an episode in several rows has no ratio.
+micro-batches. An episode of several rows has no common ratio, since its rows may be in different mini-batches.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ def gspo_loss(
 ) -> Tensor:
     """Return the token-level form of GSPO (arXiv 2507.18071).
 
-    The ratio of a row is ``s = exp(mean over its tokens of logps - old_logps)``; each token has this value and the
-    gradient of its own log-prob, ``sg(s) * exp(logps - sg(logps))``, clipped as in PPO without a dual clip.
+    The ratio of a row is ``s = exp(mean over its tokens of logps - old_logps)``. Each token's ratio has this value and
+    the gradient of its own log-prob, ``sg(s) * exp(logps - sg(logps))``, and is clipped as in PPO without a dual clip.
 
     Args:
         logps_BT: log-probs under the current policy.
-        old_logps_BT: at the start of the update.
-        advantages_BT: constants.
+        old_logps_BT: log-probs at the start of the update.
+        advantages_BT: advantages; constants.
         mask_BT: tokens that count, also in the mean.
-        clip_low: how far the row's ratio may fall below 1.
-        clip_high: how far it may rise above 1.
+        clip_low: distance of the lower clip bound of the row's ratio from 1.
+        clip_high: distance of the upper clip bound of the row's ratio from 1.
 
     Returns:
-        [B, T]; undefined off the mask.
+        Loss per token [B, T]; undefined off the mask.
     """
     ratio_BT = _row_ratio(logps_BT, old_logps_BT, mask_BT) * (logps_BT - logps_BT.detach()).exp()
     return clipped_surrogate(ratio_BT, advantages_BT, clip_low, clip_high)
@@ -49,18 +49,18 @@ def gmpo_loss(
 ) -> Tensor:
     """Return GMPO, the geometric mean of clipped ratios (arXiv 2507.20673).
 
-    Per row ``-mean(A) * exp(mean over its tokens of s * min(s l, s clip(l, -clip, clip)))`` with the log-ratio ``l``
-    and the sign ``s`` of the token's advantage; every token of the row has the loss of the row.
+    The loss of a row is ``-mean(A) * exp(mean over its tokens of s * min(s l, s clip(l, -clip, clip)))`` with the
+    log-ratio ``l`` and the sign ``s`` of a token's advantage; every token of the row has this loss.
 
     Args:
         logps_BT: log-probs under the current policy.
-        old_logps_BT: at the start of the update.
-        advantages_BT: constants.
+        old_logps_BT: log-probs at the start of the update.
+        advantages_BT: advantages; constants.
         mask_BT: tokens that count, also in the means.
         clip: bound of the log-ratio of a token.
 
     Returns:
-        [B, T]; undefined off the mask.
+        Loss per token [B, T]; undefined off the mask.
     """
     log_BT, sign_BT = log_ratio(logps_BT, old_logps_BT), advantages_BT.sign()
     clipped_BT = sign_BT * torch.minimum(sign_BT * log_BT, sign_BT * log_BT.clamp(-clip, clip))
@@ -69,17 +69,17 @@ def gmpo_loss(
 
 
 def _row_ratio(logps_BT: Tensor, old_logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the geometric mean [B, 1] of the ratios of a row's tokens, a constant."""
+    """Return the geometric mean [B, 1] of the ratios of each row's tokens, without gradient."""
     return row_mean(log_ratio(logps_BT.detach(), old_logps_BT), mask_BT).exp()
 
 
 class GSPO(PolicyLoss):
-    """PPO on the ratio of whole rows, for rewards per row.
+    """PPO with one ratio per row, the geometric mean over its tokens, for rewards per row.
 
     Args:
-        clip_low: how far the row's ratio may fall below 1.
-        clip_high: how far it may rise above 1.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        clip_low: distance of the lower clip bound of the row's ratio from 1.
+        clip_high: distance of the upper clip bound of the row's ratio from 1.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
     aggregation: AggregationMode = "seq-mean-token-mean"
@@ -95,20 +95,20 @@ class GSPO(PolicyLoss):
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Mark tokens whose row has its ratio beyond the bounds."""
+        """Return 1 for the tokens of rows whose ratio is clipped, as ``clip_fraction``."""
         ratio_B1 = _row_ratio(logps_BA, old_logps_BA, mask_BA)
         return {"clip_fraction": outside_clip(ratio_B1, advantages_BA, self.clip_low, self.clip_high).float()}
 
 
 class GMPO(PolicyLoss):
-    """Geometric mean of the clipped ratios of a row, robust to single extreme tokens.
+    """Policy gradient with the geometric mean of a row's clipped ratios, robust to single extreme tokens.
 
     Args:
         clip: bound of the log-ratio of a token.
-        mean: how the loss is averaged, see :class:`PolicyLoss`.
+        mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
-    aggregation: AggregationMode = "seq-mean-token-mean"  # of equal tokens: the mean over rows
+    aggregation: AggregationMode = "seq-mean-token-mean"  # the mean over rows, whose tokens have equal losses
 
     def __init__(self, clip: float = 0.4, **mean: Any) -> None:
         super().__init__(**mean)
@@ -120,6 +120,6 @@ class GMPO(PolicyLoss):
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Mark tokens whose log-ratio is beyond the bound in the direction of the advantage."""
+        """Return 1 for tokens whose log-ratio is clipped in the direction of the advantage, as ``clip_fraction``."""
         pulled = log_ratio(logps_BA.detach(), old_logps_BA) * advantages_BA.sign()
         return {"clip_fraction": (pulled > self.clip).float()}

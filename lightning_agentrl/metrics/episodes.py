@@ -1,4 +1,4 @@
-"""Success, return and length of whole episodes, reduced over ranks by torchmetrics."""
+"""Metrics of whole episodes (success, return, length), reduced over ranks by torchmetrics."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from torchmetrics import Metric
 from lightning_agentrl.distributed import Mean
 from lightning_agentrl.types import Turn
 
-TOOLS = "tools/"  # names of numbers that count over all turns
-GAINED, DEVIATIONS = slice(5, 7), slice(7, 9)  # columns of return and progression: sums, squared deviations
+TOOLS = "tools/"  # prefix of metrics that are summed over all turns
+GAINED, DEVIATIONS = slice(5, 7), slice(7, 9)  # columns of return and progression: sums, sums of squared deviations
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """One finished episode."""
+    """Result of one finished episode."""
 
     success: bool
-    total_reward: float  # environment reward, without penalties
+    total_reward: float  # sum of the environment's rewards, without penalties
     turns: int
     valid_turns: int
-    lost: bool = False  # the environment failed
-    progression: float = 0.0  # as the environment reports it, else 1 for success
-    source: int = 0  # what it was played in, its place in the list of sources
-    metrics: Mapping[str, float] = field(default_factory=dict)  # what was reported in the last turn; tool calls of all
+    lost: bool = False  # whether the environment failed
+    progression: float = 0.0  # as reported by the environment; otherwise 1 for success, 0 for failure
+    source: int = 0  # index of its environment in the list of sources
+    metrics: Mapping[str, float] = field(default_factory=dict)  # reported in the last turn; tool calls over all turns
 
 
 def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> EpisodeResult:
-    """Return the result of one finished episode, given its turns; one that is lost may have none."""
+    """Return the result of one finished episode, given its turns; a lost episode may have no turns."""
     if not turns:
         return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost, source=source)
     last = turns[-1]
@@ -44,7 +44,7 @@ def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> Epi
 
 
 def reported_means(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
-    """Return the mean of each number that environments reported at the end of these episodes; others do not count."""
+    """Return the mean of each metric that environments reported at the end of episodes, over episodes that have it."""
     every = [result.metrics for result in results]
     names = sorted({name for metrics in every for name in metrics})
     return {
@@ -54,7 +54,7 @@ def reported_means(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
 
 
 def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
-    """Return the bounds of a binomial proportion at 95 % (Wilson 1927); (0, 1) without episodes."""
+    """Return the 95 % confidence interval of a binomial proportion (Wilson 1927); (0, 1) without episodes."""
     if not episodes:
         return 0.0, 1.0
     z, share = 1.959964, successes / episodes
@@ -65,7 +65,7 @@ def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
 
 
 def _rates(sums: Sequence[float]) -> dict[str, float]:
-    """Return the rates of some episodes: means, with the standard errors of return and progression."""
+    """Return means over episodes, and the standard errors of return and progression, given the sums of a source."""
     episodes, successes, turns, valid, lost, returns, progression, return_deviations, progression_deviations = sums
     if not episodes:
         return {}
@@ -88,15 +88,15 @@ def _rates(sums: Sequence[float]) -> dict[str, float]:
 
 
 def _standard_error(deviations: float, count: float) -> float:
-    """Return the standard error of a mean, given the sum of squared deviations from it and the number (at least 2)."""
+    """Return the standard error of a mean, given the sum of squared deviations from it and the count (at least 2)."""
     return math.sqrt(deviations / (count - 1) / count)
 
 
 def _joined(parts: Tensor) -> Tensor:
-    """Return the sums [S, 9] over all episodes of several parts [P, S, 9], as :class:`EpisodeMetrics` keeps them.
+    """Merge the sums [P, S, 9] of several parts to those of all episodes, [S, 9]; see :class:`EpisodeMetrics`.
 
-    Squared deviations are taken from the mean of each part (Chan et al. 1979), since sums of squares lose precision if
-    returns are large compared with their spread.
+    Squared deviations are from the mean of each part and are merged (Chan et al. 1979), since sums of squares lose
+    precision if returns are large compared with their spread.
     """
     joined, counts = parts.sum(0), parts[..., :1]
     means = parts[..., GAINED] / counts.clamp_min(1)
@@ -106,7 +106,7 @@ def _joined(parts: Tensor) -> Tensor:
 
 
 def _mean_of_sources(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean progression in which every source counts alike, with its standard error."""
+    """Return the mean progression with equal weights of all sources, and its standard error."""
     numbers = {"sources/progression": sum(rates["progression"] for rates in parts) / len(parts)} if parts else {}
     errors = [rates["progression_error"] for rates in parts if "progression_error" in rates]
     if errors and len(errors) == len(parts):
@@ -115,14 +115,15 @@ def _mean_of_sources(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class EpisodeMetrics(Metric):
-    """Sums over episodes, and sums of squared deviations; :meth:`compute` gives their rates over all ranks.
+    """Metric that accumulates episodes; :meth:`compute` returns means over all ranks.
 
     Args:
-        sources: names of what is played. Of several, each has its own rates, as ``source/<name>/<rate>``.
+        sources: names of the environments. If there are several, each also has separate metrics,
+            ``source/<name>/<metric>``.
     """
 
     full_state_update = False
-    sums: Tensor  # [S, 9], a row per source
+    sums: Tensor  # [S, 9], one row of sums and sums of squared deviations per source
 
     def __init__(self, sources: Sequence[str] = ("",)) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ class EpisodeMetrics(Metric):
         self.add_state("sums", default=torch.zeros(len(self.sources), 9, dtype=torch.float64), dist_reduce_fx=_joined)
 
     def set_dtype(self, dst_type: torch.dtype | str) -> Self:
-        """Keep float64 under every precision of the trainer."""
+        """Keep float64 whatever the precision of the trainer."""
         return self
 
     def update(self, results: Sequence[EpisodeResult]) -> None:

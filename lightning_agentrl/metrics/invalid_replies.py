@@ -1,4 +1,4 @@
-"""Replies that name no action: what they say instead, and which aliases would make them valid."""
+"""Analysis of replies that name no action: reasons, texts, and aliases that would make them valid."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-ALIAS_WORDS = 6  # of the longest alias that is suggested; also of the longest text that is taken for an action's name
-CLOSE = 0.75  # similarity from which one spelling is taken for another
-_KEY = re.compile(
-    r"\W*actions?\b"
-)  # which the parser takes for the key before an action, and not as a part of its name
+ALIAS_WORDS = 6  # most words of a suggested alias, and of a text that is treated as the name of an action
+CLOSE = 0.75  # similarity from which a text counts as a misspelled action
+_KEY = re.compile(r"\W*actions?\b")  # the parser reads this as the key before an action, not as part of its name
 _NOT = re.compile(r"\b(?:not|never|no|don't|cannot|can't|won't|avoid)\b")
 
 
@@ -24,27 +22,27 @@ class Invalid(StrEnum):
     CUT = "cut by the cap on its tokens before it named an action"
     SEVERAL = "more than one action"
     SPELLED = "an action in other words"
-    INVENTED = "an action that there is not"
+    INVENTED = "an action that does not exist"
     TALK = "words that name no action"
     REFUSED = "an action that the environment refused"
 
 
 @dataclass(frozen=True)
 class InvalidReplies:
-    """Invalid replies by kind and by text, each commonest first."""
+    """Counts of invalid replies by kind and by text, most frequent first."""
 
     kinds: Mapping[Invalid, int]
-    texts: Mapping[str, int]  # what was said in place of a valid action
-    invented: Mapping[str, int]  # of these, names of actions that there are not
-    aliases: Mapping[str, tuple[str, int]]  # suggestions: what was said, the action it means, and how often
+    texts: Mapping[str, int]  # texts in place of a valid action
+    invented: Mapping[str, int]  # those texts that are names of actions that do not exist
+    aliases: Mapping[str, tuple[str, int]]  # suggested aliases: text -> (action, count)
 
 
 def invalid_replies(replies: Sequence[tuple[str, bool, bool, Mapping[str, str]]]) -> InvalidReplies:
-    """Sort invalid replies.
+    """Classify and count invalid replies.
 
     Args:
-        replies: of each the text that should name its action, without decoration; whether it does name one; whether it
-            was cut; and the actions by their spellings, without decoration.
+        replies: for each reply, the text that should name its action, without formatting; whether it names one; whether
+            it was cut; and the actions by their spellings, without formatting.
     """
     kinds: Counter[Invalid] = Counter()
     texts: Counter[str] = Counter()
@@ -61,16 +59,16 @@ def invalid_replies(replies: Sequence[tuple[str, bool, bool, Mapping[str, str]]]
             aliases[alias, action] += 1
     suggested: dict[str, tuple[str, int]] = {}
     for (alias, action), count in aliases.most_common():
-        suggested.setdefault(alias, (action, count))  # actions differ between episodes: the commonest meaning
+        suggested.setdefault(alias, (action, count))  # the most frequent action, since actions differ by episode
     return InvalidReplies(dict(kinds.most_common()), dict(texts.most_common()), dict(invented.most_common()), suggested)
 
 
 def judge(said: str, cut: bool, actions: Mapping[str, str]) -> tuple[Invalid, str, str]:
-    """Return what is wrong with a reply that names no action, and an alias with its action, or empty texts.
+    """Return why a reply names no action, and a suggested alias with its action, or empty strings.
 
-    An alias is suggested where exactly one action is named behind other words, or where a short text is spelled nearly
-    like one, but for a text that begins with the word action. It covers the words up to the action, since the parser
-    takes a reply that begins with an alias.
+    An alias is suggested if exactly one action occurs after other words, or if a short text is close to an action's
+    spelling, unless the text begins with the word "action". The alias includes all words up to the end of the action,
+    since the parser accepts replies that begin with an alias.
     """
     if not said:
         return (Invalid.CUT if cut else Invalid.EMPTY), "", ""
@@ -86,7 +84,7 @@ def judge(said: str, cut: bool, actions: Mapping[str, str]) -> tuple[Invalid, st
         alias = said[: match.end()]
         if _NOT.search(said) or len(alias.split()) > ALIAS_WORDS:
             return Invalid.TALK, "", ""
-        if alias in actions:  # and yet the parser did not take it: something else is offered with it
+        if alias in actions:  # the parser did not accept it, so the reply also offers something else
             return Invalid.SEVERAL, "", ""
         return (Invalid.SPELLED, "", "") if _KEY.match(alias) else (Invalid.SPELLED, alias, found[longest])
     if cut:

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-# Multiples of the policy's own rounding error: the engine rounds too, in other places. Measured with vLLM and a model
-# of 135M whose errors are large: 1.2 to 1.3 times the mean, 1.0 to 1.5 times the largest.
+# Accepted multiples of the policy's own rounding error, since the engine also rounds, at other operations. Measured
+# with vLLM and a 135M model with large errors: 1.2 to 1.3 times the mean, 1.0 to 1.5 times the largest.
 TIMES_MEAN, TIMES_LARGEST = 2.0, 3.0
-MOST_MEAN, MOST_LARGEST = 0.5, 8.0  # beyond which no rounding is believed: the trainer itself may be at fault
-UNLIKELY = 7.0  # standard deviations by which sampled tokens may be more or less likely than expected
-UNSEEN = 5.0  # nats; a rare token that was not sampled is about this much less likely than the average one
+MOST_MEAN, MOST_LARGEST = 0.5, 8.0  # nats; larger errors are never attributed to rounding, but to a faulty trainer
+UNLIKELY = 7.0  # largest accepted deviation of sampled tokens from expected log-probs, in standard deviations
+UNSEEN = 5.0  # nats; a rare token that was not sampled is about this much less likely than the average token
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The largest mismatch of log-probs, in nats, that rounding explains."""
+    """The largest mismatch of log-probs, in nats, that rounding can explain."""
 
     mean: float
-    largest: float  # of some hundred tokens
+    largest: float  # over several hundred tokens
 
     def __str__(self) -> str:
         return f"mean {self.mean:g}, largest {self.largest:g}"
@@ -31,7 +31,7 @@ ROUGH = Bounds(0.1, 0.8)  # one of them computes in 16 bits
 
 
 def bounds_for(*dtypes: str) -> Bounds:
-    """Return the bounds for the dtypes in which engine and trainer compute, by name."""
+    """Return the bounds for the dtypes, by name, in which engine and trainer compute."""
     return ROUGH if any("16" in dtype for dtype in dtypes) else EXACT
 
 
@@ -40,11 +40,12 @@ class Comparison:
     """Log-probs (nats) of engine and trainer for the same N sampled tokens.
 
     Args:
-        engine: [N] log-probs that the engine reported.
-        trainer: [N] log-probs of the trainer.
-        entropy: [N] of the trainer's distributions.
-        bounds: what rounding explains for the two dtypes.
-        rounding: [N] distance of the trainer's log-probs to its own in another precision; None: not measured.
+        engine: log-probs [N] that the engine reported.
+        trainer: log-probs [N] of the trainer.
+        entropy: entropies [N] of the trainer's distributions.
+        bounds: largest mismatch that rounding explains for both dtypes.
+        rounding: absolute differences [N] of the trainer's log-probs to its own in another precision; None: not
+            measured.
     """
 
     engine: Tensor
@@ -55,7 +56,7 @@ class Comparison:
 
     @property
     def mismatch(self) -> Tensor:
-        """[N] distances."""
+        """Absolute differences of the log-probs [N]."""
         return (self.engine.double() - self.trainer.double()).abs()
 
     @property
@@ -77,27 +78,27 @@ class Comparison:
 
     @property
     def logps_fit(self) -> bool:
-        """Whether rounding explains the mismatch; False if a log-prob is NaN."""
+        """Whether rounding can explain the mismatch; False if a log-prob is NaN."""
         return self.mean <= self.allowed.mean and self.largest <= self.allowed.largest
 
     @property
     def surprise(self) -> float:
-        """Standard deviations by which the sampled tokens are more likely than tokens drawn from the trainer.
+        """How much more likely the sampled tokens are than tokens drawn from the trainer, in standard deviations.
 
-        The log-prob of a token drawn from a distribution is minus its entropy on average, so the sum of their
-        differences is a martingale. Sampling that cuts off unlikely tokens shows here, even if the engine reports the
+        The expected log-prob of a token drawn from a distribution is minus its entropy, so the sum of the differences
+        is a martingale. This detects sampling that cuts off unlikely tokens (such as top-p), even if the engine reports
         log-probs of the whole distribution.
 
-        The standard deviation is estimated from the sampled tokens and one more with a difference of ``UNSEEN``.
-        Without that one, rounding would look significant if all tokens are equally likely, and so would the lack of all
-        other tokens if one is nearly certain.
+        The standard deviation is estimated from the sampled tokens and one artificial token with a difference of
+        ``UNSEEN``. Without it, rounding would look significant if all tokens are equally likely, and the absence of
+        other tokens if one token is nearly certain.
         """
         excess = self.trainer.double() + self.entropy.double()
         return float(excess.sum()) / math.sqrt(float(excess.square().sum()) + UNSEEN**2)
 
     @property
     def fits(self) -> bool:
-        """Whether the engine reports the trainer's log-probs and draws its tokens from them."""
+        """Whether the engine reports the trainer's log-probs and samples its tokens from them."""
         return self.logps_fit and abs(self.surprise) <= UNLIKELY
 
     def __str__(self) -> str:

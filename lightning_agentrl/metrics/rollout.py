@@ -1,4 +1,4 @@
-"""Metrics of one rollout: its turns, episodes, tokens and words, as numbers that can be added over ranks."""
+"""Metrics of one rollout: its turns, episodes, tokens and texts, in a form that can be reduced over ranks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from lightning_agentrl.metrics.episodes import TOOLS
 from lightning_agentrl.types import Rollout, StopReason, Turn
 from lightning_agentrl.types.rounding import all_equal
 
-LIMIT = 20.0  # of log-ratios and of their sums over a sample
-AT_ONCE = 4096  # members of sets that are compared
+LIMIT = 20.0  # bound of log-ratios and of their sums over a sample
+AT_ONCE = 4096  # set members that are compared in one matrix product
 _WORD = re.compile(r"\w+")
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Mean:
-    """Return the mean over the mask, of the same shape, summed in float64; other numbers are not read."""
+    """Return the mean over a mask of the same shape, summed in float64; values off the mask are ignored."""
     return Mean(float(torch.where(mask, x, 0).double().sum()), int(mask.sum()))
 
 
 def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
-    """Return the metrics of turns, of ended episodes, of the environments, and of groups if there are any.
+    """Return the metrics of turns, finished episodes, environments and groups, if any.
 
-    Episodes are those that ended in this rollout, counted with all their turns, also those of earlier rollouts.
+    Episodes are those that ended in this rollout, with all their turns, including turns in earlier rollouts.
     """
     turns, replies = rollout.turns, int(rollout.action_mask.sum())
     retries = Counter(chain.from_iterable(map(attrgetter("env_errors"), turns)))
@@ -52,7 +52,7 @@ def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
     }
     for turn in turns:
         for name, number in turn.metrics.items():
-            if name.startswith(TOOLS):  # what all replies call together
+            if name.startswith(TOOLS):  # sum over all replies
                 tools[name] += int(number)
     for name, count in tools.items():
         numbers[name] = Sum(count)
@@ -86,7 +86,7 @@ def _turn_numbers(turns: Sequence[Turn]) -> dict[str, Number]:
     for last in lasts:
         for name, number in last.finite_metrics.items():
             if not name.startswith(TOOLS):
-                key = name if name.startswith("agent/") else f"env/{name}"  # numbers of agents are our own
+                key = name if name.startswith("agent/") else f"env/{name}"  # agent metrics come from this package
                 reported.setdefault(key, []).append(number)
     for name, values in reported.items():
         numbers[name] = Mean(sum(values), len(values))
@@ -98,8 +98,8 @@ def _mean(attribute: str, turns: Sequence[Turn]) -> Mean:
 
 
 def _model_numbers(rollout: Rollout) -> dict[str, Number]:
-    """Return reward, tokens and entropy of replies by the name of the model that an agent's calls ask for."""
-    means: dict[str, list[float]] = {}  # sum and weight by name
+    """Return reward, tokens and entropy of replies, by the name of the model that an agent program requests."""
+    means: dict[str, list[float]] = {}  # name -> [sum, weight]
     entropy_BA = rollout.scores.entropy
     for row, sample in enumerate(rollout.samples):
         for one in sample.placed_turns():
@@ -117,11 +117,11 @@ def _model_numbers(rollout: Rollout) -> dict[str, Number]:
 
 
 def _fork_numbers(rollout: Rollout) -> dict[str, Number]:
-    """Return how many states were valued by playing on from them, and the turns that it took."""
+    """Return the number of states that were valued by branches, and the number of turns in branches."""
     assert rollout.state_values is not None
     assert rollout.forked_end_values is not None
     states = int((~rollout.state_values.isnan() & rollout.action_mask).sum())
-    lasts = [sample.turns[-1] for sample in rollout.samples]  # the state after one is valued where the rollout ends
+    lasts = [sample.turns[-1] for sample in rollout.samples]  # the state after a cut sample is valued, too
     ends = zip(lasts, rollout.forked_end_values.tolist(), strict=True)
     states += sum(not (turn.done or turn.bootstrap is None or math.isnan(value)) for turn, value in ends)
     played = sum(turn.forked_turns for turn in rollout.turns)
@@ -129,7 +129,12 @@ def _fork_numbers(rollout: Rollout) -> dict[str, Number]:
 
 
 def source_numbers(turns: Sequence[Turn], source: Callable[[Turn], str]) -> dict[str, Number]:
-    """Return the main metrics of turns and ended episodes for each source by itself, by the name of a turn's source."""
+    """Return the ``rollout/`` metrics of turns and finished episodes separately for each source.
+
+    Args:
+        turns: turns of the rollout.
+        source: function that returns the name of a turn's source.
+    """
     own: dict[str, list[Turn]] = {}
     for turn in turns:
         own.setdefault(source(turn), []).append(turn)
@@ -142,11 +147,11 @@ def source_numbers(turns: Sequence[Turn], source: Callable[[Turn], str]) -> dict
 
 
 def group_numbers(rollout: Rollout) -> dict[str, Number]:
-    """Return the spread of scores within groups and the age of turns; empty without groups."""
+    """Return metrics of the spread of scores within groups and of the age of turns; empty without groups."""
     if rollout.groups is None:
         return {}
-    scores: dict[int, dict[int, float]] = {}  # of each episode of a group
-    rounding: dict[int, float] = {}  # by which two of a group may differ
+    scores: dict[int, dict[int, float]] = {}  # scores of episodes by group
+    rounding: dict[int, float] = {}  # largest difference of equal scores by group
     columns = (rollout.groups, rollout.episode, rollout.outcomes, rollout.outcome_rounding)
     for group, episode, score, off in zip(*(x.tolist() for x in columns), strict=True):
         scores.setdefault(group, {})[episode] = score
@@ -163,7 +168,7 @@ def group_numbers(rollout: Rollout) -> dict[str, Number]:
 
 
 def kept_groups(collected: Rollout, trained: Rollout) -> dict[str, Number]:
-    """Return how many of the groups that were collected are trained on: neither lost nor left out by a filter."""
+    """Return the fraction of collected groups that are trained on, neither lost nor dropped by a filter."""
     assert collected.groups is not None
     assert trained.groups is not None
     return {"rollout/kept_groups": Mean(len(trained.groups.unique()), len(collected.groups.unique()))}
@@ -172,13 +177,13 @@ def kept_groups(collected: Rollout, trained: Rollout) -> dict[str, Number]:
 def staleness(
     turns: Sequence[Turn], policy_version: int, steps_per_iteration: int, held_steps: range = range(0)
 ) -> list[float]:
-    """Return the staleness of each turn, in iterations in which the policy may have moved.
+    """Return the staleness of each turn, in iterations that changed the policy.
 
     Args:
         turns: turns with the versions of the weights that sampled them.
         policy_version: version of the weights that are trained next.
-        steps_per_iteration: optimizer steps by which the version grows per iteration.
-        held_steps: in which the version grows and the policy stays the same.
+        steps_per_iteration: number of optimizer steps per iteration.
+        held_steps: steps that increased the version without changing the policy.
     """
 
     def moves(version: int) -> int:
@@ -190,7 +195,7 @@ def staleness(
 def staleness_numbers(
     turns: Sequence[Turn], policy_version: int, steps_per_iteration: int, held_steps: range = range(0)
 ) -> dict[str, Number]:
-    """Return the mean and the maximum; arguments as in :func:`staleness`."""
+    """Return mean and maximum of the staleness of turns; arguments are as in :func:`staleness`."""
     ages = staleness(turns, policy_version, steps_per_iteration, held_steps)
     return {
         "mismatch/staleness_mean": Mean(sum(ages), len(ages)),
@@ -199,7 +204,7 @@ def staleness_numbers(
 
 
 def token_numbers(rollout: Rollout) -> dict[str, Number]:
-    """Return means over action tokens, the KL also by part of the reply; what was not scored is left out."""
+    """Return entropy and KL averaged over action tokens, if they were scored; the KL also by part of the reply."""
     scores, mask = rollout.scores, rollout.action_mask
     numbers: dict[str, Number] = {}
     if scores.entropy is not None:
@@ -216,7 +221,7 @@ def token_numbers(rollout: Rollout) -> dict[str, Number]:
 
 
 def thought_mask(rollout: Rollout) -> Tensor:
-    """Return [B, A] bool: action tokens that are part of a thought, not of the part that names the action."""
+    """Return a mask [B, A] of the action tokens in thoughts, as opposed to those that name the action."""
     thought = torch.zeros_like(rollout.action_mask)
     for row, sample in enumerate(rollout.samples):
         for one in sample.placed_turns():
@@ -269,24 +274,24 @@ def bigrams(text: str) -> list[str]:
 
 
 def text_numbers(turns: Sequence[Turn]) -> dict[str, float]:
-    """Return statistics of the replies of a rollout over all ranks, those that are defined; every rank must call it.
+    """Return statistics of the texts of a rollout over all ranks; every rank must call it.
 
-    These are the first signs that an agent has stopped thinking:
+    They show early when thoughts collapse:
 
-    * ``distinct_in_turn``: distinct word pairs of a reply among all of its word pairs; low: it repeats itself
-    * ``distinct_across_turns``: the same over all replies together; low: every reply says the same
-    * ``thought_copies``: share of thoughts that equal the thought of the previous turn of their episode
+    * ``distinct_in_turn``: fraction of distinct word pairs in a reply; low if it repeats itself
+    * ``distinct_across_turns``: the same over all replies together; low if all replies are similar
+    * ``thought_copies``: fraction of thoughts that equal the thought of the previous turn of their episode
     * ``thought_diversity``: mean distance (1 - shared / all word pairs) between the last thoughts of two environments
     """
     counts = Counter(pairs=0, distinct=0, followed=0, copied=0)
-    said: set[int] = set()  # hashes of all word pairs
+    said: set[int] = set()  # hashes of the word pairs of all replies
     thoughts: dict[tuple[int, int, int], str] = {}
     for turn in turns:
         pairs = bigrams(turn.reply)
         counts.update(pairs=len(pairs), distinct=len({*pairs}))
         said.update(map(_hash, pairs))
         thoughts[turn.env, turn.episode, turn.index] = turn.thought
-    last: dict[int, str] = {}  # thought of each environment
+    last: dict[int, str] = {}  # last thought of each environment
     for (env, episode, index), thought in sorted(thoughts.items()):
         before = thoughts.get((env, episode, index - 1))
         if thought:
@@ -315,7 +320,7 @@ def mean_distance(members_Q2: Tensor) -> float | None:
         return None
     members, column = members_Q2[:, 1].unique(return_inverse=True)
     sizes, shared_EE = row.bincount().double(), torch.zeros(len(sets), len(sets), dtype=torch.float64)
-    for first in range(0, len(members), AT_ONCE):  # a product of sparse tensors would be one line, and warn of itself
+    for first in range(0, len(members), AT_ONCE):  # a product of sparse tensors would be simpler, but causes a warning
         here = (column >= first) & (column < first + AT_ONCE)
         member_EW = torch.zeros(len(sets), min(AT_ONCE, len(members) - first), dtype=torch.float64)
         member_EW[row[here], column[here] - first] = 1
@@ -325,6 +330,6 @@ def mean_distance(members_Q2: Tensor) -> float | None:
 
 
 def _hash(text: str) -> int:
-    """Return a hash that is equal on every rank and in every process, unlike Python's own."""
+    """Return a hash that is the same in every process, unlike Python's."""
     data = text.encode()
     return zlib.crc32(data) << 31 ^ zlib.adler32(data)

@@ -1,4 +1,4 @@
-"""Progress of an iteration: the running stage, how far it is, and how long each stage took."""
+"""Progress and timing of the stages of an iteration."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from contextlib import contextmanager
 from lightning_agentrl.distributed import Mean, Number
 
 STAGES = ("collect", "score", "update", "validate", "log")
-PARTS = ("sync", "forks")  # of stages
+PARTS = ("sync", "forks")  # parts of stages that are also timed separately
 
 
 class StageClock:
     """Clock that reports the running stage and its progress to listeners, and sums seconds, turns and tokens per stage.
 
-    Background work beside the stages is counted with its own seconds.
-
-    Listeners are called with the stage, the amount done and the total, in the thread that does the work.
+    Background work in parallel to the stages is timed separately. Listeners are called with the stage, the number of
+    items done and their total, in the thread that does the work.
     """
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[str, int, int], None]] = []
         self.running = ""  # the stage entered last
-        self.failed_in = ""  # that stage, if an error ended it
+        self.failed_in = ""  # the stage that was ended by an error, if any
         self._done = self._total = 0
         self._read_at = time.perf_counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -34,12 +33,18 @@ class StageClock:
         self._packed: Counter[str] = Counter()
 
     def __reduce__(self) -> tuple[type[StageClock], tuple[()]]:
-        """Copy as a new clock: the listeners belong to the run of the original."""
+        """Copy as a new clock, since the listeners belong to the run of the original."""
         return StageClock, ()
 
     @contextmanager
     def stage(self, name: str, total: int = 0, done: int = 0) -> Iterator[None]:
-        """Time the block as part of stage ``name``, which is complete once ``total`` items are done; 0: unknown."""
+        """Time the block as part of a stage.
+
+        Args:
+            name: name of the stage.
+            total: number of items in the stage; 0: unknown.
+            done: number of items done before the block.
+        """
         self.running, self.failed_in, self._done, self._total = name, "", done, total
         self.advance(0)
         started = time.perf_counter()
@@ -53,7 +58,7 @@ class StageClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time the block under a separate name too, as part of the running stage."""
+        """Time the block under a separate name, in addition to the running stage."""
         started = time.perf_counter()
         try:
             yield
@@ -67,13 +72,13 @@ class StageClock:
             listener(self.running, self._done, self._total)
 
     def count(self, name: str, turns: int, tokens: int, beside: float | None = None) -> None:
-        """Count the turns and tokens that stage ``name`` processed. Tokens include prompt and reply.
+        """Count the turns and tokens that a stage has processed.
 
         Args:
-            name: the stage.
+            name: name of the stage.
             turns: number of turns.
-            tokens: number of tokens.
-            beside: seconds that this took in the background, if it did.
+            tokens: number of tokens in prompts and replies.
+            beside: seconds that the work took in the background; None: it was not in the background.
         """
         if beside is not None:
             self._beside[name] += beside
@@ -81,11 +86,17 @@ class StageClock:
         self._tokens[name] += tokens
 
     def count_packed(self, held: int, computed: int, padding: int) -> None:
-        """Count the tokens of an update's micro-batch: held by its rows, computed, and padding among these."""
+        """Count the tokens of a micro-batch in the update.
+
+        Args:
+            held: tokens in its rows.
+            computed: tokens that the models compute, padding included.
+            padding: padding tokens.
+        """
         self._packed.update(held=held, computed=computed, padding=padding)
 
     def read(self, world_size: int = 1) -> dict[str, Number]:
-        """Return seconds (means over ranks) and rates (of all ranks together) since the last call, and reset."""
+        """Return seconds (means over ranks) and rates (of all ranks together) since the last call, and reset them."""
         now = time.perf_counter()
         numbers: dict[str, Number] = {"time/iteration_seconds": Mean(now - self._read_at, 1)}
         for name, seconds in self._seconds.items():

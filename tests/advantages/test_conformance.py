@@ -310,7 +310,7 @@ def test_a_group_of_one_is_warned_of_once(cls: type[AdvantageEstimator]):
     choices: list[dict[str, Any]] = [{}] if always_raw else [{}, {"group_of_one": "raw"}]
     for arguments in choices:
         estimator = cls(whiten=False, **arguments)
-        meaning = "without a baseline" if arguments or always_raw else "teaches nothing: its advantage is 0"
+        meaning = "without a baseline" if arguments or always_raw else "so their advantage is 0"
         with pytest.warns(UserWarning, match=f"{cls.__name__}: 1 of 1 groups .*{meaning}"):
             advantages, returns = built.read(estimator.estimate(built.rollout)[0]), [[1.0, 1.0, 1.0]]
         assert advantages == (returns if arguments or always_raw else [[0.0, 0.0, 0.0]])

@@ -118,7 +118,7 @@ def test_a_loss_names_its_aggregation_and_the_agent_may_choose_another(tiny_fold
     assert PPOAgent(folder).aggregation == "token-mean"
     assert PPOAgent(folder, policy_loss=GSPO()).aggregation == "seq-mean-token-mean"
     assert PPOAgent(folder, policy_loss=GSPO(aggregation="token-sum")).aggregation == "token-sum"
-    with pytest.raises(ValueError, match="norm_tokens goes with"):
+    with pytest.raises(ValueError, match="norm_tokens must be set"):
         PPOClip(aggregation="seq-mean-token-sum-norm")
     with pytest.raises(ValueError, match=r"kl\.loss must not be negative, got -1"):
         PPOAgent(folder, kl=KL(loss=-1.0))
