@@ -1,7 +1,7 @@
 """Multi-turn reinforcement learning of language agents on PyTorch Lightning.
 
-What a script needs first is here: ``from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer``. It is
-imported when it is asked for, since torch takes seconds.
+The main classes can be imported from here: ``from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer``. They
+are loaded on first access, since importing torch takes seconds.
 """
 
 from importlib import import_module, metadata

@@ -1,4 +1,4 @@
-"""Exchange between the processes of a run: tensors, objects, and numbers by name. A no-op with one process."""
+"""Communication between the processes of a run: tensors, objects, and metrics. A no-op with one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_group() -> bool:
 
 
 def all_gather(value: T, group: Any = None) -> list[T]:
-    """Return what every rank of a process group (None: of the run) holds, in rank order. All of them must call it."""
+    """Return the values of all ranks of a process group (None: of the run), in rank order. All of them must call it."""
     if not in_group():
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size(group)
@@ -34,17 +34,17 @@ def all_gather(value: T, group: Any = None) -> list[T]:
 
 
 def rank() -> int:
-    """Return the number of this process among those of the run."""
+    """Return the rank of this process in the run."""
     return dist.get_rank() if in_group() else 0
 
 
 def world_size() -> int:
-    """Return the number of processes of the run."""
+    """Return the number of processes in the run."""
     return dist.get_world_size() if in_group() else 1
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Return the sum of a tensor over all ranks; ``x`` must lie on a device that the process group can reach."""
+    """Return the sum of a tensor over all ranks; ``x`` must be on a device that the process group supports."""
     if not in_group():
         return x
     x = x.clone()
@@ -54,13 +54,13 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def max_over_ranks(number: N) -> N:
-    """Return the largest of the numbers that the ranks hold. All ranks must call it."""
+    """Return the largest number over all ranks. All ranks must call it."""
     return max(all_gather(number))
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A sum and its divisor, both of which are summed over ranks before the division."""
+    """A mean over ranks: totals and weights are summed over ranks, then divided."""
 
     total: float
     weight: float
@@ -75,7 +75,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Max:
-    """A number whose maximum over ranks counts."""
+    """A number whose maximum over ranks is taken."""
 
     value: float
 
@@ -84,7 +84,7 @@ Number = Mean | Sum | Max
 
 
 def over_ranks(numbers: Mapping[str, Number]) -> dict[str, float]:
-    """Reduce numbers by name over all ranks; a rank may lack some names. Means without weight are left out."""
+    """Reduce numbers by name over all ranks; ranks may lack some names. Means with a total weight of 0 are omitted."""
     totals: defaultdict[str, float] = defaultdict(float)
     weights: defaultdict[str, float] = defaultdict(float)
     reduced: dict[str, float] = {}
@@ -105,21 +105,21 @@ def over_ranks(numbers: Mapping[str, Number]) -> dict[str, float]:
 
 
 class _ToldElsewhere(SystemExit):
-    """Raised on a rank that prints nothing, since another rank has the error."""
+    """Exit of a rank without a message, since another rank raises the error."""
 
 
 @contextmanager
 def raise_once() -> Iterator[None]:
-    """Let one rank raise an error that several ranks have inside, and stop all ranks when one has an error.
+    """Stop all ranks if one has an error inside, and raise the same error on one rank only.
 
-    All ranks must enter. Of those with the same error the first raises it and the others exit silently; so does a rank
-    without an error while another has one. ``sys.exit`` counts as an error: the others would wait for who has left.
+    All ranks must enter. Among ranks with the same error the first one raises it and the others exit silently, as do
+    ranks without an error. ``sys.exit`` counts as an error, since other ranks would wait for a rank that has exited.
     """
     error: Exception | SystemExit | None = None
     try:
         yield
     except (Exception, SystemExit) as raised:
-        if isinstance(raised, SystemExit) and type(raised) is not SystemExit:  # all ranks leave so, each by itself
+        if isinstance(raised, SystemExit) and type(raised) is not SystemExit:  # subclasses are raised on all ranks
             raise
         error = raised
     texts = all_gather(None if error is None else f"{type(error).__name__}: {error}")
@@ -127,7 +127,7 @@ def raise_once() -> Iterator[None]:
         own = dist.get_rank() if len(texts) > 1 else 0
         if texts.index(texts[own]) == own:
             raise error
-        raise _ToldElsewhere(0)  # the first one's exit code counts; another one would cut its message short
+        raise _ToldElsewhere(0)  # with another exit code, the launcher could kill the first rank before its message
     if any(text is not None for text in texts):
         raise _ToldElsewhere(2)
 
@@ -137,7 +137,7 @@ class Ranks:
     """Collective operations of a run, with results on the CPU. All ranks must call each method together.
 
     Args:
-        device: the device whose tensors the process group can reach.
+        device: device of this rank, whose tensors the process group supports.
         count: number of ranks.
     """
 
@@ -149,5 +149,5 @@ class Ranks:
         return sum_over_ranks(x.to(self.device)).cpu()
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """Return what every rank holds, in rank order; sizes may differ."""
+        """Return the tensors of all ranks in rank order; sizes may differ."""
         return all_gather(x.cpu())

@@ -1,4 +1,4 @@
-"""Files of a run: which folder is a run, its `run.json`, its turn logs. It imports the standard library only."""
+"""Files of a run: find run folders, and read `run.json` and turn logs. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-LoggedTurn = dict[str, Any]  # keys as the callback TurnLog writes them; `prompt_ids` became the number `prompt_tokens`
+LoggedTurn = dict[str, Any]  # a line of the callback TurnLog, plus `prompt_tokens`, the length of `prompt_ids`
 
-_END_BYTES = 2**20  # of a log, in which its last whole line is looked for
+_END_BYTES = 2**20  # bytes at the end of a log in which its last complete line is searched
 PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "advantages", "returns")
 LOG_NAME = re.compile(r"rank(\d+)-(\d+)\.jsonl")
 _TURNS, _HELD_OUT = "turns", "held_out"  # folders of the callback TurnLog
-FACTS = "run.json"  # of runs that train; a validation writes none
+FACTS = "run.json"  # written by runs that train, not by validations
 _VERSION_NAME = re.compile(r"version_(\d+)")
-_RUN_ID = re.compile(rb'{"iteration": ?\d+, ?"run_id": ?"(\w+)"')  # begins a line of a turn log
-_LONGEST = 100  # bytes in which that lies
+_RUN_ID = re.compile(rb'{"iteration": ?\d+, ?"run_id": ?"(\w+)"')  # start of a line in a turn log
+_LONGEST = 100  # bytes to read for this start
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of a run that were found. It has turn logs of at least one kind; all else may be missing.
+    """The existing files of a run, which has at least one turn log; other files may be missing.
 
-    Those of other runs that were in its folder are left out.
+    Files that other runs left in the same folder are excluded.
     """
 
-    name: str  # the run folder, with the version if it is one of several
-    folder: Path  # that holds its turn logs
-    logs: tuple[Path, ...]  # of trained turns, by rank, then in the order they were written
-    held_out: tuple[Path, ...]  # of held-out episodes, likewise
+    name: str  # name of the run folder, with the version if there are several
+    folder: Path  # folder with the turn logs
+    logs: tuple[Path, ...]  # logs of trained turns, by rank, then in the order of writing
+    held_out: tuple[Path, ...]  # logs of held-out episodes, in the same order
     events: tuple[Path, ...]  # event files of TensorBoard
-    tables: tuple[Path, ...]  # CSV files, of which some may hold curves
+    tables: tuple[Path, ...]  # CSV files, some of which may have metrics
     summary: Path | None
     facts: Path | None  # run.json
     config: Path | None
-    notes: tuple[str, ...]  # sentences for the reader of the page
+    notes: tuple[str, ...]  # notes for the reader of the page
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Return the folders of all runs below a folder, also of those without a turn log.
+    """Return the folders of all runs in or below a folder, including runs without a turn log.
 
     Raises:
         ValueError: ``root`` is not a folder.
     """
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
-        raise ValueError(f"'{root}' {what}; give the folder of a run")
+        raise ValueError(f"'{root}' {what}; name the folder of a run")
     found: set[Path] = set()
-    for folder, _, names in os.walk(root):  # passes over folders that go meanwhile, as those of checkpoints do
+    for folder, _, names in os.walk(root):  # skips folders that are removed meanwhile, such as checkpoints
         found |= {Path(folder)} if FACTS in names else set()
         found |= {_run_of(Path(folder))} if any(map(LOG_NAME.fullmatch, names)) else set()
     return sorted(found)
 
 
 def several(root: Path) -> bool:
-    """Return whether the logged runs below a folder are more than versions of one, so that one must be chosen."""
+    """Return whether a folder contains turn logs of several runs, not counting versions, so that one must be chosen."""
     return len(_to_choose_from(root, _logged(find_runs(root)))) > 1
 
 
 def find_run(run: Path, run_of: Callable[[Path], str] | None = None) -> RunFiles:
-    """Find the newest version below ``run`` that has a turn log, and its other files.
+    """Find the newest version in or below ``run`` that has a turn log, and its other files.
 
     Args:
         run: folder of the run.
-        run_of: reads the id of the run from a file; :func:`run_in` when not given.
+        run_of: function that reads the run id from a file; :func:`run_in` by default.
 
     Raises:
         ValueError: ``run`` is not a folder, there is no turn log below it, or there are several runs to choose from.
@@ -78,7 +78,7 @@ def find_run(run: Path, run_of: Callable[[Path], str] | None = None) -> RunFiles
     logged = _logged(runs)
     if not logged:
         raise ValueError(
-            f"there is no turn log below '{run}'; add the callback TurnLog to trainer.callbacks and run again"
+            f"there is no turn log below '{run}'; add the callback TurnLog to trainer.callbacks and start the run again"
         )
     if len(families := _to_choose_from(run, logged)) > 1:
         raise ValueError(f"there are several runs below '{run}'; choose one: {_listed(families, run)}")
@@ -87,7 +87,7 @@ def find_run(run: Path, run_of: Callable[[Path], str] | None = None) -> RunFiles
     if others := [folder for folder in logged if folder != chosen]:
         notes.append(
             f"{len(logged)} versions have turn logs; this is {_relative(chosen, run)}, the newest. "
-            f"The command takes the folder of another one: {_listed(others, run)}."
+            f"To see another one, pass its folder to the command: {_listed(others, run)}."
         )
     beside = [folder for folder in runs if folder not in logged and folder.parent == chosen.parent]
     if later := [folder for folder in beside if version_of(folder) > version_of(chosen)]:
@@ -102,7 +102,7 @@ def find_run(run: Path, run_of: Callable[[Path], str] | None = None) -> RunFiles
     }
     own = {kind: owner.own(paths, run_of) for kind, paths in found.items()}
     if left_out := [path for kind, paths in found.items() for path in paths if path not in own[kind]]:
-        notes.append(f"Left out, as of another run that was in this folder: {_listed(left_out, chosen)}.")
+        notes.append(f"Left out, since another run wrote it to this folder: {_listed(left_out, chosen)}.")
     return RunFiles(
         name=_name(chosen.resolve()),
         folder=chosen,
@@ -122,17 +122,17 @@ def _logged(runs: Iterable[Path]) -> list[Path]:
 
 
 def _to_choose_from(root: Path, logged: Iterable[Path]) -> list[Path]:
-    """Return the runs below a folder, those that differ in their version as one; none if the folder itself is one."""
+    """Return the runs below a folder, with versions of a run merged; empty if the folder itself is a run."""
     return [] if root in logged else sorted({run.parent if version_of(run) >= 0 else run for run in logged})
 
 
 def turn_logs(run: Path) -> tuple[Path, ...]:
-    """Return the logs of trained turns: in the run's folder ``turns``, or directly in a folder that the user chose."""
+    """Return the logs of trained turns, in the run's subfolder ``turns`` or directly in a folder the user chose."""
     return _logs(run / _TURNS) + _logs(run)
 
 
 def held_out_logs(run: Path) -> tuple[Path, ...]:
-    """Return the logs of held-out episodes, which lie in a folder beside those of trained turns."""
+    """Return the logs of held-out episodes, in a subfolder of the logs of trained turns."""
     return _logs(run / _TURNS / _HELD_OUT) + _logs(run / _HELD_OUT)
 
 
@@ -148,15 +148,15 @@ def _logs(folder: Path) -> tuple[Path, ...]:
 
 
 def _run_of(folder: Path) -> Path:
-    """Return the folder of the run whose logs are in this folder."""
+    """Return the folder of the run, given the folder of its logs."""
     folder = folder.parent if folder.name == _HELD_OUT else folder
     return folder.parent if folder.name == _TURNS else folder
 
 
 def _home(chosen: Path, runs: list[Path]) -> tuple[Path, list[str]]:
-    """Return the folder of everything but the turn logs, which may lie in one that the user chose.
+    """Return the folder of a run's other files, given that of its turn logs, which the user may have chosen; and notes.
 
-    Nothing is taken from a folder that could be another run's: a page never shows another run's result.
+    A folder that may belong to another run is not used, so that a page never shows another run's results.
     """
     own = bool(_logs(chosen / _TURNS) or _logs(chosen / _TURNS / _HELD_OUT)) or (chosen / FACTS).exists()
     others = [folder for folder in runs if (folder / FACTS).exists()]
@@ -168,51 +168,51 @@ def _home(chosen: Path, runs: list[Path]) -> tuple[Path, list[str]]:
     if len(others) == 1:
         return others[0], []
     return chosen, [
-        f"Which of {len(others)} runs these turns are of cannot be told, so nothing else of it is shown; a TurnLog "
-        "without a folder of its own writes into that of its run."
+        f"It is unknown to which of {len(others)} runs these turns belong, so none of their other files are shown; a "
+        "TurnLog without the argument folder writes to the folder of its run."
     ]
 
 
 def version_of(folder: Path) -> int:
-    """Return the number of a run among the versions beside it; -1 if its folder's name has none."""
+    """Return the version number in the name of a run's folder; -1 if there is none."""
     match = _VERSION_NAME.fullmatch(folder.name)
     return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The run that a folder is of, where others may have been before.
+    """The run that owns a folder, which may contain files of earlier runs.
 
     Args:
-        run_id: its id, which its checkpoints keep; empty if nothing there tells it.
-        began: a time before which nothing of it was written there; 0 if that is not known.
+        run_id: id of the run, also stored in its checkpoints; empty if unknown.
+        began: time before which the run wrote nothing to the folder; 0 if unknown.
     """
 
     run_id: str
     began: float
 
     def owns(self, path: Path, run_id: str) -> bool:
-        """Return whether a file is of this run: by the id in it, or where either has none, by when it was written."""
+        """Return whether a file belongs to this run: by run id or, if an id is unknown, by the time of writing."""
         if self.run_id and run_id:
             return run_id == self.run_id
         return not self.began or _written(path) >= self.began
 
     def own(self, paths: Iterable[Path], run_of: Callable[[Path], str] | None = None) -> tuple[Path, ...]:
-        """Return those of the files that are of this run.
+        """Return the files that belong to this run.
 
         Args:
-            paths: the files.
-            run_of: reads the id of the run from a file; :func:`run_in` when not given.
+            paths: files to choose from.
+            run_of: function that reads the run id from a file; :func:`run_in` by default.
         """
         return tuple(path for path in paths if self.owns(path, (run_of or run_in)(path)))
 
 
 def owner_of(home: Path, logged: Path | None = None) -> Owner:
-    """Return the run that a folder is of: that of its run.json, or without one, as from Python, of its last turn log.
+    """Return the run that owns a folder, by its run.json or, if there is none (runs in Python), its last turn log.
 
     Args:
         home: folder of the run.
-        logged: that of its turn logs, if it is another one.
+        logged: folder of its turn logs, if it is different.
     """
     facts = json_object(home / FACTS)
     if not facts:
@@ -221,7 +221,7 @@ def owner_of(home: Path, logged: Path | None = None) -> Owner:
 
 
 def _began(facts: dict[str, Any]) -> float:
-    """Return a time before which nothing of a run was written; 0 if it went on from elsewhere."""
+    """Return the time before which a run wrote nothing; 0 if it was resumed from another folder."""
     try:
         return datetime.fromisoformat(facts["began"]).timestamp()
     except (KeyError, TypeError, ValueError):
@@ -229,14 +229,14 @@ def _began(facts: dict[str, Any]) -> float:
 
 
 def _newest_in(logged: Path) -> str:
-    """Return the id of the run whose turns were logged last; the first process logs in every run."""
+    """Return the id of the run that logged last, by the logs of the lowest rank, which logs in every run."""
     logs = turn_logs(logged) or held_out_logs(logged)
     first = [path for path in logs if log_order(path)[0] == log_order(logs[0])[0]]
     return run_in(first[-1]) if first else ""
 
 
 def run_in(path: Path) -> str:
-    """Return the id of the run that wrote a turn log or a summary; empty if the file does not hold one."""
+    """Return the run id in a turn log or a summary; empty if the file has none."""
     if path.suffix == ".json":
         return str(json_object(path).get("run_id", ""))
     if not LOG_NAME.fullmatch(path.name):
@@ -245,19 +245,19 @@ def run_in(path: Path) -> str:
         with path.open("rb") as opened:
             begins = _RUN_ID.match(opened.read(_LONGEST))
         return begins[1].decode() if begins else ""
-    except FileNotFoundError:  # rotated away, or removed
+    except FileNotFoundError:  # removed meanwhile
         return ""
 
 
 def _written(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # rotated away
+    except FileNotFoundError:  # removed meanwhile
         return 0.0
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Return a file's object; empty if it is not there, or not whole because it is being written."""
+    """Return the JSON object in a file; empty if the file is missing or incomplete."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -266,7 +266,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def environment_of(facts: Any) -> str:
-    """Return what a run played, by its run.json; empty if that does not say so."""
+    """Return the environment of a run, given its run.json; empty if it is not recorded."""
     rollout = facts.get("rollout") if isinstance(facts, dict) else None
     return str(rollout.get("env", "")) if isinstance(rollout, dict) else ""
 
@@ -289,17 +289,17 @@ def _relative(path: Path, root: Path) -> str:
 
 
 def one_run(folder: Path, holds: str) -> Path:
-    """Return a folder if it is that of a run, or the newest version of the one run below it, as `agentrl view` does.
+    """Return a folder if it is a run's, or the newest version of the only run below it, as `agentrl view` does.
 
     Args:
-        folder: as the user names it.
-        holds: file or folder that lies in every folder of a run that can be meant.
+        folder: folder that the user named.
+        holds: name of a file or folder that marks the folder of a run.
 
     Raises:
-        ValueError: the folder does not exist, no run is below it, or several that are more than versions of one.
+        ValueError: the folder does not exist, or there is no run or several runs below it.
     """
     if not folder.is_dir():
-        raise ValueError(f"the folder '{folder}' does not exist; name that of a run")
+        raise ValueError(f"the folder '{folder}' does not exist; name the folder of a run")
     if (folder / holds).exists():
         return folder
     found = sorted(path.parent for path in folder.glob(f"**/{holds}"))
@@ -314,18 +314,18 @@ def one_run(folder: Path, holds: str) -> Path:
 def read_turns(
     logs: Iterable[Path], last: int | None = None, prompts: bool = False
 ) -> tuple[list[LoggedTurn], list[str]]:
-    """Read all turns of all ranks, and return them with notes about what was left out.
+    """Read the turns of all ranks; return them with notes about omitted turns.
 
-    A resumed run plays some iterations again, and a new one in the same folder all of them; only the later version of
-    them is kept. Entries in lists of numbers are None where a number was not finite.
+    A resumed run plays some iterations again, and a new run in the same folder plays all of them; only the later
+    version of an iteration is kept. Entries in lists of numbers are None if the number was not finite.
 
     Args:
-        logs: files by rank, then in the order in which they were written.
-        last: number of iterations to keep, the last ones of each rank; all when not given.
-        prompts: keep the ids of prompts, which take most of the memory.
+        logs: files by rank, then in the order of writing.
+        last: number of iterations to read, the last ones of each rank; None: all.
+        prompts: whether to keep the token ids of prompts, which take most of the memory.
 
     Raises:
-        ValueError: a line that is not the last of its file is broken.
+        ValueError: a line other than the last line of a file is broken.
     """
     ranks: dict[int, list[LoggedTurn]] = {}
     notes: list[str] = []
@@ -334,15 +334,15 @@ def read_turns(
         kept = ranks.setdefault(rank, [])
         for place, turn in enumerate(_read_file(path, notes, prompts)):
             again, newest = turn["iteration"], kept[-1]["iteration"] if kept else -1
-            # A full file is followed by the next in the middle of an iteration, but then its first turn is a new one.
+            # A new file may begin within an iteration because the last one was full, but then its first turn is new.
             begun_anew = place == 0 and again == newest and _is_in(turn, kept)
             if again < newest or begun_anew:
                 how = (
-                    f"played iteration {again} twice, as a run that begins anew in the same folder does"
+                    f"played iteration {again} twice, as a new run in the same folder does"
                     if begun_anew
                     else f"went back from iteration {newest} to {again}, as a resumed run does"
                 )
-                notes.append(f"Rank {rank} {how}: what it had played there before is left out.")
+                notes.append(f"Rank {rank} {how}: the earlier turns of these iterations are left out.")
                 kept[:] = [old for old in kept if old["iteration"] < again]
             if last is not None and kept and turn["iteration"] > kept[-1]["iteration"]:
                 kept[:] = [old for old in kept if old["iteration"] > turn["iteration"] - last]
@@ -353,10 +353,7 @@ def read_turns(
 
 
 def _of_the_last(logs: Iterable[Path], last: int) -> list[Path]:
-    """Return the files of each rank from the one on that holds the first of its last iterations.
-
-    The files before it, which may have gigabytes, are not read.
-    """
+    """Return the files with the last iterations of each rank, so that earlier files, maybe gigabytes, are not read."""
     ranks: dict[int, list[Path]] = {}
     for path in logs:
         ranks.setdefault(log_order(path)[0], []).append(path)
@@ -370,7 +367,7 @@ def _of_the_last(logs: Iterable[Path], last: int) -> list[Path]:
 
 
 def _iteration(path: Path, at_end: bool = False) -> int | None:
-    """Return the iteration of a log's first or last turn; None if that line cannot be read."""
+    """Return the iteration of the first or last turn in a log; None if the line cannot be read."""
     try:
         with path.open("rb") as log:
             if at_end:
@@ -383,15 +380,15 @@ def _iteration(path: Path, at_end: bool = False) -> int | None:
 
 
 def _is_in(turn: LoggedTurn, turns: Iterable[LoggedTurn]) -> bool:
-    """Return whether the same turn of the same episode is among those of its iteration."""
+    """Return whether turns contain the same turn of the same episode and iteration."""
     which = ("iteration", "group", "env", "episode", "turn")
     return any(all(turn.get(key) == old.get(key) for key in which) for old in turns)
 
 
 def _read_file(path: Path, notes: list[str], prompts: bool) -> Iterator[LoggedTurn]:
     try:
-        lines = path.read_bytes().split(b"\n")  # not splitlines: text may hold other line ends
-    except FileNotFoundError:  # a run that is still going has rotated it away
+        lines = path.read_bytes().split(b"\n")  # not splitlines, since texts may contain other line separators
+    except FileNotFoundError:  # removed by a run that is still writing
         return
     while lines and not lines[-1].strip():
         lines.pop()

@@ -1,4 +1,4 @@
-"""Warnings about waits that take too long: they name what is waited for, and stop nothing."""
+"""Warnings about waits that take too long. They name the cause and do not stop the run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-SECONDS = 300.0  # default of the limit
-BEATS = 4  # signs of life of a rank within the limit
+SECONDS = 300.0  # default limit
+BEATS = 4  # heartbeats of a rank within the limit
 
 
 class _Watched:
-    """Waits that this process watches: its own, by their limit in seconds, and those of other ranks."""
+    """Settings of this process: the limit of its own waits in seconds, and the watch over other ranks, if any."""
 
     seconds = SECONDS
     ranks: _Ranks | None = None
 
 
 def watch(seconds: float) -> None:
-    """Report waits, and ranks that do not answer, after so many seconds; 0: never. All ranks must call it."""
+    """Set the limit after which waits and silent ranks are reported.
+
+    All ranks must call it.
+
+    Args:
+        seconds: limit in seconds; 0: never report.
+    """
     stop_watching()
     _Watched.seconds = seconds
     if 0 < seconds < math.inf and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -32,24 +38,24 @@ def watch(seconds: float) -> None:
 
 
 def stop_watching() -> None:
-    """Report waits after the default number of seconds, and other ranks no more."""
+    """Restore the default limit for waits, and stop watching other ranks."""
     if _Watched.ranks is not None:
         _Watched.ranks.over.set()
     _Watched.seconds, _Watched.ranks = SECONDS, None
 
 
 def waiting_for(what: str, stage: str | Callable[[], str] = "") -> AbstractContextManager[None]:
-    """Warn each time that the limit has passed inside.
+    """Warn each time the limit passes inside this context.
 
     Args:
-        what: is waited for.
-        stage: of the run.
+        what: description of what is waited for.
+        stage: stage of the run, for the warning.
     """
     return _waiting(lambda: what, stage)
 
 
 def waiting_for_ranks() -> AbstractContextManager[None]:
-    """Warn, as :func:`waiting_for`, of a collective operation; all ranks must enter. One rank names those that lack."""
+    """Warn if a collective operation takes too long; all ranks must enter. One rank names the missing ranks."""
     ranks = _Watched.ranks
     return _waiting(lambda: "the other ranks", "") if ranks is None else ranks.meeting()
 
@@ -66,9 +72,10 @@ def reporting(
     """Warn from a separate thread, since the main thread or an event loop may be stuck.
 
     Args:
-        state: returns when something has last moved, on the monotonic clock, and what is waited for; empty: nothing.
-        seconds: without a move, after which to warn, again and again; 0: never.
-        stage: of the run.
+        state: function that returns the time of the last progress, on the monotonic clock, and a description of what is
+            waited for; empty: nothing.
+        seconds: seconds without progress after which to warn, repeatedly; 0: never.
+        stage: stage of the run, for the warning.
     """
     if not seconds:
         yield
@@ -101,38 +108,38 @@ def _report(
 
 def _warn(text: str) -> None:
     rank = f"rank {_Watched.ranks.rank}: " if _Watched.ranks is not None else ""
-    warnings.warn_explicit(rank + text, UserWarning, __file__, 0)  # without a registry: shown each time
+    warnings.warn_explicit(rank + text, UserWarning, __file__, 0)  # without a registry, so it is shown each time
 
 
 class _Ranks:
-    """Signs of life that ranks exchange through the store in which they met.
+    """Heartbeats that ranks exchange through the store of the process group.
 
-    A thread of each rank publishes a beat and the number of collectives that the rank has entered. A rank whose beat
-    stands still is stopped or cannot be reached; one with a lower number is late. If rank 0 is stopped, which holds
-    the store, publishing itself waits.
+    A thread of each rank publishes a heartbeat and the number of collectives that the rank has entered. A rank without
+    new heartbeats is stopped or unreachable; a rank with a lower number is late. The store is on rank 0, so if that
+    rank is stopped, publishing blocks.
 
     Args:
-        seconds: without a new beat, after which a rank is reported.
+        seconds: seconds without a new heartbeat after which a rank is reported.
     """
 
     def __init__(self, seconds: float) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.over = threading.Event()
         self._seconds = seconds
-        self._entered = 0  # collectives
+        self._entered = 0  # number of collectives entered
         self._published = [b""] * self.world
-        self._missed = [0] * self.world  # looks without a new beat
+        self._missed = [0] * self.world  # intervals without a new heartbeat
         self._store = cast(Any, dist).PrefixStore("stalls", dist.distributed_c10d._get_default_store())
         threading.Thread(target=self._exchange, name="ranks", daemon=True).start()
 
     def meeting(self) -> AbstractContextManager[None]:
-        """Enter a collective, and wait for the ranks that have not."""
+        """Count a collective, and warn if other ranks do not enter it."""
         self._entered += 1
         number = self._entered
         return _waiting(lambda: self._late(number), "")
 
     def _late(self, number: int) -> str:
-        """Return the ranks that have not entered a collective, on the first rank that has; else nothing."""
+        """Return a list of the ranks that have not entered a collective, on the first rank that has; else empty."""
         entered = [int(text.split()[1]) if text else 0 for text in self._published]
         entered[self.rank] = number
         late = [rank for rank in range(self.world) if entered[rank] < number]

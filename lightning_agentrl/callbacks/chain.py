@@ -1,4 +1,4 @@
-"""A record of what every iteration computed, without times, to find where two runs diverge."""
+"""Records of the results of every iteration, to find where two runs diverge."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder, whole_file
 from lightning_agentrl.types import LATE, Rollout, Scores, input_of
 
-Link = dict[str, np.ndarray]  # fields of one iteration on one rank by "stage/level/name", in order of computation
+Link = dict[str, np.ndarray]  # record of one iteration on one rank, by "stage/level/name" in order of computation
 
 FOLDER = "chain"
-_NAME = r"(\d+)-rank(\d+)"  # a file's name without its extension
+_NAME = r"(\d+)-rank(\d+)"  # file name without extension
 HELD_OUT = "val/"  # prefix of a validation's metrics
 
 
 class Chain(RolloutCallback):
-    """Record what every iteration computed, for `agentrl replay` and `agentrl bisect`.
+    """Record the results of every iteration, for `agentrl replay` and `agentrl bisect`.
 
     Each process writes one file per iteration: the turns and tokens of its part of the rollout with scores and
-    advantages, the loss of each step, a digest of every weight after them, and the numbers of a validation, if there
-    was one. Times are left out.
+    advantages, the loss of each step, a digest of every weight after the last step, and the metrics of a validation, if
+    there was one. Times are not recorded.
 
     Args:
-        keep: number of iterations whose files are kept. One takes about 30 bytes for each sampled token.
+        keep: number of iterations whose files are kept. A file takes about 30 bytes per sampled token.
     """
 
     def __init__(self, keep: int = 200) -> None:
@@ -45,7 +45,7 @@ class Chain(RolloutCallback):
         self._folder = Path()
         self._link: Link = {}
         self._losses: list[float] = []
-        self._alone = False  # whether files of an earlier run in this folder were removed
+        self._alone = False  # whether files of earlier runs in this folder were removed
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = run_folder(trainer) / FOLDER
@@ -55,7 +55,7 @@ class Chain(RolloutCallback):
         self._link |= rollout_fields(rollout)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *args: Any) -> None:
-        """Write after the last step, since a run that is stopped in its validation resumes with the next iteration."""
+        """Write the file after the last step: a run that is stopped in a validation resumes with the next iteration."""
         self._losses.append(float(outputs["loss"]))
         if not trainer.is_last_batch:
             return
@@ -70,19 +70,20 @@ class Chain(RolloutCallback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         path, numbers = self._path(trainer), trainer.callback_metrics
         due = cast(Any, trainer).datamodule.validation_due
-        if trainer.state.fn == TrainerFn.FITTING and due and path.exists():  # it may be in the folder of the run before
+        # The file is missing if the run was resumed in another folder.
+        if trainer.state.fn == TrainerFn.FITTING and due and path.exists():
             held_out = {name: float(x) for name, x in sorted(numbers.items()) if name.startswith(HELD_OUT)}
             repeated = {name: x for name, x in held_out.items() if not re.search("seconds|per_second", name)}
             link = {f"validation/number/{name}": np.array(x, np.float32) for name, x in repeated.items()}
             write_link(path, read_link(path) | link)
 
     def _path(self, trainer: L.Trainer, before: int = 0) -> Path:
-        """Return the file of the running iteration, or of one before it."""
+        """Return the file of the current iteration, or of the one ``before`` iterations earlier."""
         return link_path(self._folder, trainer.current_epoch + 1 - before, trainer.global_rank)
 
 
 def write_link(path: Path, link: Link) -> None:
-    """Write the fields of one iteration, replacing an earlier file in one step."""
+    """Write the record of one iteration, replacing an earlier file atomically."""
     with whole_file(path) as beside, beside.open("wb") as file:
         np.savez_compressed(file, **cast(Any, link))
 
@@ -92,9 +93,14 @@ def link_path(folder: Path, iteration: int, rank: int) -> Path:
 
 
 def drop_links(folder: Path, behind: int, rank: int, world: int) -> None:
-    """Remove the files of an earlier run in this folder: those of a rank for iterations after this one.
+    """Remove the files that an earlier run left in this folder for later iterations.
 
-    The first rank also removes those of ranks that no longer exist, for this iteration too.
+    Args:
+        folder: folder of the files.
+        behind: current iteration.
+        rank: rank whose files are removed for iterations after it. Rank 0 also removes the files of ranks that no
+            longer exist, from the current iteration on.
+        world: number of ranks.
     """
     for path in folder.glob("*.npz"):
         if match := re.fullmatch(_NAME, path.stem):
@@ -108,7 +114,7 @@ def read_links(folder: Path) -> dict[int, dict[int, Path]]:
     """Return the files of a chain by iteration and rank.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no files.
     """
     links: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.glob("*.npz")):
@@ -120,24 +126,24 @@ def read_links(folder: Path) -> dict[int, dict[int, Path]]:
 
 
 def read_link(path: Path) -> Link:
-    """Return the fields of one file.
+    """Read the record of one iteration.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file is missing or damaged.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except FileNotFoundError as error:  # the run is going on
-        raise ValueError(f"the file '{path}' is no longer in the chain, of which a run keeps the last ones") from error
+    except FileNotFoundError as error:  # removed by a run that is still writing
+        raise ValueError(f"the file '{path}' is gone: a run keeps only the latest files of its chain") from error
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
         raise ValueError(f"the file '{path}' of the chain is damaged: {error}") from error
 
 
 def rollout_fields(rollout: Rollout) -> Link:
-    """Return what was collected, by turn [T] and token [N], and what was computed from it, by token or row [B].
+    """Return the record of a rollout: collected data by turn [T] and token [N], and computed data by token or row [B].
 
-    A turn's observation comes first, then its reply, then its outcome: the order in which a difference spreads.
+    The observation of a turn comes first, then its reply, then its outcome, as a difference would propagate.
     """
     turns = rollout.turns
     placed = [one for sample in rollout.samples for one in sample.placed_turns()]
@@ -177,7 +183,7 @@ def rollout_fields(rollout: Rollout) -> Link:
 
 
 def weight_fields(module: nn.Module) -> Link:
-    """Return a digest, the sum and the norm of each weight; for a sharded weight, those of this rank's shard."""
+    """Return digest, sum and norm of each weight, or of this rank's shard of it."""
     link = {}
     for name, weight in module.named_parameters():
         local = weight.detach()

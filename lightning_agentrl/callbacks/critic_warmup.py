@@ -1,4 +1,4 @@
-"""Critic warm-up: the critic learns the values of the initial policy before the actor moves."""
+"""Critic warm-up: train the critic on the initial policy before the actor is trained."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from lightning_agentrl.types import Rollout, rollout_from_plain
 
 
 class CriticWarmup(L.Callback, RolloutSource):
-    """A warm-up that collects rollouts with the frozen policy and fits the critic on samples of them in rounds.
+    """Critic warm-up: collect rollouts with the frozen policy, and train the critic on samples of them in rounds.
 
-    Each round recomputes values and targets of all data with the current critic and trains once on a sample drawn
-    without replacement. The actor does not change and its optimizer state stays empty. A round spans as many epochs as
-    its sample has iterations' worth of turns, so warm-up takes ``rounds * rollouts * fraction`` of ``max_epochs``. A
-    second run from Python warms up anew.
+    Each round recomputes the values and targets of all data with the current critic, then trains once on a sample drawn
+    without replacement. The actor does not change and has no optimizer state. A round takes as many epochs as its
+    sample has rollouts, so the warm-up takes ``rounds * rollouts * fraction`` of ``max_epochs``. A second ``fit`` in
+    Python starts a new warm-up.
 
     Args:
-        rollouts: iterations' worth of turns to collect.
-        rounds: how often targets are recomputed.
-        fraction: share of the data that each round trains on; must give a whole number of iterations.
-        min_explained_variance: below it, a warning says that the critic has not converged when the actor starts; null:
-            there is no warning.
+        rollouts: number of rollouts to collect.
+        rounds: number of times that targets are recomputed.
+        fraction: fraction of the data that each round trains on; ``rollouts * fraction`` must be a whole number.
+        min_explained_variance: explained variance below which a warning says that the critic has not converged when
+            the actor starts; null: no warning.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class CriticWarmup(L.Callback, RolloutSource):
         self.rollouts, self.rounds, self.fraction = rollouts, rounds, fraction
         self.min_explained_variance = min_explained_variance
         self.done_epochs = 0
-        self._advice = ""  # what helps a critic that explains little
-        self._warm = False  # this epoch is one of the warm-up
+        self._advice = ""  # advice for a critic with low explained variance
+        self._warm = False  # whether the current epoch belongs to the warm-up
         self.buffer: Rollout | None = None
         self.prepared: Rollout | None = None
 
@@ -60,11 +60,11 @@ class CriticWarmup(L.Callback, RolloutSource):
 
     @property
     def phase(self) -> Phase:
-        """The warm-up to the end of its last epoch; training from the first rollout after it."""
+        """``critic_warmup`` until the end of the last epoch of the warm-up, then ``train``."""
         return "critic_warmup" if self._warm else "train"
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Forget an earlier run; a checkpoint is loaded later."""
+        """Reset the state of an earlier run; a checkpoint is loaded later."""
         if stage == "fit" and trainer.global_step == 0:
             self.done_epochs, self.buffer, self.prepared = 0, None, None
 
@@ -73,11 +73,11 @@ class CriticWarmup(L.Callback, RolloutSource):
         if critic is None:
             raise ValueError("CriticWarmup has no critic to warm up; remove the callback or set model.init_args.critic")
         more = "raise CriticWarmup's rounds, fraction or rollouts, or model.init_args.optim.lr_critic"
-        if critic.fitted:  # one round finds the best that its data allow
+        if critic.fitted:  # more rounds do not help, since one fit is optimal for its data
             more = (
-                "raise CriticWarmup's rollouts, so that it is solved on more turns; a policy that seldom succeeds, or "
+                "raise CriticWarmup's rollouts, so that it is solved on more turns; if the policy rarely succeeds, or "
             )
-            more += "succeeds by chance, leaves little to explain: set min_explained_variance to null then"
+            more += "only by chance, returns are mostly noise: set min_explained_variance to null then"
         self._advice = more
         if planned_steps(trainer)["actor"] == 0:
             end = "max_epochs" if 0 < (trainer.max_epochs or 0) <= self.warmup_iterations else "max_steps"
@@ -87,7 +87,7 @@ class CriticWarmup(L.Callback, RolloutSource):
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep this rank's rows of a checkpoint, which sharded strategies load only after ``on_fit_start``."""
+        """Select this rank's rows of the data in a checkpoint, which sharded strategies load after ``on_fit_start``."""
         sizes = cast(RolloutDataModule, cast(Any, trainer).datamodule).sizes
         envs = sizes.own_envs(trainer.global_rank, trainer.world_size)
         self.buffer, self.prepared = (
@@ -95,7 +95,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take over the stream while warm-up lasts, and for the first rollout after it."""
+        """Provide the rollouts of the stream during the warm-up, and the first rollout after it."""
         stream = cast(RolloutDataModule, cast(Any, trainer).datamodule).stream
         assert stream is not None
         self._warm = self.done_epochs < self.warmup_iterations
@@ -103,14 +103,14 @@ class CriticWarmup(L.Callback, RolloutSource):
             stream.source = self
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Count by epochs, since a resumed run calls this hook again."""
+        """Count epochs by the trainer's counter, since a resumed run calls this hook twice for its last epoch."""
         self.done_epochs = min(trainer.current_epoch + 1, self.warmup_iterations)
 
     def next_rollout(self, stream: RolloutStream) -> Prepared:
-        """Return the next portion of the round's sample; collect the data before the first round."""
+        """Return the next portion of the round's sample; before the first round, collect the data."""
         if self.done_epochs == self.warmup_iterations:
             return self._hand_over(stream)
-        buffer = self.buffer  # set anew once nothing can end the iteration before its update
+        buffer = self.buffer  # assigned to self.buffer only when the update begins, in case the iteration is stopped
         if buffer is None:
             buffer = Rollout.concat([stream.collect() for _ in range(self.rollouts)])
         round_, portion = divmod(self.done_epochs, self.portions)
@@ -118,20 +118,20 @@ class CriticWarmup(L.Callback, RolloutSource):
         if portion == 0 or self.prepared is None:
             prepared = stream.prepare(buffer)
             self.prepared, metrics = prepared.rollout, prepared.metrics
-            kept = {id(sample) for sample in self.prepared.samples}  # the others had numbers that are not finite
+            kept = {id(sample) for sample in self.prepared.samples}  # samples without non-finite numbers
             buffer = buffer.select([i for i, sample in enumerate(buffer.samples) if id(sample) in kept])
-            self.buffer = buffer.union(scores=self.prepared.scores)  # log-probs stay; values are computed anew
+            self.buffer = buffer.union(scores=self.prepared.scores)  # keeps log-probs; values will be recomputed
         places = stream.places_of(self.prepared, round_, 1)
         return Prepared(self.prepared.select(split(places, self.portions, upto=self.fraction)[portion]), metrics)
 
     def _hand_over(self, stream: RolloutStream) -> Prepared:
-        """Free the buffer, collect the actor's first rollout and say how well the critic explains it."""
+        """Free the buffer, collect the actor's first rollout, and report the critic's explained variance on it."""
         stream.source = None
         self.buffer = self.prepared = None
         prepared = stream.next_rollout()
         explained = prepared.metrics.get("critic/explained_variance")
         if explained is None or math.isnan(explained):
-            rank_zero_warn("critic warm-up has ended; all returns are equal, so nothing says if the critic converged")
+            rank_zero_warn("critic warm-up has ended; all returns are equal, so it is unknown if the critic converged")
         elif self.min_explained_variance is not None and explained < self.min_explained_variance:
             rank_zero_warn(
                 f"the critic has not converged as the actor starts: it explains {explained:.2f} of the variance of the "
@@ -142,7 +142,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         return prepared
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the warm-up's progress and, while it lasts, the data of all ranks."""
+        """Return the progress of the warm-up and, during it, the data of all ranks."""
         return {"done_epochs": self.done_epochs, "buffer": pooled(self.buffer), "prepared": pooled(self.prepared)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Guards: bounds on the numbers of a run, and what to do when one is exceeded."""
+"""Guards: bounds on metrics of a run, with an action if a bound is exceeded."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ Action = Literal["warn", "skip", "lower", "stop"]
 
 
 class Guard(StepGuard):
-    """Bound one number of a run. All processes act on it together, and its state is in checkpoints.
+    """Bound one metric of a run. All processes act together, and checkpoints contain the state.
 
     Args:
-        metric: name of the number, as it is logged. One of a rollout is checked once, before the update; one of a step
-            at each step.
-        low: smallest value; null: none.
-        high: largest value; null: none.
-        action: ``warn``; ``skip`` the step and the rest of its iteration; ``lower`` the learning rates of actor and
-            critic from this step on; or ``stop`` the run and name the last good checkpoint.
-        factor: by which ``lower`` multiplies the rates, each time.
-        patience: act after so many values in a row beyond the bound, then count anew.
+        metric: name of the metric, as it is logged. Metrics of a rollout are checked once, before the update; metrics
+            of a step are checked at each step.
+        low: smallest accepted value; null: no bound.
+        high: largest accepted value; null: no bound.
+        action: action if the bound is exceeded: ``warn``; ``skip`` the step and the rest of its iteration; ``lower``
+            the learning rates of actor and critic from this step on; or ``stop`` the run and name the last good
+            checkpoint.
+        factor: factor by which ``lower`` multiplies the learning rates, each time.
+        patience: number of consecutive values beyond the bound before the action; then counting starts again.
     """
 
     skips_iteration: ClassVar[bool] = True
@@ -51,18 +52,18 @@ class Guard(StepGuard):
             raise ValueError(f"{name} needs a factor between 0 and 1 and patience >= 1, got {factor} and {patience}")
         if low is None and high is None:
             raise ValueError(f"{name} needs low or high")
-        self.metrics: Sequence[str] = [metric]  # the first of these that is logged counts
+        self.metrics: Sequence[str] = [metric]  # the first of these that is logged is checked
         self.low, self.high = low, high
         self.action, self.factor, self.patience = action, factor, patience
         self.in_a_row = 0
         self.lowered = 1.0  # product of the factors so far
-        self._iteration = -1  # the last one, by the number of attempts before it
-        self._judged = False  # whether its rollout was checked
-        self._skipping = ""  # reason to skip the rest of it
-        self._looked_up = False  # whether the metric is logged at all
+        self._iteration = -1  # current iteration, as the number of attempts before it
+        self._judged = False  # whether the rollout of this iteration was checked
+        self._skipping = ""  # reason to skip the rest of this iteration
+        self._looked_up = False  # whether it was checked that the metric is logged at all
 
     def judge(self, attempt: Attempt) -> str | None:
-        """Return a sentence if the number is beyond its bound, empty if it is not; None if it is not there."""
+        """Return a message if the metric is beyond its bound, an empty string if not, None if it was not logged."""
         numbers = {**attempt.metrics, **attempt.rollout}
         name = next((metric for metric in self.metrics if metric in numbers), None)
         if name is None:
@@ -74,20 +75,20 @@ class Guard(StepGuard):
         return ""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Forget an earlier run; a checkpoint is loaded later."""
+        """Reset the state of an earlier run; a checkpoint is loaded later."""
         self._iteration = -1
         if stage == "fit" and trainer.global_step == 0:
             self.in_a_row, self.lowered = 0, 1.0
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Warn once of a metric that nothing logs, such as a misspelled one."""
+        """Warn once if the metric is never logged, for example because its name is misspelled."""
         known = trainer.callback_metrics
         if type(self) is Guard and not self._looked_up and cast(Agent, pl_module).phase == "train":
             self._looked_up = True
             if self.metrics[0] not in known:
                 near = difflib.get_close_matches(self.metrics[0], known, n=1)
                 rank_zero_warn(
-                    f"nothing logs {self.metrics[0]}, which a Guard watches; did you mean {near or sorted(known)}?"
+                    f"the metric {self.metrics[0]} of a Guard is not logged; did you mean {near or sorted(known)}?"
                 )
 
     def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:
@@ -121,7 +122,7 @@ class Guard(StepGuard):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(metric=self.metrics[0], action=self.action)  # a run may have one of each
+        return self._generate_state_key(metric=self.metrics[0], action=self.action)  # a run may have several guards
 
     def state_dict(self) -> dict[str, Any]:
         return {"in_a_row": self.in_a_row, "lowered": self.lowered}
@@ -134,8 +135,8 @@ class KLCeiling(Guard):
     """Guard against a KL that is too large.
 
     Args:
-        ceiling: largest KL, a mean over tokens.
-        of: ``reference``, ``kl/reference`` of a rollout; or ``update``, ``policy/approx_kl`` of each step.
+        ceiling: largest KL, averaged over tokens, in nats.
+        of: KL to bound: ``reference``: ``kl/reference`` of a rollout; ``update``: ``policy/approx_kl`` of each step.
         action: see :class:`Guard`.
         factor: see :class:`Guard`.
         patience: see :class:`Guard`.
@@ -158,7 +159,7 @@ class KLCeiling(Guard):
         with raise_once():
             if stage == "fit" and self.of == "reference" and not cast(Agent, pl_module).needs.ref_logps:
                 raise ValueError(
-                    "KLCeiling needs a reference, and none is kept; set model.init_args.kl.reward or "
+                    "KLCeiling needs a reference policy, and the run has none; set model.init_args.kl.reward or "
                     "model.init_args.kl.loss above 0, or the callback's init_args.of to update"
                 )
 
@@ -167,7 +168,7 @@ class ValidActionFloor(Guard):
     """Guard against too few valid actions in a rollout: ``rollout/valid_action_ratio``.
 
     Args:
-        floor: smallest share.
+        floor: smallest accepted fraction of valid actions.
         action: see :class:`Guard`.
         factor: see :class:`Guard`.
         patience: see :class:`Guard`.
@@ -181,7 +182,7 @@ class RepetitionGuard(Guard):
     """Guard against replies that repeat themselves: ``text/distinct_in_turn`` of a rollout.
 
     Args:
-        floor: smallest share of distinct word pairs among those of a reply.
+        floor: smallest accepted fraction of distinct word pairs in a reply.
         action: see :class:`Guard`.
         factor: see :class:`Guard`.
         patience: see :class:`Guard`.
@@ -197,8 +198,8 @@ class EntropyBounds(Guard):
     The entropy is ``rollout/entropy``, or ``policy/entropy`` of each step if rollouts are not scored.
 
     Args:
-        low: smallest entropy of a token in nats; null: none.
-        high: largest entropy; null: none.
+        low: smallest entropy of a token in nats; null: no bound.
+        high: largest entropy of a token in nats; null: no bound.
         action: see :class:`Guard`.
         factor: see :class:`Guard`.
         patience: see :class:`Guard`.
@@ -217,16 +218,16 @@ class EntropyBounds(Guard):
 
 
 class GradientSpikes(Guard):
-    """Guard against gradients far above those before them.
+    """Guard against gradient norms far above earlier ones.
 
-    The logarithm of a group's gradient norm is compared with the median of the last ``window`` ones, in units of their
-    median absolute deviation. Spikes count among them, so a lasting change becomes the new scale. ``skip`` leaves out
-    one step.
+    The logarithm of a group's gradient norm is compared with the median of the last ``window`` steps, in units of their
+    median absolute deviation. Spikes are included in the window, so a lasting change becomes the new scale. ``skip``
+    skips one step only.
 
     Args:
-        deviations: how many of these units (each at least a factor of 1.1) make a spike.
+        deviations: number of these units (each at least a factor of 1.1) above the median from which a norm is a spike.
         window: number of previous steps to compare with.
-        after: number of first steps that are never spikes.
+        after: number of steps at the start that never count as spikes.
         action: see :class:`Guard`.
         factor: see :class:`Guard`.
         patience: see :class:`Guard`.
@@ -249,7 +250,7 @@ class GradientSpikes(Guard):
         self.deviations = deviations
         self.window = window
         self.after = after
-        self.norms: dict[str, deque[float]] = {}  # logarithms, by group
+        self.norms: dict[str, deque[float]] = {}  # logarithms of recent norms by group
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -258,7 +259,7 @@ class GradientSpikes(Guard):
         with raise_once():
             if isinstance(trainer.strategy, DeepSpeedStrategy):
                 raise ValueError(
-                    "GradientSpikes needs gradient norms before the step, and DeepSpeed computes them in it"
+                    "GradientSpikes needs gradient norms before the step, but DeepSpeed computes them in the step"
                 )
 
     def judge(self, attempt: Attempt) -> str | None:
@@ -266,7 +267,7 @@ class GradientSpikes(Guard):
         return ", ".join(filter(None, found)) if found else None
 
     def _spike(self, name: str, norm: float) -> str:
-        """Compare a norm with those before it, and add it to them."""
+        """Compare a norm with earlier ones and add it to them; return a message if it is a spike, else empty."""
         seen = self.norms.setdefault(name, deque(maxlen=self.window))
         known, log = list(seen), math.log(norm)
         seen.append(log)

@@ -1,4 +1,4 @@
-"""The trained policy as a folder that transformers load."""
+"""Export of the trained policy as a transformers folder at the end of training."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from lightning_agentrl.rollout.policy_settings import PolicySettings
 class PolicyFolder(L.Callback):
     """Write the policy with its tokenizer at the end of training, as ``agentrl export`` does from a checkpoint.
 
-    Adapters are merged into the model. The folder is what ``model.init_args.model`` of another run takes.
+    Adapters are merged into the model. The folder can be used as ``model.init_args.model`` of another run.
 
     Args:
-        folder: to be made; files of an earlier export are overwritten. Not that of the model that the run starts from.
+        folder: folder to create; files of an earlier export are overwritten. It must not be the folder of the model
+            that the run starts from.
     """
 
     def __init__(self, folder: str) -> None:
@@ -37,10 +38,10 @@ class PolicyFolder(L.Callback):
         self.folder = folder
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Make the folder at the start, since hours may pass before it is needed.
+        """Create the folder at the start, so that a wrong path is reported early.
 
         Raises:
-            ConfigError: nothing can be written there, or it is the folder of a model that this run reads.
+            ConfigError: the folder is not writable, or it is the folder of a model that this run uses.
         """
         with raise_once():
             if stage == "fit" and trainer.is_global_zero:
@@ -48,24 +49,25 @@ class PolicyFolder(L.Callback):
                 models = {Path(resolve_model(model)).resolve() for model in (agent.model, agent.reference) if model}
                 if folder.is_dir() and folder in models:
                     raise ConfigError(
-                        f"PolicyFolder would overwrite a model that this run begins with, '{self.folder}'; give "
-                        "another folder (key trainer.callbacks)"
+                        f"PolicyFolder would overwrite a model that this run uses, '{self.folder}'; choose another "
+                        "folder (key trainer.callbacks)"
                     )
                 try:
                     Path(self.folder).mkdir(parents=True, exist_ok=True)
                     TemporaryFile(dir=self.folder).close()
                 except OSError as error:
                     raise ConfigError(
-                        f"PolicyFolder cannot write to '{self.folder}': {error.strerror}; give another folder (key "
+                        f"PolicyFolder cannot write to '{self.folder}': {error.strerror}; choose another folder (key "
                         "trainer.callbacks)"
                     ) from error
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         agent = cast(Agent, pl_module)
-        # In 16 bits models compute with what is rounded: weights with masters, gathered shares, the base below LoRA.
+        # In 16 bits the actor has rounded weights: those with master weights, gathered shards, and the base under LoRA.
         sharded, bf16 = bool(units(agent.actor)), "bf16" in str(trainer.precision)
         rounds = bf16 and any((agent.steps.masters, sharded, agent.lora))
-        exact = exact_weights(agent) if rounds or (sharded and agent.lora) else None  # sharded layers cannot be copied
+        # Merging adapters copies layers, which is not possible for sharded layers.
+        exact = exact_weights(agent) if rounds or (sharded and agent.lora) else None
         with gathered(agent.actor) if exact is None else nullcontext():
             if trainer.is_global_zero:
                 policy = agent.actor
@@ -73,14 +75,14 @@ class PolicyFolder(L.Callback):
                     take_weights(policy := load_policy(agent.model, agent.lora), exact)
                 settings = PolicySettings.of_run(agent.datamodule, agent.temperature)
                 export_policy(policy, agent.tokenizer, Path(self.folder), files=settings.as_file())
-        rank_zero_info(f"the policy is written to {self.folder}")
+        rank_zero_info(f"wrote the policy to {self.folder}")
 
 
 def exact_weights(agent: Agent) -> dict[str, Tensor]:
-    """Return the weights of the policy as a checkpoint holds them, on the first rank; every rank must call it."""
+    """Return the unrounded weights of the policy, as in a checkpoint, on the first rank; every rank must call it."""
     actor = agent.actor
     if units(actor):
-        adapted = agent.lora is not None  # then the frozen weights are those of the model, perhaps rounded
+        adapted = agent.lora is not None  # frozen weights are loaded from the model, since these may be rounded
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapted)
         return cast(dict[str, Tensor], get_model_state_dict(actor, options=options))
     weights = agent.steps.masters.in_place_of(actor.state_dict())

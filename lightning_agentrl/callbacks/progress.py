@@ -1,4 +1,4 @@
-"""Progress that names the stage: two bars in a terminal, plain lines elsewhere."""
+"""Progress by stages: two bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ SHOWN = {
     "val/success": "held-out success",
 }
 UNITS = {"score": "rows", "update": "rows", "validate": "episodes"}
-LINE_SECONDS = 30.0  # without a terminal, from one line inside an iteration to the next
+LINE_SECONDS = 30.0  # interval of lines inside an iteration, without a terminal
 
 
 class StageProgress(ProgressBar):
-    """Progress of iteration, phase and stage, the main numbers of the last iteration, and the time left.
+    """Progress of iteration, phase and stage, the main metrics of the last iteration, and the time left.
 
-    ``success`` is that of the last 100 episodes before which no running one began; a dash until 20 of them have ended.
+    ``success`` is the success rate of the last 100 episodes that began before all running ones; a dash if there are
+    fewer than 20.
     """
 
     def __init__(self) -> None:
@@ -44,12 +45,12 @@ class StageProgress(ProgressBar):
         self._enabled = True
         self._clock: StageClock | None = None
         self._listener: Callable[[str, int, int], None] = lambda name, done, total: None
-        self._moved = 0.0  # when the bars last moved
+        self._moved = 0.0  # time of the last update of the bars
         self._bars: Progress | None = None
         self._run_bar = self._stage_bar = 0
         self._last_line = time.monotonic()
         self._iteration_started: float | None = None
-        self._durations: deque[float] = deque(maxlen=5)  # of iterations that trained, in seconds
+        self._durations: deque[float] = deque(maxlen=5)  # seconds of recent training iterations
 
     def enable(self) -> None:
         self._enabled = True
@@ -73,14 +74,15 @@ class StageProgress(ProgressBar):
         self._durations.clear()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._iteration_started = time.monotonic()  # not at the end of the last one: other callbacks play in between
+        self._iteration_started = time.monotonic()  # excludes the time of callbacks between iterations
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._iteration_started is None or not self._enabled:  # a resumed run ends its last iteration once more
+        # The time is None if a resumed run ends its last iteration once more.
+        if self._iteration_started is None or not self._enabled:
             return
         agent = cast(Agent, pl_module)
         took = time.monotonic() - self._iteration_started
-        if agent.phase == "train":  # those of a warm-up say nothing about the others, of which most are
+        if agent.phase == "train":  # iterations of the warm-up take a different time
             self._durations.append(took)
         text = f"{self._head(trainer, agent)} | {self._numbers(trainer)} | took {_minutes(took)}"
         text += self._time_left(trainer, agent, trainer.current_epoch + 1)
@@ -100,11 +102,11 @@ class StageProgress(ProgressBar):
             self._clock.listeners.remove(self._listener)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print as Lightning asks for, such as results of validation."""
+        """Print text from Lightning, such as results of a validation."""
         if self._enabled:
             self.console.print(*args)
 
-    # What is shown while a stage runs; called in the thread that does the work
+    # Display during a stage; called in the thread that does the work
 
     def _show_stage(self, trainer: L.Trainer, agent: Agent, stage: str, done: int, total: int) -> None:
         if not self._enabled or stage == "log":
@@ -168,7 +170,7 @@ class StageProgress(ProgressBar):
         return " ".join(f"{short} {texts[name]}" for name, short in SHOWN.items() if name in texts)
 
     def _time_left(self, trainer: L.Trainer, agent: Agent, done: int) -> str:
-        """Estimate the time left by the median of the last iterations that trained; empty without one or an end."""
+        """Return the time left, estimated by the median of recent training iterations; empty if it is unknown."""
         epochs = agent.datamodule.planned_iterations
         if not self._durations or not epochs or self._iteration_started is None:
             return ""
@@ -180,7 +182,7 @@ class StageProgress(ProgressBar):
 
 class _Output(Console):
     def on_broken_pipe(self) -> None:
-        """Raise what happened; the process would end here without a word."""
+        """Raise the error; rich would end the process without a message."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 

@@ -1,4 +1,4 @@
-"""Report of a rollout: some episodes as text, histograms, and pictures if the environment draws them."""
+"""Report of a rollout in the logger: episodes as text, histograms, and images if the environment provides them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.types import Rollout, Turn
 
-LARGEST = 1e12  # in a histogram, where what is beyond counts as this much
+LARGEST = 1e12  # numbers in a histogram are clamped to this absolute value
 
 
 def log_text(loggers: Sequence[Logger], name: str, text: str, step: int) -> None:
-    """Log a text as it is, with its line breaks and in letters of one width."""
+    """Log a text with its line breaks, in a monospaced font."""
     quoted = text.replace("```", "'''")  # TensorBoard reads Markdown
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
@@ -31,7 +31,7 @@ def log_text(loggers: Sequence[Logger], name: str, text: str, step: int) -> None
 
 
 def log_image(loggers: Sequence[Logger], name: str, image_HWC: np.ndarray, step: int) -> None:
-    """Log a picture, uint8 [H, W, 3]."""
+    """Log an image, uint8 [H, W, 3]."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_image(name, image_HWC, step, dataformats="HWC")
@@ -40,35 +40,35 @@ def log_image(loggers: Sequence[Logger], name: str, image_HWC: np.ndarray, step:
 
 
 def log_histogram(loggers: Sequence[Logger], name: str, numbers: Sequence[float], step: int) -> None:
-    """Log a histogram of the numbers that are finite; nothing if there are none."""
+    """Log a histogram of the finite numbers, if there are any."""
     numbers = [min(max(x, -LARGEST), LARGEST) for x in numbers if math.isfinite(x)]
     if not numbers:
         return
-    # TensorBoard's bins end at 1e20, and Weights & Biases parts the range of the numbers into 64: that between 0.3 and
-    # 0.1 + 0.2 has no room for so many in float64, so they are to be one number.
+    # TensorBoard's bins end at 1e20. Weights & Biases divides the range into 64 bins, which fails if the range is a
+    # rounding error (0.3 and 0.1 + 0.2), so round the numbers to float32.
     drawn = np.asarray(numbers, dtype=np.float32).astype(np.float64)
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_histogram(name, drawn, step)
         elif isinstance(logger, WandbLogger):
-            import wandb  # installed, since the logger needs it
+            import wandb  # installed, since the logger requires it
 
             cast(Any, logger).log_metrics({name: wandb.Histogram(drawn.tolist())}, step=step)
 
 
-TURNS = 20  # shown of an episode; the last ones
-WIDTH = 110  # characters of a line
-FRAMES = 8  # of a strip of pictures
+TURNS = 20  # turns of an episode to show, the last ones
+WIDTH = 110  # characters per line
+FRAMES = 8  # images in a filmstrip at most
 
 
 class RolloutReport(RolloutCallback):
-    """A log of readable episodes, histograms and pictures of each rollout, where the logger can show them.
+    """Log readable episodes, histograms and images of rollouts, if the logger supports them.
 
-    The histograms are of turns per episode, tokens per reply and reward per turn, over all processes.
+    Histograms are of turns per episode, tokens per reply and reward per turn, over all processes.
 
     Args:
-        episodes: number of episodes shown as text in each iteration, ended ones first, from the first process.
-        every: iterations from one report to the next.
+        episodes: number of episodes of the first process to show as text in each report, finished ones first.
+        every: number of iterations from one report to the next.
     """
 
     def __init__(self, episodes: int = 3, every: int = 1) -> None:
@@ -81,7 +81,7 @@ class RolloutReport(RolloutCallback):
         if trainer.current_epoch % self.every:
             return
         loggers = trainer.loggers
-        step = trainer.global_step + agent.datamodule.steps_per_iteration - 1  # where the numbers of the iteration lie
+        step = trainer.global_step + agent.datamodule.steps_per_iteration - 1  # step of the iteration's metrics
         for name, numbers in _distributions(rollout).items():
             everywhere = [x for part in all_gather(numbers) for x in part]
             if trainer.is_global_zero:
@@ -104,7 +104,7 @@ def _distributions(rollout: Rollout) -> dict[str, list[float]]:
 
 
 def pick_episodes(turns: Sequence[Turn], count: int) -> list[list[Turn]]:
-    """Return the turns of ``count`` episodes: ended ones before running ones, solved and failed ones alternating."""
+    """Return the turns of ``count`` episodes: finished before running ones, with solved and failed ones alternating."""
     episodes: dict[tuple[int, int], list[Turn]] = {}
     for turn in turns:
         episodes.setdefault((turn.env, turn.episode), []).append(turn)
@@ -120,7 +120,7 @@ def pick_episodes(turns: Sequence[Turn], count: int) -> list[list[Turn]]:
 def episode_text(turns: Sequence[Turn]) -> str:
     """Return an episode as readable text."""
     last = turns[-1]
-    end = f"{'solved' if last.succeeded else 'failed'}, {last.stop}" if last.done else "goes on"
+    end = f"{'solved' if last.succeeded else 'failed'}, {last.stop}" if last.done else "running"
     lines = [
         f"environment {last.env}, episode {last.episode}, turns {turns[0].index} to {last.index}: {end}, "
         f"return {last.episode_return:g}"
@@ -139,12 +139,12 @@ def episode_text(turns: Sequence[Turn]) -> str:
 
 def _why_invalid(turn: Turn) -> str:
     if turn.parsed_action is not None:
-        return "the environment calls it invalid"
-    return "the reply names no action, " + ("it is asked for again" if turn.asked_again else "the default was taken")
+        return "the environment refused it"
+    return "the reply names no action, " + ("it is requested again" if turn.asked_again else "the default was taken")
 
 
 def filmstrip(frames: Sequence[bytes]) -> np.ndarray:
-    """Return PNGs side by side as one picture [H, W, 3], the smaller ones padded with black."""
+    """Return PNGs side by side as one image [H, W, 3], smaller ones padded with black."""
     images = [np.asarray(Image.open(io.BytesIO(frame)).convert("RGB")) for frame in frames]
     height = max(image.shape[0] for image in images)
     return np.concatenate([np.pad(i, ((0, height - i.shape[0]), (0, 2), (0, 0))) for i in images], axis=1)

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: a trainer that saves them safely, which are kept, and what `last` and `best` mean."""
+"""Checkpoints of a run: a trainer that saves them safely, a callback that manages them, and `last` and `best`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _MONITOR = "trainer.callbacks: [{class_path: RunCheckpoints, init_args: {monitor
 
 
 class CheckpointedTrainer(L.Trainer):
-    """Lightning's Trainer with safe folders: sharded strategies write and read these past Lightning's plugin."""
+    """Lightning's Trainer with safe checkpoint folders, which sharded strategies handle without Lightning's plugin."""
 
-    reads: str | Path | None = None  # the checkpoint that is continued, which Lightning says only once it is loaded
+    reads: str | Path | None = None  # the checkpoint to resume from; Lightning sets ckpt_path only after loading it
 
     def fit(
         self,
@@ -80,11 +80,11 @@ class CheckpointedTrainer(L.Trainer):
                 self.strategy.barrier()
                 super().save_checkpoint(part, weights_only, storage_options)
             self.strategy.barrier()
-        cast(Any, self.strategy.checkpoint_io).last_good = str(filepath)  # the plugin saves on the first rank only
+        cast(Any, self.strategy.checkpoint_io).last_good = str(filepath)  # the plugin sets it on the first rank only
 
 
 def _last_of_run(trainer: L.Trainer) -> Path | None:
-    """Return the newest checkpoint of :class:`RunCheckpoints`, also of versions that a logger began earlier."""
+    """Return the newest checkpoint of :class:`RunCheckpoints`, including earlier versions of the logger's folder."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, RunCheckpoints):
             folder = Path(callback.dirpath) if callback.dirpath else run_folder(trainer) / "checkpoints"
@@ -96,19 +96,19 @@ def _last_of_run(trainer: L.Trainer) -> Path | None:
 
 
 class RunCheckpoints(ModelCheckpoint):
-    """Checkpoints at the ends of iterations: the last ones and the best.
+    """Save checkpoints at the ends of iterations, and keep the last ones and the best.
 
-    The last iteration of a run is saved whether it is due or not. They are named ``iteration-00012.ckpt``. The link
-    ``last.ckpt`` names the newest and is switched once that one is whole; ``--ckpt_path last`` follows it. If the
-    newest is damaged, both mean the one before it.
+    Checkpoints are named ``iteration-00012.ckpt``. The last iteration of a run is always saved. The link ``last.ckpt``
+    points to the newest complete checkpoint, and ``--ckpt_path last`` follows it. If the newest is damaged, both mean
+    the one before it.
 
     Args:
-        every_n_epochs: iterations from one to the next.
-        keep: how many of the last are kept; with 1 there is none to fall back to.
-        monitor: a metric; the checkpoint with its best value is kept too. It is also saved when it is not due. None:
-            none is the best.
-        mode: whether the best value is the largest or the smallest.
-        dirpath: where to save; ``checkpoints`` in the folder of the run when not given.
+        every_n_epochs: number of iterations from one checkpoint to the next.
+        keep: number of recent checkpoints to keep; with 1 there is no fallback if it is damaged.
+        monitor: metric whose best value is saved and kept, too, also in iterations without a regular checkpoint. None:
+            no best checkpoint.
+        mode: whether the best value is the largest (``max``) or the smallest (``min``).
+        dirpath: folder to save to; by default ``checkpoints`` in the folder of the run.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class RunCheckpoints(ModelCheckpoint):
             dirpath, monitor=monitor, mode=mode, every_n_epochs=every_n_epochs, save_on_train_epoch_end=True
         )
         self.keep = keep
-        self.saved: list[str] = []  # existing checkpoints, the newest last
-        self.saved_step = 0  # optimizer steps at the last checkpoint of an iteration
+        self.saved: list[str] = []  # existing checkpoints, newest last
+        self.saved_step = 0  # global step of the last checkpoint of an iteration
         self._given = self.dirpath
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Keep the checkpoints of an earlier run unchanged; a checkpoint is loaded later."""
+        """Reset the state of an earlier run, whose checkpoints stay unchanged; a checkpoint is loaded later."""
         if stage == "fit" and trainer.global_step == 0:
             self.dirpath, self.saved = self._given, []
             self.best_model_score, self.best_model_path, self.last_model_path = None, "", ""
@@ -140,10 +140,10 @@ class RunCheckpoints(ModelCheckpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.saved_step = trainer.global_step  # a resumed run ends its last iteration once more
+        self.saved_step = trainer.global_step  # do not save again when a resumed run ends its last iteration once more
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if cast(Any, trainer).fast_dev_run or trainer.global_step == self.saved_step:  # or no step was taken
+        if cast(Any, trainer).fast_dev_run or trainer.global_step == self.saved_step:  # saved already, or no new step
             return
         score = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
         if score is not None and (torch.isnan(score) or not self._is_best(score)):
@@ -165,12 +165,12 @@ class RunCheckpoints(ModelCheckpoint):
         return best is None or bool(score > best if self.mode == "max" else score < best)
 
     def save(self, trainer: L.Trainer, best_score: Tensor | None = None, name: str = "") -> str:
-        """Save now, link, and remove all but the last ones and the best. All ranks must call it.
+        """Save a checkpoint, update the link, and remove all but the last ones and the best. All ranks must call it.
 
         Args:
-            trainer: at the end of an iteration, unless a name is given.
-            best_score: value of the metric, if it is the best so far.
-            name: of the file, without its extension; by default that of the iteration that ends.
+            trainer: trainer at the end of an iteration, or at any time if a name is given.
+            best_score: value of the metric if it is the best so far.
+            name: file name without extension; by default that of the current iteration.
 
         Returns:
             The path of the checkpoint.
@@ -181,14 +181,14 @@ class RunCheckpoints(ModelCheckpoint):
             self.best_model_path, self.best_model_score = path, best_score
         known = [*(other for other in self.saved if other != path), path]
         kept = {self.best_model_path, *known[-self.keep :]}
-        # Set before saving, since it is part of what is saved.
+        # Set this before saving, since the checkpoint contains it.
         self.saved = [other for other in known if other in kept]
         self.last_model_path = path
         trainer.save_checkpoint(path)
         name_last(trainer, path)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.after_save_checkpoint(self)
-        continued = Path(str(trainer.ckpt_path)).absolute()  # stays
+        continued = Path(str(trainer.ckpt_path)).absolute()  # never removed
         for other in map(Path, set(known) - kept):
             if other.parent == Path(str(self.dirpath)) and other.absolute() != continued:
                 trainer.strategy.remove_checkpoint(other)
@@ -196,16 +196,16 @@ class RunCheckpoints(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        return type(self).__qualname__  # whatever its arguments are
+        return type(self).__qualname__  # independent of the arguments
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"saved": self.saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue to manage the checkpoints of the same folder; those of another folder stay unchanged."""
+        """Continue to manage the checkpoints if the folder is the same; those in another folder stay unchanged."""
         if state_dict["dirpath"] == self.dirpath:
             self.saved, self.last_model_path = state_dict["saved"], state_dict["last_model_path"]
-        elif not any(all_gather(exists(Path(state_dict["best_model_path"])))):  # other nodes may not see it
+        elif not any(all_gather(exists(Path(state_dict["best_model_path"])))):  # it may be visible on one node only
             return
         if state_dict["monitor"] == self.monitor:
             self.best_model_path = state_dict["best_model_path"]
@@ -213,13 +213,16 @@ class RunCheckpoints(ModelCheckpoint):
 
 
 def name_last(trainer: L.Trainer, path: str, folder: Path | None = None) -> None:
-    """Point the link ``last.ckpt`` of a folder, by default the checkpoint's own, at a checkpoint.
+    """Point the link ``last.ckpt`` to a checkpoint, replacing it atomically. All ranks must call it.
 
-    The link is replaced in one step, so there always is one. All ranks must call it.
+    Args:
+        trainer: trainer of the run.
+        path: path of the checkpoint.
+        folder: folder of the link; None: the folder of the checkpoint.
     """
     if trainer.is_global_zero:
         link = (folder or Path(path).parent) / f"{LAST}.part"
-        link.parent.mkdir(parents=True, exist_ok=True)  # there may be no other checkpoint yet
+        link.parent.mkdir(parents=True, exist_ok=True)  # missing before the first checkpoint
         remove(link)
         link.symlink_to(os.path.relpath(path, link.parent))
         link.replace(link.with_name(LAST))
@@ -227,18 +230,18 @@ def name_last(trainer: L.Trainer, path: str, folder: Path | None = None) -> None
 
 
 def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:
-    """Return the checkpoint that a word at `ckpt_path` stands for.
+    """Return the checkpoint that a keyword at `ckpt_path` means.
 
     Args:
-        word: ``last``, ``best``, or ``hpc`` for one that SLURM's signal left, which Lightning finds by itself.
-        trainer: its root and the folders in which its callbacks save and its first logger has its runs are searched,
-            with all that is below them; its callbacks say what the best is.
+        word: ``last``; ``best``; or ``hpc`` for a checkpoint saved at SLURM's signal, which Lightning finds itself.
+        trainer: trainer of the run. Its root, the folders of its checkpoint callbacks and the folder of its first
+            logger are searched with all subfolders. Its callbacks define the metric for ``best``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such checkpoint.
     """
     saving = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
-    # Where Lightning logs. Beside it there may be anything: `save_dir` of some loggers is the working folder.
+    # Search only the logger's own folder, since its `save_dir` may be the working folder.
     logging = [Path(logger.save_dir) / str(logger.name) for logger in trainer.loggers[:1] if logger.save_dir]
     roots = [str(root) for root in (trainer.default_root_dir, *(c.dirpath for c in saving), *logging) if root]
     below = "below " + " or ".join(f"'{root}'" for root in dict.fromkeys(map(os.path.relpath, roots)))
@@ -252,7 +255,7 @@ def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:
         raise _none(f"there is no checkpoint {below}")
     watching = [callback for callback in saving if callback.monitor]
     if not watching:
-        raise _none("no metric says which checkpoint is the best", f"add {_MONITOR}, or name a checkpoint")
+        raise _none("no callback monitors a metric to choose the best", f"add {_MONITOR}, or name a checkpoint")
     monitor, best_of = watching[0].monitor, max if watching[0].mode == "max" else min
     scores = {path: score for folder in _folders(roots) for path, score in _best_in(folder, monitor) if score == score}
     if not scores:
@@ -261,7 +264,7 @@ def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:
 
 
 def _best_in(folder: Path, monitor: str | None) -> Iterator[tuple[Path, float]]:
-    """Yield the best checkpoints and their scores, as the newest readable checkpoint of a folder names them."""
+    """Yield the best checkpoints and their scores, as recorded in the newest readable checkpoint of a folder."""
     for checkpoint in reversed(checkpoints_in(folder)):
         try:
             callbacks = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)["callbacks"]
@@ -276,7 +279,7 @@ def _best_in(folder: Path, monitor: str | None) -> Iterator[tuple[Path, float]]:
 
 
 def _folders(roots: list[str]) -> Iterator[Path]:
-    """Yield all folders with checkpoints below these, each once."""
+    """Yield all folders with checkpoints in or below these folders, each once."""
     seen = set()
     for root in roots:
         for folder, inner, files in os.walk(root):
@@ -288,5 +291,5 @@ def _folders(roots: list[str]) -> Iterator[Path]:
                 yield Path(folder)
 
 
-def _none(what: str, fix: str = "name a checkpoint, or leave ckpt_path out to start anew") -> ConfigError:
+def _none(what: str, fix: str = "name a checkpoint, or remove ckpt_path to start a new run") -> ConfigError:
     return ConfigError(Problem(what, key="ckpt_path", fix=fix))

@@ -1,4 +1,4 @@
-"""The folder of a run, files that are written whole, and the record `run.json`."""
+"""The folder of a run, atomic writing of files, and the record `run.json`."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from lightning_agentrl.run_files import FACTS, json_object
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """Return the folder of this run: that of the logger's files and checkpoints; without a logger the trainer's root.
+    """Return the folder of this run, with the logger's files and checkpoints; without a logger the trainer's root.
 
-    Every rank must call it, and gets the first rank's answer.
+    Every rank must call it and gets the first rank's result.
     """
     logger = trainer.logger
     folder = Path(trainer.default_root_dir)
     if isinstance(logger, TensorBoardLogger | CSVLogger):
         folder = Path(logger.log_dir)
-    elif logger is not None:  # as ModelCheckpoint does
+    elif logger is not None:  # same folder as ModelCheckpoint's
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         folder = Path(logger.save_dir or folder) / str(logger.name) / version
     return Path(trainer.strategy.broadcast(str(folder)))
@@ -48,7 +48,7 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside a file; it replaces the file once it is written, so that no reader sees half of it."""
+    """Provide a temporary path to write to, then rename it to ``path``, so that readers never see a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
     with naming_file(beside):
@@ -56,11 +56,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     beside.replace(path)
 
 
-_claims: set[int] = set()  # open file descriptors of this process's claims
+_claims: set[int] = set()  # file descriptors of the locks that this process holds
 
 
 def _leave_claims() -> None:
-    """Close claims in a forked process, which would hold them even after the run has ended."""
+    """Close locks in a forked process, which would otherwise hold them after the run has ended."""
     for opened in _claims:
         os.close(opened)
     _claims.clear()
@@ -76,7 +76,7 @@ def claim(folder: Path) -> int:
         The file descriptor that holds the lock until :func:`release`, or until the process ends.
 
     Raises:
-        ConfigError: another run has claimed it, with the keys to change.
+        ConfigError: another run has locked it; names the keys to change.
     """
     folder.mkdir(parents=True, exist_ok=True)
     opened = os.open(folder, os.O_RDONLY)
@@ -86,17 +86,17 @@ def claim(folder: Path) -> int:
         os.close(opened)
         raise ConfigError(
             f"another run is writing to '{folder}' now, and the checkpoints and turn logs of both would "
-            "be mixed; wait for its end, or give this run another trainer.default_root_dir or another version of its "
-            "logger"
+            "be mixed; wait until it ends, or set another trainer.default_root_dir or another version of the logger "
+            "for this run"
         ) from None
-    except OSError:  # a file system without locks of folders
+    except OSError:  # the file system does not support locks of folders
         pass
     _claims.add(opened)
     return opened
 
 
 def release(opened: int) -> None:
-    """Release a claim."""
+    """Release the lock of :func:`claim`."""
     with suppress(OSError):
         fcntl.flock(opened, fcntl.LOCK_UN)
     os.close(opened)
@@ -104,15 +104,15 @@ def release(opened: int) -> None:
 
 
 class RunRecord(SaveConfigCallback):
-    """A record of the run: the config, as LightningCLI saves it, also in loggers that keep one, and ``run.json``.
+    """Record of the run: its config, in a file and in loggers that store configs, and ``run.json``.
 
-    ``run.json`` holds the id of the run, which it writes into TensorBoard's files too, the command, seed, versions,
-    device, precision, the model with its number of parameters, and the sizes of the rollout. A validation leaves a
-    record that is there as it is: it may be that of the run. So does a run that is refused before it begins.
+    ``run.json`` contains the run id (which is also written to TensorBoard's files), the command, seed, versions,
+    device, precision, the model with its number of parameters, and the sizes of the rollout. A validation, or a run
+    that is refused before it begins, does not overwrite an existing record, which may belong to another run.
     """
 
-    began: str  # a time before which nothing of the run was written; set in setup
-    _claimed: int | None = None  # while a run is training
+    began: str  # time before which nothing of the run was written; set in setup
+    _claimed: int | None = None  # file descriptor of the folder's lock during training
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.began = _now()
@@ -121,10 +121,10 @@ class RunRecord(SaveConfigCallback):
             self._save(trainer, record)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse a folder to which another run is writing.
+        """Lock the folder for this run.
 
         Raises:
-            ConfigError: with the keys to change.
+            ConfigError: another run is writing to it; names the keys to change.
         """
         folder = run_folder(trainer)
         with raise_once():
@@ -144,16 +144,16 @@ class RunRecord(SaveConfigCallback):
 
     @rank_zero_only
     def _save(self, trainer: L.Trainer, record: Path) -> None:
-        """Save the config once, replacing an earlier file in one step."""
+        """Save the config once, replacing an earlier file atomically."""
         if self.already_saved:
             return
         with whole_file(record) as beside:
-            beside.touch()  # raises an OSError if it cannot be written; the parser raises its own class
+            beside.touch()  # raises an OSError if the folder is not writable; the parser would raise another class
             # The config was checked when it was parsed.
             self.parser.save(self.config, beside, skip_unset=False, skip_validation=True, overwrite=True)
         self.already_saved = True
         for logger in trainer.loggers:
-            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # these keep the file beside their events
+            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # these have the file in their folder
                 logger.log_hyperparams(self.config.as_dict())
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -166,18 +166,18 @@ class RunRecord(SaveConfigCallback):
 
     @rank_zero_only
     def _write(self, folder: Path, content: dict[str, Any]) -> None:
-        """Write ``run.json``. A run that continues in its folder keeps the time at which it began there."""
+        """Write ``run.json``. A run that is resumed in its folder keeps the time of its first start there."""
         record = folder / FACTS
         before = json_object(record)
         began = None if content["continues"] else self.began
         if before.get("run_id") == content["run_id"]:
             began = before.get("began")
-        with whole_file(record) as beside:  # the next start reads it, and this one may be killed
+        with whole_file(record) as beside:  # atomic, since the run may be killed and the next start reads the file
             beside.write_text(json.dumps({**content, "began": began}, indent=2) + "\n")
 
 
 def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
-    """Return what is needed to repeat a run."""
+    """Return the facts that are needed to repeat a run."""
     data = agent.datamodule
     modules = {"actor": agent.actor, "critic": agent.critic}
     return {
@@ -230,7 +230,7 @@ def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:
 
 
 def _commit() -> str:
-    """Return the commit of the working folder, marked if files differ; empty outside git."""
+    """Return the git commit of the working folder, marked if files differ; empty outside a repository."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

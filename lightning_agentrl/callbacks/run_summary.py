@@ -1,4 +1,4 @@
-"""A run in one file: held-out success before and after."""
+"""Summary of a run in one file: held-out success before and after training."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NAME = "summary.json"
 class RunSummary(L.Callback):
     """Play held-out episodes before and after training; print a summary and write it to ``summary.json``.
 
-    The file lies in the folder of the run. A copy in ``default_root_dir`` is that of the run that ended last, which it
-    names as ``version``. A resumed run keeps the numbers from before its first start and adds up its minutes. The
+    The file is in the folder of the run. A copy in ``default_root_dir`` belongs to the run that ended last, named by
+    its entry ``version``. A resumed run keeps the results from before its first start and adds up its minutes. The
     checkpoint in the summary has the weights that played the last episodes.
     """
 
@@ -39,10 +39,10 @@ class RunSummary(L.Callback):
         self.before: dict[str, Any] | None = None
         self._started = time.monotonic()
         self._earlier_minutes = 0.0
-        self._saved_at = -1  # optimizer steps of the newest checkpoint
+        self._saved_at = -1  # global step of the newest checkpoint
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Forget an earlier run; a checkpoint is loaded later."""
+        """Reset the state of an earlier run; a checkpoint is loaded later."""
         if stage == "fit" and trainer.global_step == 0:
             self.before, self._earlier_minutes, self._saved_at = None, 0.0, -1
 
@@ -82,10 +82,10 @@ class RunSummary(L.Callback):
             return ""
         named = {callback.last_model_path, callback.best_model_path, *callback.best_k_models}
         found = str(next(reversed(in_order(path for path in map(Path, named - {""}) if path.exists())), ""))
-        path = trainer.strategy.broadcast(found)  # other nodes may not see the files; all ranks save or none does
+        path = trainer.strategy.broadcast(found)  # other nodes may not see the files, but all ranks must act alike
         if self._saved_at != trainer.global_step or not path:
             if isinstance(callback, RunCheckpoints):
-                path = callback.save(trainer, name="final")  # and last.ckpt names it
+                path = callback.save(trainer, name="final")  # also updates last.ckpt
             else:
                 path = str(Path(callback.dirpath) / "final.ckpt")
                 trainer.save_checkpoint(path, weights_only=False)
@@ -110,7 +110,7 @@ class RunSummary(L.Callback):
 
     @rank_zero_only
     def _set_aside(self, path: Path) -> None:
-        """Rename the summary of an earlier run in the same folder, as there is without a logger."""
+        """Rename the summary of an earlier run in the same folder, which happens without a logger."""
         if path.exists():
             path.replace(path.with_name(f"earlier_{path.name}"))
 
@@ -124,7 +124,7 @@ class RunSummary(L.Callback):
 
 
 def _results(numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
-    """Return the entries of the summary for the numbers whose names begin with a prefix."""
+    """Return the entries of the summary from the metrics with a prefix."""
     result = {key: round(numbers[prefix + key], 4) for key in KEYS if prefix + key in numbers}
     result |= {key: int(result[key]) for key in ("episodes",) if key in result}
     return result | ({LOST: int(numbers[prefix + LOST])} if numbers.get(prefix + LOST) else {})

@@ -1,4 +1,4 @@
-"""Save and end a run at a signal."""
+"""Saving and ending of a run at a signal."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import rank
 from lightning_agentrl.rollout.stopping import Stopped, Stopping
 
-SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2  # the name under which Lightning looks for a requeued job's checkpoint
-LOOK_SECONDS = 0.5  # interval at which the thread checks the deadline and requests without a signal
-SECOND_AFTER = 1.0  # seconds in which one signal may come twice: `timeout` sends it to the process and to its group
+SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2  # file name that Lightning searches in a requeued job; files to keep
+LOOK_SECONDS = 0.5  # interval at which the thread checks the deadline, and requests that are not signals
+SECOND_AFTER = 1.0  # seconds; earlier signals are duplicates: `timeout` signals the process and its group
 
 
 class StopOnSignals(L.Callback):
-    """Save when the run is told to end, by SIGTERM, Ctrl-C or a terminal that is closed.
+    """Save and end the run at SIGTERM, Ctrl-C or when the terminal is closed.
 
-    A collection, scoring or validation is left and repeated when the run goes on. An update is finished. Then the run
-    saves ``stopped-<iterations>.ckpt`` beside its other checkpoints and ends with 143 after SIGTERM, 130 after Ctrl-C,
-    129 after SIGHUP, which a terminal sends as it is closed (but to no run that was started with ``nohup``).
-    A run whose engine has been without a server for too long does the same, with 143. A second signal ends it at
-    once. SIGUSR1 saves ``saved-<iterations>.ckpt`` after the running stage and goes on.
+    A running collection, scoring or validation is abandoned, and repeated when the run is resumed; an update is
+    finished. Then the run saves ``stopped-<iterations>.ckpt`` beside its other checkpoints. Its exit code is 143 after
+    SIGTERM, 130 after Ctrl-C, and 129 after SIGHUP, which a closing terminal sends (except to runs under ``nohup``). A
+    run whose engine has had no server for too long ends in the same way, with 143. A second signal ends the run at
+    once. SIGUSR1 saves ``saved-<iterations>.ckpt`` after the current stage, and the run continues.
 
-    A process passes its signals on to the processes that it started. After a signal to one of the others alone, all
-    processes learn of it where they meet: after a collection, scoring, validation or update.
+    A process passes its signals on to the processes that it started. If only another process receives a signal, the
+    others react at the next synchronization: after a collection, scoring, validation or update.
 
-    Under SLURM, SIGUSR1 (``sbatch --signal=SIGUSR1@90``) ends the run too, and ``scontrol`` puts the job back into the
-    queue, where the same command goes on with what was saved.
+    Under SLURM, SIGUSR1 (``sbatch --signal=SIGUSR1@90``) also ends the run, and ``scontrol`` requeues the job, in which
+    the same command resumes from the saved checkpoint.
 
     ``agentrl`` and ``lightning_agentrl.Trainer`` have this callback with its defaults. With Lightning's own Trainer,
-    put it first in the list of callbacks. ``fit`` raises ``SystemExit`` once the run is saved.
+    put it first in the list of callbacks. ``fit`` raises ``SystemExit`` after saving.
 
     Args:
-        grace_seconds: seconds from the first signal to the end of the process, if it has not come to save by then. The
-            last checkpoint is named in any case.
+        grace_seconds: seconds from the first signal after which the process ends even if it could not save. The last
+            checkpoint is named in any case.
     """
 
     def __init__(self, grace_seconds: float = 30.0) -> None:
         self.grace_seconds = grace_seconds
-        self.command: Sequence[str] = ()  # of this run, which with another ckpt_path continues it
-        self.ends_at: float | None = None  # deadline by the monotonic clock, once the run is asked to end
+        self.command: Sequence[str] = ()  # command line of this run, for the message on how to resume
+        self.ends_at: float | None = None  # deadline on the monotonic clock, after a request to end
         self._came_at: float | None = None  # time of the first signal
-        self._requeues_on = 0  # signal after which SLURM is to start the job again; 0: none
+        self._requeues_on = 0  # signal after which the SLURM job is requeued; 0: none
         self._earlier: dict[int, Any] = {}  # previous handlers of the signals that are handled
         self._thread: threading.Thread | None = None
 
@@ -74,7 +74,7 @@ class StopOnSignals(L.Callback):
             self._begin(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save and end if a signal came in the last update, before other callbacks use the trained weights."""
+        """Save and end if a signal arrived in the last update, before other callbacks use the trained weights."""
         _stopping(trainer).agree()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -92,7 +92,7 @@ class StopOnSignals(L.Callback):
 
     def _begin(self, trainer: L.Trainer) -> None:
         if threading.current_thread() is not threading.main_thread():
-            rank_zero_warn("signals are not handled, since Python does so in the main thread only and this is another")
+            rank_zero_warn("signals are not handled, since fit runs outside the main thread")
             return
         _stopping(trainer).begin(lambda: _say(f"SIGUSR1 came: {self._save(trainer, 'saved')}"))
         self._requeues_on = _requeue_signal(trainer)
@@ -102,19 +102,20 @@ class StopOnSignals(L.Callback):
         os.set_blocking(self._written, False)
         self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
         handled = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, self._requeues_on} - {0}
-        # Leave signals alone that the process was started to ignore, such as Ctrl-C in the background of a script.
+        # Do not handle signals that the process ignores from its start, such as Ctrl-C in the background of a script.
         handled = {number for number in handled if signal.getsignal(number) is not signal.SIG_IGN}
         self._earlier = {number: signal.signal(number, _in_the_pipe) for number in handled}
         self._thread = threading.Thread(target=self._listen, args=(trainer,), name="signals", daemon=True)
         self._thread.start()
 
     def _close(self) -> None:
-        """End the thread and restore the earlier handlers, unless others were set since, as Lightning does."""
+        """End the thread and restore the earlier handlers, unless Lightning or other code has set new ones."""
         if self._thread is None:
             return
         for number, handler in self._earlier.items():
             if signal.getsignal(number) is _in_the_pipe:
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
+                # None is a handler that was not set from Python.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._earlier_pipe)
         self._over.set()
         os.write(self._written, b"\0")
@@ -139,7 +140,7 @@ class StopOnSignals(L.Callback):
 
     def _came(self, trainer: L.Trainer, number: int) -> None:
         stopping, launcher = _stopping(trainer), trainer.strategy.launcher
-        if launcher is not None:  # pass it on to the processes that this one started
+        if launcher is not None:  # pass the signal on to the processes that this one started
             launcher.kill(cast(Any, number))
         if number == signal.SIGHUP:
             _drop_lost_outputs()
@@ -152,7 +153,7 @@ class StopOnSignals(L.Callback):
             self._end_at_once(trainer, "and a second one ended it at once")
 
     def _end_at_once(self, trainer: L.Trainer, reason: str) -> None:
-        """End the process, whatever its other threads do."""
+        """End the process without waiting for its other threads."""
         number = _stopping(trainer).asked
         _say_at_once(self._sentence(trainer, number, reason))
         os._exit(128 + number if rank() == 0 else 0)
@@ -170,11 +171,11 @@ class StopOnSignals(L.Callback):
         _say(self._sentence(trainer, stopped.number, done))
 
     def _save(self, trainer: L.Trainer, what: str) -> str:
-        """Save beside the other checkpoints, unless the run has none; return what was done. All ranks must call it."""
+        """Save beside the other checkpoints, if the run saves any; return a description. All ranks must call it."""
         callback, name = trainer.checkpoint_callback, f"{what}-{trainer.current_epoch}"
         if callback is None:
             return "nothing is saved, since trainer.enable_checkpointing is false"
-        if isinstance(callback, RunCheckpoints):  # removes it later, as its others
+        if isinstance(callback, RunCheckpoints):  # which later removes it like its other checkpoints
             return f"{callback.save(trainer, name=name)} is saved"
         path = Path(getattr(callback, "dirpath", None) or run_folder(trainer) / "checkpoints", f"{name}.ckpt")
         trainer.save_checkpoint(path, weights_only=False)
@@ -191,11 +192,11 @@ class StopOnSignals(L.Callback):
 
 
 def _in_the_pipe(number: int, frame: FrameType | None) -> None:
-    """Do nothing. Without a handler, no number would be written to the pipe."""
+    """Do nothing. A handler must be set for the interpreter to write the signal's number to the pipe."""
 
 
 def _forget() -> None:
-    """Let signals to a forked process end it, and not its parent's run."""
+    """Restore default signal handling in a forked process, so that signals to it do not stop its parent's run."""
     handled = [number for number in signal.valid_signals() if signal.getsignal(number) is _in_the_pipe]
     if handled:
         signal.set_wakeup_fd(-1)
@@ -219,7 +220,7 @@ def _drop_lost_outputs() -> None:
 
 
 def _how_to_continue(path: str, command: Sequence[str]) -> str:
-    """Return the command or, from Python, the code that continues a checkpoint."""
+    """Return the command or, in Python, the argument that resumes from a checkpoint."""
     if not command:
         return f"continue with ckpt_path={path!r}"
     kept: list[str] = []
@@ -232,9 +233,9 @@ def _how_to_continue(path: str, command: Sequence[str]) -> str:
 
 
 def _requeue_signal(trainer: L.Trainer) -> int:
-    """Return the signal after which SLURM is to start the job again; 0 if there is none."""
+    """Return the signal after which the SLURM job is requeued; 0 if there is none."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    # A strategy of one device does not hold it. Lightning sets a handler only if the job is to be requeued.
+    # Strategies for one device do not have it. Lightning sets a handler only if the job is to be requeued.
     if environment is None and SLURMEnvironment.detect() and callable(signal.getsignal(signal.SIGUSR1)):
         environment = SLURMEnvironment()
     if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
@@ -258,7 +259,7 @@ def _save_for_slurm(trainer: L.Trainer) -> str:
 
 
 def _requeue() -> str:
-    """Put the SLURM job back into the queue; return what came of it."""
+    """Requeue the SLURM job, and return a description of the result."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     job = f"{array}_{task}" if array else os.environ["SLURM_JOB_ID"]
     try:
@@ -280,7 +281,7 @@ def _why(stopping: Stopping, number: int) -> str:
 
 @rank_zero_only
 def _say_at_once(sentence: str) -> None:
-    """Write past Python's buffers, which another thread may hold."""
+    """Write to stderr without Python's buffers, whose lock another thread may hold."""
     with suppress(OSError):  # the terminal may be gone
         os.write(2, f"agentrl: {sentence}\n".encode())
 

@@ -1,4 +1,4 @@
-"""Mutual information between thoughts and their prompts."""
+"""Mutual information between thoughts and their prompts, as a metric."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lightning_agentrl.distributed import Mean, over_ranks
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.types import ModelInput, Rollout, Row, input_of
 
-COMPARED = 16  # thoughts, on each process
+COMPARED = 16  # number of thoughts to compare on each process
 
 
 class ThoughtInformation(RolloutCallback):
-    """Logs the mutual information of prompts and thoughts, which falls to 0 where every prompt gets the same thought.
+    """Log the mutual information of prompts and thoughts, which falls to 0 if all prompts get the same thought.
 
-    Some thoughts of a rollout are scored after each other's prompts. Prompts and beginnings that they share are read
-    once. Entropy does not see this collapse: one phrase can be said in many ways.
+    Some thoughts of a rollout are scored after each other's prompts; common prefixes are computed once. Entropy does
+    not detect this collapse, since one thought can be worded in many ways.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def thoughts_of(rollout: Rollout) -> list[tuple[ModelInput, tuple[int, ...]]]:
 
 
 def cross_logps(policy: LanguageModel, pairs: Sequence[tuple[ModelInput, tuple[int, ...]]], reader: Reader) -> Tensor:
-    """Return the log-prob [N, N] of each thought (rows) after each prompt (columns)."""
+    """Return log-probs [N, N] of each thought (rows) after each prompt (columns)."""
     rows = [
         Row(prompt + ModelInput.of_ids(thought), tuple(range(len(prompt) - 1, len(prompt) + len(thought) - 1)))
         for _, thought in pairs
@@ -72,14 +72,14 @@ def cross_logps(policy: LanguageModel, pairs: Sequence[tuple[ModelInput, tuple[i
 
 
 def mutual_information(logps_NN: Tensor) -> tuple[float, float]:
-    """Estimate how much N thoughts tell of their prompts (arXiv 2604.06268).
+    """Estimate the mutual information between N thoughts and their prompts (arXiv 2604.06268).
 
     Args:
-        logps_NN: log-prob of the i-th thought after the j-th prompt, its own where i = j.
+        logps_NN: log-prob of the i-th thought after the j-th prompt; the thought's own prompt has j = i.
 
     Returns:
-        The mutual information of prompt and thought in nats, ``mean_i(logp_ii - log mean_j exp(logp_ij))``, at most log
-        N; and the share of thoughts that are likelier after their own prompt than after any other, 1 / N by chance.
+        The mutual information in nats, ``mean_i(logp_ii - log mean_j exp(logp_ij))``, at most log N; and the fraction
+        of thoughts that are more likely after their own prompt than after any other, 1 / N by chance.
     """
     logps_NN = logps_NN.double()
     count = len(logps_NN)

@@ -1,4 +1,4 @@
-"""Trainer with default callbacks: progress, a report of rollouts, checkpoints, a clean stop."""
+"""Trainer with default callbacks: progress, reports of rollouts, checkpoints, and a clean stop at signals."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lightning_agentrl.callbacks.run_checkpoints import CheckpointedTrainer, Run
 from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
 from lightning_agentrl.types.plain_config import check_kind
 
-CALLBACKS = "trainer.callbacks"  # where a config has them
-SAVE_EVERY = 5  # iterations, where a run says nothing about checkpoints
-DEFAULTS = {"num_sanity_val_steps": 0, "log_every_n_steps": 1}  # that suit agents, in place of Lightning's own
+CALLBACKS = "trainer.callbacks"  # config key of the callbacks
+SAVE_EVERY = 5  # iterations between checkpoints, if no checkpoint callback is given
+DEFAULTS = {"num_sanity_val_steps": 0, "log_every_n_steps": 1}  # defaults for agents, instead of Lightning's
 
 
 def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints: bool = True) -> list[Callback]:
     """Return the callbacks plus the missing default ones; `StopOnSignals` comes first.
 
     Args:
-        given: of the run.
-        progress: whether progress is shown.
-        checkpoints: whether checkpoints are saved.
+        given: callbacks of the run.
+        progress: whether to show progress.
+        checkpoints: whether to save checkpoints.
     """
     defaults: list[tuple[type, Callable[[], Callback], bool]] = [
         (ProgressBar, StageProgress, progress),
@@ -35,19 +35,19 @@ def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints:
         (StopOnSignals, StopOnSignals, True),
     ]
     missing = [make() for kind, make, wanted in defaults if wanted and not any(isinstance(one, kind) for one in given)]
-    # before others play episodes
+    # It must come before callbacks that play episodes.
     return sorted([*given, *missing], key=lambda callback: not isinstance(callback, StopOnSignals))
 
 
 class Trainer(CheckpointedTrainer):
-    """Lightning's Trainer with what `agentrl fit` adds to it: progress by stages, checkpoints between iterations.
+    """Lightning's Trainer with the callbacks of `agentrl fit`: progress by stages, checkpoints between iterations.
 
     Args:
-        callbacks: of the run; those that every run has are added if none of their kind is given.
-        kwargs: what Lightning's Trainer takes.
+        callbacks: callbacks of the run; default callbacks are added if none of their class is given.
+        kwargs: arguments of Lightning's Trainer.
 
     Raises:
-        ConfigError: clips gradients or cuts batches, which agents do by themselves, or logs nothing.
+        ConfigError: an argument is not supported, such as gradient clipping, which is an argument of the agent.
     """
 
     def __init__(self, *, callbacks: Sequence[Callback] | Callback | None = None, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Turn log: one JSON line for every turn, for `agentrl view` and for your own scripts."""
+"""Turn log: one line of JSON per turn, for `agentrl view` and your own scripts."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.run_files import run_in
 from lightning_agentrl.types import ModelInput, Rollout, Scores, Segment, Turn, input_of
 
-FILE_MB = 50.0  # a file is full at this many megabytes
-KEPT = 20  # full files of a process; the oldest are removed
+FILE_MB = 50.0  # size of a full file in megabytes
+KEPT = 20  # number of full files to keep per process; older ones are removed
 
 
 class TurnFiles:
-    """The series ``rank<R>-<number>.jsonl`` of one process in a folder.
+    """The files ``rank<R>-<number>.jsonl`` of one process in a folder.
 
-    Each run begins a new file, since that of an earlier run may end in a broken line.
+    Each run begins a new file, since the file of an earlier run may end with a broken line.
 
     Args:
-        folder: created if it does not exist.
-        rank: of the process.
+        folder: folder of the files; created if it does not exist.
+        rank: rank of the process.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -44,26 +44,31 @@ class TurnFiles:
         self._number: int | None = None  # number of the file being written
 
     def cut(self, iteration: int, world: int, run_id: str) -> None:
-        """Remove the turns of a run from an iteration on: those of this rank and of the former ranks it cleans up.
+        """Remove the turns of a run from an iteration on, of this rank and of the former ranks that it cleans up.
 
-        Files of other runs stay as they are. A file that was cut short before its run's id counts as this run's.
+        Files of other runs are not changed. A file without a readable run id counts as this run's.
+
+        Args:
+            iteration: first iteration to remove.
+            world: number of ranks.
+            run_id: id of the run.
         """
         for other in self._ranks(world):
             paths = (self._path(other, number) for number in reversed(self._numbers(other)))
-            for path in paths:  # newest first; within a rank, iterations of a run only grow
+            for path in paths:  # newest first; within a rank, iterations of a run never decrease
                 if run_in(path) in ("", run_id) and cut_from(path, iteration) > 0:
                     break
 
     def drop_gone(self, world: int) -> None:
-        """Remove all files of the former ranks that this rank cleans up: they are of an earlier run with more ranks."""
+        """Remove all files of former ranks that this rank cleans up, left by an earlier run with more ranks."""
         for other in self._ranks(world):
             if other >= world:
                 for number in self._numbers(other):
                     self._path(other, number).unlink()
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append a line for each record; its first key must be the iteration."""
-        self.folder.mkdir(parents=True, exist_ok=True)  # a removed folder must not end the run
+        """Append a line for each record; the first key of a record must be the iteration."""
+        self.folder.mkdir(parents=True, exist_ok=True)  # the user may have removed the folder
         if self._number is None:
             self._number = max(self._numbers(self.rank), default=-1) + 1
         first = self._number
@@ -85,7 +90,7 @@ class TurnFiles:
         return self.folder / f"rank{rank}-{number:06d}.jsonl"
 
     def _ranks(self, world: int) -> list[int]:
-        """Return the ranks whose files this one cleans up: those that are equal to it modulo the number of ranks."""
+        """Return the ranks whose files this rank cleans up: those equal to it modulo the number of ranks."""
         found = (re.fullmatch(r"rank(\d+)-\d+\.jsonl", path.name) for path in self.folder.iterdir())
         return sorted({rank for match in found if match and (rank := int(match[1])) % world == self.rank})
 
@@ -96,10 +101,12 @@ class TurnFiles:
 
 
 def cut_from(log: Path, iteration: int) -> int:
-    """Truncate a log before its first turn of this iteration or a later one, and before a broken last line.
+    """Truncate a log before the first turn of this iteration or a later one, or before a broken line.
+
+    An empty log is removed.
 
     Returns:
-        Bytes that are left; an empty log is removed.
+        Remaining size in bytes.
     """
     kept = 0
     with log.open("rb+") as opened:
@@ -114,15 +121,18 @@ def cut_from(log: Path, iteration: int) -> int:
     return kept
 
 
-DIGITS = 7  # significant digits of every number
+DIGITS = 7  # significant digits of numbers
 
 
 def turn_records(
     rollout: Rollout, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield one dictionary for each turn. Lists of numbers have one entry per token of the reply; None: not computed.
+    """Yield one dictionary per turn. Lists of numbers have one entry per token of the reply; None: not computed.
 
-    ``texts`` caches the texts of tokens from call to call.
+    Args:
+        rollout: rollout whose turns are recorded.
+        tokenizer: tokenizer of the policy.
+        texts: cache of the texts of tokens by id, updated in place.
     """
     texts = {} if texts is None else texts
     for row, sample in enumerate(rollout.samples):
@@ -139,7 +149,7 @@ def turn_records(
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: dict[int, str]) -> list[str]:
-    """Return the text of each id by itself, special tokens too; a part of a character shows as U+FFFD."""
+    """Return the text of each token, special tokens included; tokens with part of a character give U+FFFD."""
     new = [i for i in dict.fromkeys(ids) if i not in texts]
     if new:
         decoded = tokenizer.batch_decode([[i] for i in new], clean_up_tokenization_spaces=False)
@@ -208,22 +218,22 @@ def _number(x: float) -> float | None:
     return float(f"{x:.{DIGITS}g}") if math.isfinite(x) else None  # JSON has no NaN
 
 
-HELD_OUT = "held_out"  # subfolder for held-out turns, and their phase
+HELD_OUT = "held_out"  # subfolder of held-out turns, and name of their phase
 
 
 class TurnLog(RolloutCallback):
-    """Log every turn that is trained on, with its tokens, scores and advantages, as one line of JSON each.
+    """Log every turn that is trained on, with its tokens, scores and advantages, as one line of JSON.
 
-    Each process writes its own files ``rank<R>-<number>.jsonl``; at 50 MB the next one begins, and the last 20 full
-    ones are kept. A turn takes about 4 kB with a short reply and 60 kB with 500 tokens. Each line has the
-    ``run_id`` of its run. A run that continues a checkpoint in the same folder first removes the turns after it, since
-    they are played again; a new run there first removes the files of ranks that it does not have.
-    Held-out episodes lie in the folder ``held_out`` beside the files, each with the number of iterations before it.
+    Each process writes separate files ``rank<R>-<number>.jsonl``. A new file begins at 50 MB, and the last 20 full
+    files are kept. A turn takes about 4 kB with a short reply and 60 kB with 500 tokens. Each line has the ``run_id``
+    of its run. A run that is resumed in the same folder first removes the turns after its checkpoint, since they are
+    played again; a new run first removes the files of ranks that it does not have.
+    Turns of held-out episodes are in the subfolder ``held_out``, with the number of iterations before the validation.
 
     Args:
-        folder: where to write; ``turns`` in the folder of the run when not given.
-        every: write every so many iterations, for large rollouts.
-        held_out: how many episodes of each validation are written, those with the first seeds; 0: none.
+        folder: folder to write to; by default ``turns`` in the folder of the run.
+        every: number of iterations from one logged rollout to the next.
+        held_out: number of episodes to log in each validation, those with the first seeds; 0: none.
     """
 
     def __init__(self, folder: str | None = None, every: int = 1, held_out: int = 32) -> None:
@@ -234,8 +244,8 @@ class TurnLog(RolloutCallback):
         self.folder = folder
         self._folder = Path()
         self._texts: dict[Any, dict[int, str]] = {}  # texts of tokens by tokenizer
-        self._files: dict[Path, TurnFiles] = {}  # by folder
-        self._first: int | None = None  # first iteration of this start of the run
+        self._files: dict[Path, TurnFiles] = {}  # files by folder
+        self._first: int | None = None  # first iteration since this start of the run
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         usual = run_folder(trainer) / "turns"
@@ -250,21 +260,21 @@ class TurnLog(RolloutCallback):
             return
         iteration = trainer.current_epoch + 1
         head = _head(trainer, agent, iteration, agent.phase)
-        # A run that was stopped in a validation does not collect the rollout of its iteration again.
+        # A run that was stopped in a validation resumes after it, so this iteration is the first one to rewrite.
         records = (head | record for record in self._records(agent, rollout))
         self._write(trainer, agent, self._folder, iteration, records)
 
     def on_held_out(self, trainer: L.Trainer, agent: Any, episodes: Sequence[WholeEpisode]) -> None:
-        if trainer.state.fn == TrainerFn.FITTING:  # a validation by itself is no part of the run
-            done = trainer.current_epoch + trainer.validating  # inside an epoch it comes after the update
+        if trainer.state.fn == TrainerFn.FITTING:  # a separate validation is not part of the run
+            done = trainer.current_epoch + trainer.validating  # a validation inside an epoch comes after the update
             head = _head(trainer, agent, done, HELD_OUT)
             own = (episode for episode in episodes if episode.place < self.held_out_watched and episode.samples)
-            # another callback may play episodes in its on_train_start, before that of this one
+            # Another callback may play episodes in its on_train_start, before this callback's.
             first = trainer.current_epoch + 1 if self._first is None else self._first
             self._write(trainer, agent, self._folder / HELD_OUT, first, self._held_out(agent, head, own))
 
     def _held_out(self, agent: Any, head: Mapping[str, Any], own: Iterable[WholeEpisode]) -> Iterator[dict[str, Any]]:
-        """Yield the turns of held-out episodes, of which ``env`` is the place of its seed in the list."""
+        """Yield the records of held-out turns; ``env`` is the index of the episode's seed in the list of seeds."""
         for episode in own:
             for record in self._records(agent, Rollout.from_samples(episode.samples)):
                 yield {**head, **record, "env": episode.place}
@@ -273,8 +283,10 @@ class TurnLog(RolloutCallback):
         return turn_records(rollout, agent.tokenizer, self._texts.setdefault(agent.tokenizer, {}))
 
     def _write(self, trainer: L.Trainer, agent: Any, folder: Path, cut: int, records: Iterable[dict[str, Any]]) -> None:
-        """Write records. Before the first, a resumed run removes its own from iteration ``cut`` on, and a new run those
-        of ranks that it does not have.
+        """Write records to a folder.
+
+        Before its first record, a resumed run removes its own records from iteration ``cut`` on, and a new run removes
+        the files of ranks that it does not have.
         """
         if folder not in self._files:
             self._files[folder] = TurnFiles(folder, trainer.global_rank)

@@ -1,7 +1,7 @@
-"""Model inputs: a row is a sequence of chunks, each some text tokens or an image.
+"""Model inputs: sequences of chunks, each some text tokens or an image.
 
-An image stands in the token stream as one placeholder id, repeated, which says nothing about what it shows. So ids
-cannot tell whether two inputs begin alike. Prefix trees, the key/value cache and the routing to servers compare
+In a sequence of token ids an image is a repeated placeholder, which does not depend on its content. So ids cannot show
+whether two inputs have a common prefix. Prefix trees, the key/value cache and the routing to servers compare
 :attr:`ModelInput.keys` instead.
 """
 
@@ -16,12 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
-KEY_BYTES = 16  # of an image's hash: among a billion images, two collide with a probability of 2e-21
+KEY_BYTES = 16  # bytes of an image's hash; the probability of a collision among a billion images is 2e-21
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Token ids of text. Each is its own key, and engine and trainer read the same ids."""
+    """Token ids of text. Each id is its own key, and engine and trainer read the same ids."""
 
     ids: tuple[int, ...]
 
@@ -39,14 +39,14 @@ class TextChunk:
 
 @dataclass(frozen=True)
 class ImageChunk:
-    """A reference to an image.
+    """An image, identified by a hash.
 
     Args:
-        digest: hash of what a model is given of the image: its final pixels and how they are cut into patches.
-        placeholder: the id that stands for an image token.
-        tokens: how many tokens the image takes.
-        pixels: uint8 [height, width, 3], RGB, as they are cut into patches; None where only the identity of the image
-            is needed. They are no part of it, the digest stands for them.
+        digest: hash of the final pixels and the patch sizes.
+        placeholder: token id that represents an image token.
+        tokens: number of tokens of the image.
+        pixels: final pixels [height, width, 3], uint8 RGB, at the size at which they are cut into patches. None: only
+            the identity of the image is known. Pixels are not compared, since the digest identifies them.
     """
 
     digest: str
@@ -64,10 +64,9 @@ class ImageChunk:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """One number below 0 for all tokens of the image, so that keys can be sorted together with ids.
+        """The same negative number for each token of the image; keys can be sorted together with ids.
 
-        It holds the number of tokens too. So a row of such keys stands for a certain number of whole images, and two
-        inputs never begin alike up to the middle of an image.
+        The number also depends on the number of tokens. So a common prefix of two inputs never ends inside an image.
         """
         return (self._key,) * self.tokens
 
@@ -90,37 +89,37 @@ class ImageReader(Protocol):
     """Id of the token that the chat template writes for an image."""
 
     def read(self, pixels: np.ndarray) -> ModelInput:
-        """Return what takes the place of the template's placeholder: the image, and the tokens that mark it, if any.
+        """Return the input that replaces the chat template's placeholder: the image, and tokens that mark it, if any.
 
         Args:
-            pixels: uint8 [height, width, 3], RGB, of any size.
+            pixels: image [height, width, 3], uint8 RGB, of any size.
 
         Returns:
-            An input with one image chunk, whose pixels have their final size: no reader resizes them again.
+            An input with one image chunk, whose pixels have their final size and are not resized again.
 
         Raises:
-            ValueError: one sentence about pixels that no image has, or a size that the model cannot read.
+            ValueError: the pixels are not an image, or have a size that the model cannot read.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """A sequence of chunks. Neighbouring text chunks are merged, so equal contents are equal inputs.
+    """A sequence of chunks. Neighboring text chunks are merged, so inputs with equal contents are equal.
 
-    For text alone ``ids``, ``keys`` and ``engine_ids`` are one and the same tuple.
+    For text without images ``ids``, ``keys`` and ``engine_ids`` are the same tuple.
 
     Args:
-        chunks: in any cut.
+        chunks: chunks of text and images.
     """
 
     chunks: tuple[Chunk, ...] = ()
     ids: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The trainer's stream: a placeholder for each token of an image."""
+    """Token ids for the trainer, with one placeholder for each token of an image."""
     keys: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """One number per token of the trainer's stream, equal where what was read up to there is equal.
+    """One number per token of ``ids``: the id for text, a negative hash of the content for images.
 
-    Ids of text, and numbers below 0 made of the content of images.
+    Two inputs have a common prefix of content exactly as far as their keys are equal.
     """
 
     def __post_init__(self) -> None:
@@ -136,7 +135,7 @@ class ModelInput:
 
     @classmethod
     def of_ids(cls, ids: Sequence[int]) -> ModelInput:
-        """Return an input of text alone."""
+        """Return an input without images, given its token ids."""
         return cls((TextChunk(tuple(ids)),))
 
     @staticmethod
@@ -151,20 +150,20 @@ class ModelInput:
 
     @property
     def engine_ids(self) -> tuple[int, ...]:
-        """The stream for engines that expand placeholders themselves: one for each image."""
+        """Token ids for engines that expand placeholders themselves, with one placeholder per image."""
         return _joined([chunk.engine_ids for chunk in self.chunks])
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds no image."""
-        return self.keys is self.ids  # of text alone they are one
+        """Whether the input has no images."""
+        return self.keys is self.ids  # the same tuple without images
 
     @property
     def images(self) -> tuple[ImageChunk, ...]:
         return () if self.is_text else tuple([chunk for chunk in self.chunks if isinstance(chunk, ImageChunk)])
 
     def behind(self, tokens: int) -> ModelInput:
-        """Return what follows the first tokens; an image that they cut in two is left out."""
+        """Return the input without its first ``tokens`` tokens; an image that this would cut is omitted."""
         chunks: list[Chunk] = []
         for chunk in self.chunks:
             if tokens < len(chunk):
@@ -193,36 +192,36 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The input of a model as one row, and the positions at which logits or values are computed.
+    """A model input with the positions at which logits or values are computed.
 
-    The hidden state at ``logit_positions[k]`` predicts the next token and carries the value of the state before it.
+    The hidden state at a logit position predicts the next token, and gives the value of the state before that token.
     """
 
     input: ModelInput
     logit_positions: tuple[int, ...]
-    length: int = field(init=False, repr=False, compare=False)  # of what the model must read, up to the last of them
+    length: int = field(init=False, repr=False, compare=False)  # tokens to compute, up to the last logit position
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "length", max(self.logit_positions or (0,)) + 1)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The trainer's stream."""
+        """Token ids, see :attr:`ModelInput.ids`."""
         return self.input.ids
 
     @property
     def input_ids(self) -> tuple[int, ...]:
-        """The ids that the model must read; those after the last logit position are only predicted."""
+        """Token ids that the model must compute; ids after the last logit position are only predicted."""
         return self.input.ids[: self.length]
 
     @property
     def input_keys(self) -> tuple[int, ...]:
-        """The keys of these ids, by which rows share prefixes; see :attr:`ModelInput.keys`."""
+        """Keys of ``input_ids``, which determine common prefixes of rows; see :attr:`ModelInput.keys`."""
         return self.input.keys[: self.length]
 
     @property
     def images(self) -> list[ImageChunk]:
-        """Images that the model must read."""
+        """Images among the tokens that the model must compute."""
         if self.input.is_text:
             return []
         found, start = [], 0
@@ -236,16 +235,20 @@ class Row:
 
 
 def check_text_only(inputs: Iterable[ModelInput], reader: str) -> None:
-    """Refuse images if a reader would take their placeholders for text.
+    """Refuse inputs with images for a model that reads text only.
+
+    Args:
+        inputs: inputs to check.
+        reader: name of the model, for the error message.
 
     Raises:
-        ValueError: one sentence with the first image.
+        ValueError: an input has an image; names the first one.
     """
     for one in inputs:
         for image in one.images:
             raise ValueError(
-                f"{reader} reads text only, and got an image of {image.tokens} tokens (digest {image.digest}); "
-                "give observations as text"
+                f"{reader} reads text only, but got an image of {image.tokens} tokens (digest {image.digest}); "
+                "use text observations, or a model with images"
             )
 
 
@@ -262,5 +265,5 @@ def _joined(streams: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         return streams[0]
     joined: list[int] = []
     for stream in streams:
-        joined += stream  # copies pointers, which is much faster than an iterator over tokens
+        joined += stream  # much faster than iterating over the tokens
     return tuple(joined)

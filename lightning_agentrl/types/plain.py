@@ -1,4 +1,4 @@
-"""Conversion of rollouts to plain types and tensors, which checkpoints may hold, and back."""
+"""Serialization of rollouts to plain types and tensors for checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lightning_agentrl.types.rollout import Rollout, Scores
 from lightning_agentrl.types.turn import Sample, Segment, SegmentKind, StopReason, Turn
 
 PlainImage = tuple[str, int, int]  # digest, placeholder, tokens
-PlainItem = int | PlainImage  # text is its ids
-PixelTable = dict[str, np.ndarray]  # digest -> pixels, those of the chunk, which never change: none is copied
-SavedPixels = Mapping[str, np.ndarray | Tensor]  # a checkpoint holds each image once, as a tensor
-PlainSegment = tuple[str, list[PlainItem], list[float]]  # kind, what was read, log-probs
+PlainItem = int | PlainImage  # a token id of text, or an image
+PixelTable = dict[str, np.ndarray]  # digest -> pixels of the chunk, which are constant and not copied
+SavedPixels = Mapping[str, np.ndarray | Tensor]  # digest -> pixels; checkpoints contain tensors
+PlainSegment = tuple[str, list[PlainItem], list[float]]  # kind, input, log-probs
 
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
-    """Return a rollout as dictionaries, lists, numbers, strings and tensors."""
+    """Serialize a rollout to dictionaries, lists, numbers, strings and tensors."""
     images: PixelTable = {}
     return {
         "samples": samples_to_plain(rollout.samples, images),
@@ -34,13 +34,13 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 
 def rollout_from_plain(plain: dict[str, Any]) -> Rollout:
-    """Undo :func:`rollout_to_plain`."""
+    """Restore a rollout from the result of :func:`rollout_to_plain`."""
     samples = samples_from_plain(plain["samples"], plain["images"])
     return Rollout(samples=samples, scores=Scores(**plain["scores"]), **plain["tensors"])
 
 
 def with_tensors(plain: Any) -> Any:
-    """Return nested dictionaries, and lists of them, with a tensor for each array, which checkpoints may hold."""
+    """Replace arrays in nested dictionaries and lists of dictionaries by tensors, for checkpoints."""
     if isinstance(plain, dict):
         return {key: with_tensors(value) for key, value in plain.items()}
     if isinstance(plain, list) and plain and isinstance(plain[0], dict):
@@ -49,7 +49,7 @@ def with_tensors(plain: Any) -> Any:
 
 
 def samples_to_plain(samples: Sequence[Sample], images: PixelTable) -> list[dict[str, Any]]:
-    """Return samples as :func:`rollout_to_plain` does those of a rollout; the pixels of images go to the table."""
+    """Serialize samples, and add the pixels of their images to ``images``."""
     return [
         {
             "segments": segments_to_plain(sample.segments, images),
@@ -60,7 +60,7 @@ def samples_to_plain(samples: Sequence[Sample], images: PixelTable) -> list[dict
 
 
 def samples_from_plain(plain: Sequence[dict[str, Any]], images: SavedPixels) -> tuple[Sample, ...]:
-    """Undo :func:`samples_to_plain`."""
+    """Restore samples from the result of :func:`samples_to_plain`."""
     return tuple(
         Sample(
             segments_from_plain(sample["segments"], images),
@@ -71,24 +71,24 @@ def samples_from_plain(plain: Sequence[dict[str, Any]], images: SavedPixels) -> 
 
 
 def segments_to_plain(segments: Sequence[Segment], images: PixelTable) -> list[PlainSegment]:
-    """Return segments as :func:`rollout_to_plain` does those of a rollout; the pixels of images go to the table."""
+    """Serialize segments, and add the pixels of their images to ``images``."""
     return [(segment.kind.value, _input_to_plain(segment.input, images), list(segment.logps)) for segment in segments]
 
 
 def segments_from_plain(plain: Sequence[PlainSegment], images: SavedPixels) -> tuple[Segment, ...]:
-    """Undo :func:`segments_to_plain`."""
+    """Restore segments from the result of :func:`segments_to_plain`."""
     return tuple(
         Segment(SegmentKind(kind), _input_from_plain(items, images), tuple(logps)) for kind, items, logps in plain
     )
 
 
 def inputs_to_plain(inputs: Sequence[ModelInput], images: PixelTable) -> list[list[PlainItem]]:
-    """Return model inputs as :func:`rollout_to_plain` does those of a rollout; the pixels of images go to the table."""
+    """Serialize model inputs, and add the pixels of their images to ``images``."""
     return [_input_to_plain(one, images) for one in inputs]
 
 
 def inputs_from_plain(plain: Sequence[Sequence[PlainItem]], images: SavedPixels) -> tuple[ModelInput, ...]:
-    """Undo :func:`inputs_to_plain`."""
+    """Restore model inputs from the result of :func:`inputs_to_plain`."""
     return tuple(_input_from_plain(items, images) for items in plain)
 
 
@@ -117,7 +117,7 @@ def _input_from_plain(plain: Sequence[PlainItem], images: SavedPixels) -> ModelI
 
 
 def builtin(value: Any) -> Any:
-    """Return a number or a text of numpy's in Python's own type: checkpoints that hold numpy's could not be read."""
+    """Convert a numpy scalar to Python's type, since checkpoints with numpy types could not be read."""
     return value.item() if isinstance(value, np.generic) else value
 
 

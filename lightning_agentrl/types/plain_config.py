@@ -1,6 +1,7 @@
-"""Arguments of agents, data modules and their parts: their kind checked, and as plain data for checkpoints.
+"""Type checks of arguments of agents, data modules and their parts, and serialization of arguments for checkpoints.
 
-Plain data is what YAML holds: ``{"class_path": ..., "init_args": ...}`` for an object, its fields for a dataclass.
+Plain data has the form of a YAML config: ``{"class_path": ..., "init_args": ...}`` for an object, and the fields of a
+dataclass.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ T = TypeVar("T")
 
 
 class NotPlainError(Exception):
-    """An object does not keep an argument as an attribute of the same name."""
+    """An object does not store an argument as an attribute of the same name."""
 
 
 def check_kind(value: T, kind: Any, key: str) -> T:
-    """Return an argument unchanged, and refuse one of another kind.
+    """Check the type of an argument and return it unchanged.
 
     Args:
-        value: an object of the kind, or None.
-        kind: a class, or a union of classes.
-        key: the argument's key in a config.
+        value: the argument; None is accepted.
+        kind: expected class, or union of classes.
+        key: config key of the argument, for the error message.
 
     Raises:
-        ConfigError: with the class to write.
+        ConfigError: the argument has another type; names the expected class.
     """
     if value is None or isinstance(value, kind):
         return value
@@ -49,15 +50,15 @@ def check_kind(value: T, kind: Any, key: str) -> T:
 
 
 def to_plain(value: Any, strict: bool = True) -> Any:
-    """Return a value as plain data. Objects hold their arguments as attributes of the same names.
+    """Convert a value to plain data. Arguments of objects are read from attributes of the same names.
 
     Args:
-        value: what is described.
-        strict: whether the value could be made again from the result. Otherwise arguments that an object does not
-            hold, and secrets that it has read, are left out.
+        value: value to convert.
+        strict: whether the result must be sufficient to create the value again. Otherwise arguments that an object does
+            not store, and secrets, are omitted.
 
     Raises:
-        NotPlainError: ``strict``, and an object does not hold one of its arguments.
+        NotPlainError: ``strict`` is set, and an object does not store one of its arguments.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -82,7 +83,7 @@ def to_plain(value: Any, strict: bool = True) -> Any:
 
 
 def by_key(plain: Any, key: str) -> dict[str, Any]:
-    """Return plain data as values by dotted key. An object's own key has the name of its class."""
+    """Flatten plain data to values by dotted key; the value at an object's key is the name of its class."""
     if isinstance(plain, Mapping) and "class_path" in plain:
         name = str(plain["class_path"]).rpartition(".")[2].removeprefix("FSDP")  # sharding renames classes
         arguments: Mapping[str, Any] = plain["init_args"]
@@ -98,12 +99,12 @@ def by_key(plain: Any, key: str) -> dict[str, Any]:
 
 
 def keep_plain(hparams: Any) -> list[str]:
-    """Replace objects among a module's hyperparameters by plain data, which ``load_from_checkpoint`` reads.
+    """Replace objects in a module's hyperparameters by plain data, which ``load_from_checkpoint`` can read.
 
     Returns:
-        The names of the arguments that have no such form, which are removed.
+        The names of arguments that cannot be converted; they are removed.
     """
-    hparams["_instantiator"] = "lightning.pytorch.cli.instantiate_module"  # as for a module that LightningCLI makes
+    hparams["_instantiator"] = "lightning.pytorch.cli.instantiate_module"  # as LightningCLI sets it
     removed = []
     for name, value in list(hparams.items()):
         try:

@@ -1,7 +1,7 @@
-"""The typed rollout batch: ragged samples together with padded tensors over their action tokens.
+"""The rollout batch: ragged samples, and padded tensors over their action tokens.
 
-Suffixes: B samples, A action tokens (padded to the longest sample). Everything between two actions of a sample
-(observations, template tokens) is left out of the A axis, so no estimator or loss can touch it by mistake.
+Suffixes: B samples, A action tokens (padded to the longest sample). Tokens between two actions of a sample
+(observations, template tokens) are not on the A axis, so estimators and losses cannot use them by mistake.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ PER_ROW = (
     "groups",
     "greedy_scores",
     "forked_end_values",
-)  # fields of a rollout that are [B]
+)  # fields of a rollout with shape [B]
 FROM_SAMPLES = ("samples", "action_mask", "turn_ids", "rewards", "rollout_logps", "episode", "terminated")
-EPISODES_PER_ENV = 2**32  # room for episode numbers in an episode label
+EPISODES_PER_ENV = 2**32  # largest number of episodes per environment, for episode labels
 
 
 @dataclass(frozen=True)
 class Scores:
     """Outputs of the models at the sampled tokens, each [B, A] and 0 off the action mask; None: not computed."""
 
-    old_logps: Tensor | None = None  # actor at the start of the update
-    ref_logps: Tensor | None = None  # frozen reference
-    values: Tensor | None = None  # critic, of the state before the token
-    entropy: Tensor | None = None  # of the actor's distribution at the token
-    sum_pi_squared: Tensor | None = None  # sum over the vocabulary of its squared probabilities
+    old_logps: Tensor | None = None  # log-probs of the actor at the start of the update
+    ref_logps: Tensor | None = None  # log-probs of the frozen reference
+    values: Tensor | None = None  # the critic's values of the states before the tokens
+    entropy: Tensor | None = None  # entropies of the actor's distributions
+    sum_pi_squared: Tensor | None = None  # sums of squared probabilities over the vocabulary
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -52,29 +52,29 @@ SCORES = frozenset(f.name for f in fields(Scores))
 
 @dataclass(frozen=True)
 class Rollout:
-    """Samples and the tensors over their action tokens.
+    """Samples, and tensors over their action tokens.
 
-    Build one with :meth:`from_samples`; scores, shaped rewards and advantages are added with :meth:`union`.
+    Create it with :meth:`from_samples`; add scores, shaped rewards and advantages with :meth:`union`.
     """
 
     samples: tuple[Sample, ...]
     action_mask: Tensor  # [B, A] bool
     turn_ids: Tensor  # [B, A] int64, number of the turn within its episode, -1 off the mask
-    rewards: Tensor  # [B, A] float32, the turn's reward on its last action token
-    rollout_logps: Tensor  # [B, A] float32, under the engine that sampled
-    episode: Tensor  # [B] int64, equal for samples of one episode
-    terminated: Tensor  # [B] bool, the episode ended after this sample and has no next state
+    rewards: Tensor  # [B, A] float32, reward of a turn at its last action token
+    rollout_logps: Tensor  # [B, A] float32, log-probs under the engine that sampled
+    episode: Tensor  # [B] int64, episode label, equal for samples of one episode
+    terminated: Tensor  # [B] bool, whether the episode ended after this sample, without a next state
     scores: Scores = Scores()
-    bootstrap_values: Tensor | None = None  # [B] value of the state after the sample, 0 where nothing is cut
-    groups: Tensor | None = None  # [B] int64, equal where episodes share task, start state and, in games, the side
+    bootstrap_values: Tensor | None = None  # [B] value of the state after the sample, 0 if the sample is not cut
+    groups: Tensor | None = None  # [B] int64 label; in a group, task, start state and (in games) side are the same
     greedy_scores: Tensor | None = None  # [B] sum of rewards of the greedy episode from the same start state
-    state_values: Tensor | None = None  # [B, A] by forks, of the state before a turn on its first token; else NaN
-    forked_end_values: Tensor | None = None  # [B] the same of the state after the sample, 0 where nothing is cut
+    state_values: Tensor | None = None  # [B, A] value by forks of the state before a turn, at its first token; else NaN
+    forked_end_values: Tensor | None = None  # [B] value by forks of the state after the sample, 0 if it is not cut
     shaped_rewards: Tensor | None = None  # [B, A] rewards after ``shape_rewards``
     advantages: Tensor | None = None  # [B, A]
     returns: Tensor | None = None  # [B, A]
-    weights: Tensor | None = None  # [B, A] factors of the policy loss, against the mismatch of engine and trainer
-    loss_mask: Tensor | None = None  # [B, A] bool, the action tokens to train on; None: all
+    weights: Tensor | None = None  # [B, A] importance weights of the policy loss, trainer over engine
+    loss_mask: Tensor | None = None  # [B, A] bool, action tokens to train on; None: all
     picked: Tensor | None = None  # [B, A] bool, tokens that the policy loss treats differently, chosen per mini-batch
 
     @classmethod
@@ -117,7 +117,7 @@ class Rollout:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of all samples, prompts and replies."""
+        """Number of tokens in all samples, prompts and replies."""
         return sum(len(sample.ids) for sample in self.samples)
 
     @property
@@ -127,23 +127,23 @@ class Rollout:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that are there, those of the scores too, by name."""
+        """All existing tensors by name, including those in ``scores``."""
         own = {f.name: x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
         return own | self.scores.tensors
 
     @property
     def trained_mask(self) -> Tensor:
-        """[B, A] bool: the action tokens that count in losses and denominators."""
+        """Mask [B, A] of the action tokens that count in losses and denominators."""
         return self.action_mask if self.loss_mask is None else self.loss_mask
 
     @property
     def outcomes(self) -> Tensor:
-        """[B] sum of the rewards of each sample's episode, over those of its samples that are in this rollout."""
+        """Sum of rewards [B] of each sample's episode, over the samples of the episode in this rollout."""
         return self._over_episodes(self.rewards.double().sum(1))
 
     @property
     def outcome_rounding(self) -> Tensor:
-        """[B] how far the rounding of float32 may have taken these sums, whatever the rewards cancel to."""
+        """Largest rounding error [B] of ``outcomes`` in float32, also for rewards that cancel."""
         return self._over_episodes(HALF_STEP * self.rewards.double().abs().sum(1))
 
     def _over_episodes(self, x_B: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class Rollout:
 
     @cached_property
     def last_of_episode(self) -> Tensor:
-        """[B] bool: the samples after which this rollout holds no further turn of the same episode."""
+        """Mask [B] of the samples that are the last of their episode in this rollout."""
         turns = [sample.turns[-1].index for sample in self.samples]
         order = sorted(zip(self.episode.tolist(), turns, range(len(self)), strict=True))
         last = {episode: i for episode, _, i in order}
@@ -161,8 +161,10 @@ class Rollout:
         return flags
 
     def select(self, index: Sequence[int] | Tensor) -> Rollout:
-        """Return the rows ``index`` in that order, or those where a mask [B] is true, without columns that became
-        empty.
+        """Return some of the rows, without columns that become empty.
+
+        Args:
+            index: indices of the rows, in the order of the result, or a mask [B].
 
         Raises:
             ValueError: the mask has another length than the rollout.
@@ -179,9 +181,9 @@ class Rollout:
         return replace(self.with_tensors(chosen), samples=samples)
 
     def chunk(self, n: int) -> list[Rollout]:
-        """Return ``n`` parts of consecutive rows, the first ones a row longer if ``n`` does not divide them.
+        """Split the rollout into ``n`` parts of consecutive rows; the first parts may have one row more.
 
-        ``Rollout.concat`` joins them again.
+        :meth:`concat` joins them again.
 
         Raises:
             ValueError: there are fewer rows than parts.
@@ -191,38 +193,38 @@ class Rollout:
         return [self.select(rows) for rows in torch.arange(len(self)).tensor_split(n)]
 
     def fields(self, *names: str) -> Rollout:
-        """Return this rollout with samples, the tensors made of them, and of the others only those of these names.
+        """Return this rollout with only the named tensors, besides the samples and the tensors made from them.
 
         Args:
-            names: of tensors that are there, those of the scores too, such as ``values`` and ``advantages``.
+            names: names of existing tensors, including scores, such as ``values`` and ``advantages``.
 
         Raises:
-            ValueError: there is no tensor of one of the names.
+            ValueError: the rollout has no tensor of a given name.
         """
         if missing := [name for name in names if name not in self.tensors]:
             raise ValueError(f"this rollout has no '{missing[0]}'; it has {', '.join(self.tensors)}")
         return Rollout.from_dict({name: x for name, x in self.to_dict().items() if name in (*FROM_SAMPLES, *names)})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the samples, and all tensors that are there by name: [B] or [B, A]; see :meth:`from_dict`."""
+        """Return the samples and all existing tensors, [B] or [B, A], by name; :meth:`from_dict` is the inverse."""
         return {"samples": self.samples, **self.tensors}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Rollout:
-        """Undo :meth:`to_dict`.
+        """Create a rollout from the result of :meth:`to_dict`.
 
         Args:
-            given: the samples, the tensors that are made of them, and any others by name.
+            given: samples, the tensors made from them, and any other tensors by name.
 
         Raises:
-            ValueError: one of the first is missing, a name is unknown, or a tensor is neither [B] nor [B, A], as its
-                field is.
+            ValueError: the samples or a tensor made from them is missing, a name is unknown, or a tensor has the wrong
+                shape.
         """
         known = {f.name for f in fields(cls)} - {"scores"} | SCORES
         if unknown := sorted(given.keys() - known):
             raise ValueError(f"a rollout has no field '{unknown[0]}'; it has {', '.join(sorted(known))}")
         if missing := [name for name in FROM_SAMPLES if name not in given]:
-            raise ValueError(f"a rollout needs '{missing[0]}'; Rollout.from_samples makes it of samples")
+            raise ValueError(f"a rollout needs '{missing[0]}'; Rollout.from_samples creates it from samples")
         samples, mask = tuple(given["samples"]), given["action_mask"]
         if mask.dim() != 2 or len(mask) != len(samples):
             raise ValueError(f"action_mask has the shape {list(mask.shape)}; {len(samples)} samples need [B, A]")
@@ -252,7 +254,7 @@ class Rollout:
         """Return this rollout with the given fields added or replaced; scores are merged field by field.
 
         Raises:
-            ValueError: a tensor is neither [B] nor [B, A], as its field is.
+            ValueError: a tensor does not have the shape of its field, [B] or [B, A].
         """
         scores = new.pop("scores", None)
         given = cast(dict[str, Tensor], new)
@@ -265,7 +267,7 @@ class Rollout:
         return self.with_tensors(given)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Rollout:
-        """Return this rollout with tensors by name, those of the scores too, in place of its own."""
+        """Return this rollout with tensors replaced by name, including those in ``scores``."""
         of_scores = {name: x for name, x in tensors.items() if name in SCORES}
         others: dict[str, Any] = {name: x for name, x in tensors.items() if name not in SCORES}
         return replace(self, scores=replace(self.scores, **of_scores), **others)
@@ -275,19 +277,19 @@ class Rollout:
 
 
 Reduce = Callable[[Tensor], Tensor]
-"""Returns the sum of a tensor over all ranks. All ranks must call it."""
+"""Function that returns the sum of a tensor over all ranks. All ranks must call it."""
 
 Gather = Callable[[Tensor], Sequence[Tensor]]
-"""Returns the tensors of all ranks, in rank order; sizes may differ. All ranks must call it."""
+"""Function that returns the tensors of all ranks in rank order; sizes may differ. All ranks must call it."""
 
 
 def alone(x: Tensor) -> list[Tensor]:
-    """Return a list of ``x`` alone: the :data:`Gather` of a single rank."""
+    """Return ``[x]``: the :data:`Gather` function for a single rank."""
     return [x]
 
 
 def in_words(returned: object) -> str:
-    """Return what it is, for a message: a tensor's shape, the parts of a tuple or list, else the name of its class."""
+    """Describe a value in an error message: by shape for tensors, by parts for tuples and lists, else by class name."""
     if isinstance(returned, Tensor):
         return f"a tensor {list(returned.shape)}"
     if isinstance(returned, tuple | list):

@@ -1,4 +1,4 @@
-"""Segments, turns and samples: what the policy was shown, what it replied, and what followed."""
+"""Segments, turns and samples: the prompts of the policy, its replies, and their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SegmentKind(StrEnum):
     PROMPT = "prompt"  # everything before the first sampled token of a sample
     ACTION = "action"  # sampled by the policy
     OBSERVATION = "observation"  # from the environment, between two actions of one sample
-    GLUE = "glue"  # template tokens that nobody sampled
+    GLUE = "glue"  # template tokens, which were not sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,12 @@ class Segment:
     """A run of tokens of one kind.
 
     Args:
-        kind: what produced the tokens.
-        input: the tokens, at least one; those of actions are all text.
-        logps: log-probabilities under which the engine sampled the tokens; one for each token of an action, empty
-            otherwise.
+        kind: origin of the tokens.
+        input: the tokens, at least one; actions have no images.
+        logps: for actions, the engine's log-probs of the tokens; empty otherwise.
 
     Raises:
-        ValueError: there are no tokens, or an action has another number of log-probs.
+        ValueError: there are no tokens, or the number of log-probs of an action is wrong.
     """
 
     kind: SegmentKind
@@ -53,7 +52,7 @@ class Segment:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The trainer's stream."""
+        """Token ids, see :attr:`ModelInput.ids`."""
         return self.input.ids
 
     @property
@@ -62,18 +61,19 @@ class Segment:
 
 
 def input_of(segments: Iterable[Segment]) -> ModelInput:
-    """Return what a model reads of the segments, in order."""
+    """Return the concatenated model input of segments."""
     return ModelInput.join([segment.input for segment in segments])
 
 
 @dataclass(frozen=True)
 class ForkPlan:
-    """Continuations of recorded episodes.
+    """Settings of branches: continuations of episodes from states of the rollout.
 
     Args:
-        branches: continuations of each chosen state.
-        every: the first turn of an episode in a rollout is chosen, and those whose number is a multiple of this.
-        gamma: discount from turn to turn in what a continuation returns.
+        branches: number of branches from each chosen state.
+        every: states before turns whose number is a multiple of this are chosen, and the state before the first turn of
+            each episode in a rollout.
+        gamma: discount from turn to turn in the return of a branch.
     """
 
     branches: int
@@ -88,65 +88,65 @@ class ForkPlan:
             raise ValueError(f"forks need a gamma between 0 and 1, got {self.gamma}")
 
 
-LATE = "late"  # among the errors of a turn: its environment was over its time, so the others went on without it
+LATE = "late"  # error of a turn: its environment exceeded its time, so the others continued without it
 
 
 class StopReason(StrEnum):
     """Why an episode ended."""
 
-    ENV_DONE = "env_done"  # the environment said terminated
-    ENV_TRUNCATED = "env_truncated"  # the environment said truncated (its time limit)
-    MAX_TURNS = "max_turns"  # our own limit of turns
+    ENV_DONE = "env_done"  # the environment returned terminated
+    ENV_TRUNCATED = "env_truncated"  # the environment returned truncated (its time limit)
+    MAX_TURNS = "max_turns"  # limit of turns of the interaction
     INVALID_ACTION = "invalid_action"  # truncated because the reply was invalid
-    CONTEXT_LENGTH = "context_length"  # the context has no room left for the next prompt
-    REPLY_BUDGET = "reply_budget"  # the replies of the episode have used up their tokens
-    ENV_FAULT = "env_fault"  # the environment failed after this turn, beyond its retries
+    CONTEXT_LENGTH = "context_length"  # the next prompt does not fit into the context
+    REPLY_BUDGET = "reply_budget"  # the replies of the episode have used up their token budget
+    ENV_FAULT = "env_fault"  # the environment failed after this turn, and retries failed, too
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One observation shown to the policy and what its one reply led to.
+    """One observation, the policy's reply to it, and the result.
 
-    ``bootstrap`` holds the prompt of the state *after* this turn (nothing is sampled from it). It is set where the
-    value recursion may be cut: at the last turn of a rollout, and at a truncated turn, where it shows the true final
+    ``bootstrap`` is the prompt of the state *after* this turn, from which nothing is sampled. It is set where the value
+    recursion may be cut: at the last turn of a rollout, and at a truncated turn, where it contains the final
     observation of the episode. It is never set on a terminated turn.
     """
 
     env: int  # index of the environment over all ranks
     episode: int  # number of the episode within the environment
     index: int  # number of the turn within the episode, from 0
-    observation: str  # all of its text, also what later prompts do not show
+    observation: str  # its whole text, including parts that later prompts omit
     reply: str
     thought: str
     action: str  # the action that was executed
     valid: bool  # False: the reply named no action and the default action ran, or the environment refused the action
     env_reward: float
-    reward: float  # environment reward with the penalty for an invalid reply, and with a judge's verdict
+    reward: float  # environment reward plus the penalty for an invalid reply and a judge's score
     episode_return: float  # sum of environment rewards of the episode up to and including this turn
     terminated: bool
     truncated: bool
-    stop: StopReason | None  # None while the episode goes on
-    success: bool | None  # as the environment reports it; None: it reports nothing
-    hit_token_cap: bool  # the reply was cut by the per-turn token cap
-    history_cuts: int  # turns of history left out because the prompt was over its limit
-    policy_version: int  # optimizer steps behind the weights that sampled the reply
+    stop: StopReason | None  # None while the episode is running
+    success: bool | None  # as the environment reports it; None: not reported
+    hit_token_cap: bool  # whether the reply was cut by the per-turn token cap
+    history_cuts: int  # number of earlier turns omitted because the prompt exceeded its limit
+    policy_version: int  # optimizer steps attempted before the weights that sampled the reply
     env_seconds: float
     engine_seconds: float
-    parsed_action: str | None = None  # the action that the reply names; None: none
-    thought_tokens: int = 0  # leading tokens of the reply that are its thought; the others name the action
-    metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment reports, by name
-    env_errors: tuple[str, ...] = ()  # kinds of environment errors that were recovered from on the way to this turn
-    lost: tuple[str, ...] = ()  # kinds of faults that ended an episode: at this turn, or on the way to it
-    asked_again: bool = False  # the reply could not be read, so nothing was executed, and it is asked for once more
-    invented: bool = False  # the reply names an action that there is not
-    branch_returns: tuple[float, ...] = ()  # of episodes played on from the state before this turn, discounted
-    forked_turns: int = 0  # turns that were played for them, and from the state after it where the rollout ends
-    image: bytes | None = None  # PNG of what was observed, if there is something to see
-    seen: tuple[str, ...] = ()  # digests of the images that the observation showed
-    call: str = ""  # digest of the whole conversation, if the observation is only what is new in it; # and occurrence
-    model: str = ""  # name that the call asks for
+    parsed_action: str | None = None  # the action that the reply names; None: it names no action
+    thought_tokens: int = 0  # number of leading tokens that are the reply's thought; the others name the action
+    metrics: Mapping[str, float] = field(default_factory=dict)  # numbers that the environment reports, by name
+    env_errors: tuple[str, ...] = ()  # kinds of environment errors since the last turn that retries have fixed
+    lost: tuple[str, ...] = ()  # kinds of faults that ended an episode, at this turn or since the last one
+    asked_again: bool = False  # the reply named no action, so nothing was executed and it is requested again
+    invented: bool = False  # whether the reply names an action that does not exist
+    branch_returns: tuple[float, ...] = ()  # discounted returns of branches from the state before this turn
+    forked_turns: int = 0  # turns in these branches, and in branches from the state after a cut
+    image: bytes | None = None  # PNG of the observation, if the environment provides one
+    seen: tuple[str, ...] = ()  # digests of the images in the observation
+    call: str = ""  # digest of the whole conversation and "#occurrence", if the observation has only its new part
+    model: str = ""  # name of the model that the agent program requests
     bootstrap: tuple[Segment, ...] | None = None
-    group: int | None = None  # label of the episodes that began in the same state, where they are collected in groups
+    group: int | None = None  # label of the group of episodes with the same start state; None without groups
 
     def __post_init__(self) -> None:
         if self.terminated and self.bootstrap is not None:
@@ -158,9 +158,9 @@ class Turn:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the episode that ends here succeeded: as the environment reports, else by a positive return.
+        """Whether the episode that ends here succeeded: as the environment reports, else if its return is positive.
 
-        An episode that is lost to a fault of its environment did not succeed.
+        An episode that a fault of its environment ended has not succeeded.
         """
         if self.stop is StopReason.ENV_FAULT:
             return False
@@ -168,36 +168,36 @@ class Turn:
 
     @property
     def finite_metrics(self) -> dict[str, float]:
-        """The metrics of the environment without NaN and infinities."""
+        """Metrics of the environment without NaN and infinities."""
         return {name: number for name, number in self.metrics.items() if math.isfinite(number)}
 
     @property
     def state(self) -> tuple[str, ...]:
-        """Observed text and images. Turns in which they are equal count as turns in the same state."""
+        """Text and images of the observation; turns with equal values count as turns in the same state."""
         return (self.conversation or self.observation, *self.seen)
 
     @property
     def conversation(self) -> str:
-        """Digest of the whole conversation, if the observation is only what is new in it; else empty."""
+        """Digest of the whole conversation, if the observation has only its new part; else empty."""
         return self.call.partition("#")[0]
 
 
 class PlacedTurn(NamedTuple):
-    """A turn of a sample, with the text read before its reply and its position."""
+    """A turn of a sample with its segments and their position."""
 
     turn: Turn
-    read: tuple[Segment, ...]  # since the reply before
+    read: tuple[Segment, ...]  # segments between the previous reply and this one
     action: Segment  # the reply
-    start: int  # of the reply, in the sample's ids
-    columns: slice  # of the reply, among the action tokens of the sample
+    start: int  # index of the reply in the sample's ids
+    columns: slice  # columns of the reply among the action tokens of the sample
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One training row: the segments the model reads, and the turns whose replies are trained on.
+    """One training row: the segments that the model reads, and the turns whose replies are trained on.
 
-    The k-th action segment is the reply of ``turns[k]``. Windowed memory gives one turn per sample; full memory gives
-    one growing sample per episode. All turns are of one episode, so only the last one can end it.
+    The k-th action segment is the reply of ``turns[k]``. With windowed memory a sample has one turn; with full memory
+    it has all turns of an episode. All turns belong to one episode, so only the last one can end it.
     """
 
     segments: tuple[Segment, ...]
@@ -210,23 +210,23 @@ class Sample:
                 f"a sample needs one action segment per turn, got {len(actions)} for {len(self.turns)} turns"
             )
         if self.segments[-1] is not actions[-1]:
-            raise ValueError("a sample must end with an action segment, or its last reward would fall on no action")
+            raise ValueError("a sample must end with an action segment, since its last reward is for that action")
         if len(self.turns) > 1 and any(turn.done for turn in self.turns[:-1]):
             raise ValueError("only the last turn of a sample can end its episode")
 
     @cached_property
     def input(self) -> ModelInput:
-        """All segments, as the trainer's models read them."""
+        """All segments as one model input."""
         return input_of(self.segments)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The trainer's stream."""
+        """Token ids, see :attr:`ModelInput.ids`."""
         return self.input.ids
 
     @cached_property
     def row(self) -> Row:
-        """The input, read before each of the tokens that the policy sampled."""
+        """The input with logit positions before each sampled token."""
         positions: list[int] = []
         start = 0
         for segment in self.segments:
@@ -238,11 +238,11 @@ class Sample:
 
     @property
     def action_positions(self) -> tuple[int, ...]:
-        """Positions in ``ids`` of the tokens that the policy sampled."""
+        """Positions of the sampled tokens in ``ids``."""
         return tuple([position + 1 for position in self.row.logit_positions])
 
     def placed_turns(self) -> Iterator[PlacedTurn]:
-        """Yield the turns with their places."""
+        """Yield the turns with their segments and positions."""
         turns, read, start, column = iter(self.turns), list[Segment](), 0, 0
         for segment in self.segments:
             if segment.is_action:
@@ -254,5 +254,5 @@ class Sample:
 
     @cached_property
     def actions(self) -> list[Segment]:
-        """The action segments, one per turn."""
+        """Action segments, one per turn."""
         return [segment for segment in self.segments if segment.kind is SegmentKind.ACTION]

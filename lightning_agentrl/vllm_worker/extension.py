@@ -1,4 +1,4 @@
-"""The extension of vLLM's workers by `agentrl serve`. It imports nothing but torch, since every worker loads it."""
+"""The worker extension that `agentrl serve` adds to vLLM. It imports only torch, since every worker loads it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-MODE = "processed_logprobs"  # of the distribution sampled from, after temperature
-CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, is more than most prompts share
+MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, after temperature
+CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, exceeds most common prefixes
 EXTENSION = f"{__name__}.WorkerExtension"
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtype by size in bytes
 SIZES = (
     "model_type",
     "vocab_size",
@@ -27,17 +27,17 @@ SIZES = (
 
 
 class WorkerExtension:
-    """A mixin of vLLM's worker: what the trainer asks of it besides sampling."""
+    """Mixin for vLLM's worker with the methods that the trainer calls besides sampling."""
 
     def policy_sizes(self) -> dict[str, Any]:
-        """Return the sizes of the model that it runs; vLLM would silently truncate larger weights to them."""
+        """Return the sizes of the running model; vLLM would silently truncate larger weights to them."""
         return sizes_of(self.model_config.hf_text_config)  # type: ignore[attr-defined]
 
     def pack_experts(self) -> None:
-        """Pack new weights of experts for a CPU, once after all of them were loaded.
+        """Pack the weights of experts for a CPU, once after all weights were loaded.
 
-        vLLM 0.32 does so when it starts and leaves it out when it reloads (`UnquantizedFusedMoEMethod._setup_kernel`),
-        and would then read them in another order.
+        vLLM 0.32 does this when it starts but not when it reloads weights (`UnquantizedFusedMoEMethod._setup_kernel`),
+        so it would read the new weights in the wrong order.
         """
         for module in self.get_model().modules():  # type: ignore[attr-defined]
             kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
@@ -45,16 +45,16 @@ class WorkerExtension:
                 kernel.fused_experts.process_weights_after_loading(module)
 
     def weights_checksum(self) -> tuple[str, str]:
-        """Return how its part of the weights is laid out, and a checksum of all bits of them.
+        """Return digests of the layout and of the contents of this worker's weights.
 
-        Only workers of equal layout can be compared.
+        Contents can be compared only between workers with equal layouts.
         """
         model = self.get_model()  # type: ignore[attr-defined]
         return checksum(model.named_parameters(), str(next(model.parameters()).device.type))
 
 
 def checksum(weights: Iterable[tuple[str, Any]], device: str) -> tuple[str, str]:
-    """Return the layout of tensors by name, and a checksum of their bits that also tells rows in another order."""
+    """Return digests of the layout of tensors by name and of their bits; the latter depends on the order of rows."""
     layout, content = blake2b(device.encode(), digest_size=8), blake2b(digest_size=8)
     for name, weight in weights:
         layout.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())

@@ -1,7 +1,7 @@
-"""A vLLM server that ends with its engine, and its engine with it: `agentrl serve` runs vLLM through this module.
+"""Entry point of vLLM for `agentrl serve`: the server ends when its engine ends, and the engine when the server ends.
 
-Python imports the main module of a program again in each process that it spawns, so this also runs in the engine's core
-and in its workers.
+Python imports the main module again in each process that it spawns, so this module also runs in the engine's core and
+in its workers.
 """
 
 from __future__ import annotations
@@ -15,27 +15,24 @@ import threading
 import time
 from importlib import import_module
 
-_PR_SET_PDEATHSIG = 1  # of prctl
-_GRACE_SECONDS = 20.0  # for a server to end by itself once its engine has
+_PR_SET_PDEATHSIG = 1  # option of prctl
+_GRACE_SECONDS = 20.0  # time for a server to end by itself after its engine has ended
 
 
 def end_with_parent() -> None:
-    """Let the kernel end this process when the one that has started it ends, also if this one hangs or is stopped.
-
-    On Linux only.
-    """
+    """Make the kernel kill this process when its parent ends, even if this process hangs or is stopped; Linux only."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    if parent is not None and os.getppid() != parent.pid:  # it ended before the kernel was asked
+    if parent is not None and os.getppid() != parent.pid:  # the parent ended before the call of prctl
         os._exit(1)
 
 
 def end_with_child() -> None:
-    """End this process some seconds after one that it has started has failed. Never returns.
+    """End this process some seconds after one of its child processes has failed. Never returns.
 
-    A server whose engine is killed while it takes weights would wait for its answer for ever, and keep its port.
+    Without this, a server whose engine is killed while it loads weights would wait forever and keep its port.
     """
     known = set[multiprocessing.process.BaseProcess]()
     while not any(child.exitcode for child in known):
@@ -50,5 +47,5 @@ if __name__ == "__mp_main__":
     import_module("vllm.v1.engine.core")
 elif __name__ == "__main__":
     threading.Thread(target=end_with_child, daemon=True).start()
-    sys.argv = sys.argv[1:]  # the module of vLLM, and its options
+    sys.argv = sys.argv[1:]  # the module of vLLM to run, and its options
     import_module(sys.argv[0]).main()

@@ -68,7 +68,7 @@ def test_an_episode_reads_as_text() -> None:
 
 def test_an_invalid_turn_is_told_as_what_it_was() -> None:
     refused = episode_text([turn(parsed_action="open", valid=False)])
-    assert refused.endswith("action: open   reward: 0   (the environment calls it invalid)")
+    assert refused.endswith("action: open   reward: 0   (the environment refused it)")
     asked = episode_text([turn(action="", asked_again=True, valid=False, reward=-0.1)])
     assert asked.endswith("reward: -0.1   (the reply names no action, it is asked for again)")
 

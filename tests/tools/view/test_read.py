@@ -204,7 +204,7 @@ def test_turns_in_a_folder_of_their_own_belong_to_the_only_run_beside_it(tmp_pat
     (run / "lightning_logs" / "version_1" / "run.json").write_text("{}")
     found = find_run(run)
     assert found.facts is found.summary is None
-    assert "cannot be told" in found.notes[0]
+    assert "It is unknown" in found.notes[0]
 
 
 def test_nothing_of_a_run_that_was_in_the_folder_before_is_shown(tmp_path):
