@@ -44,12 +44,15 @@ COUNTS = re.compile(r"[= ]*\d+ (passed|failed|skipped|error).* in [\d.]+s")  # o
 PAGE = """\
 ## Figures of `make gpu-figures`
 
-Run `make gpu-figures` on a machine with a GPU to fill or renew this page. It runs in short parts, stops each in time
-and continues where it stopped. {note}Models are random, with the shapes of Qwen3. Rows have 260 prompt and 8 reply
-tokens, *apart* with nothing and *shared* with 200 tokens in common. Goals: MFU of the data sheet at least .25 with 16k
-and .4 with 64k tokens in a micro-batch (0.6B, apart); by sharing at least .9 of raw over unique tokens; at least 1.0
-times as fast as TRL if nothing is shared; a rollout at least .9 of bare vLLM; an iteration at most 1.1 times its
-stages. [Earlier runs](#earlier-runs) had other parts.
+Run `make gpu-figures` on a machine with a GPU to fill or renew this section. It runs in short parts with time limits
+and continues where it stopped. {note}Models have random weights and the shapes of Qwen3. Rows have 260 prompt tokens
+and 8 reply tokens; prompts share 200 tokens (*shared*) or none (*apart*). [Earlier runs](#earlier-runs) had other
+parts. The goals:
+
+* model FLOP utilization (0.6B, apart): .25 of the data sheet with 16k tokens in a micro-batch, .4 with 64k
+* speed-up by sharing: at least .9 times the ratio of all tokens to unique tokens
+* update: as fast as TRL, apart; rollout: at least .9 times the speed of vLLM alone
+* iteration: at most 1.1 times the sum of its stages
 
 | part | figures | seconds | measured |
 |---|---|---|---|
@@ -103,7 +106,7 @@ def update(size: str, kernels: str, thousands: int, lora: bool, gpu: bool) -> Pa
     )
     command += ["--kernels", kernels, "--tokens", str(tokens), "--turns", str(turns), "--repeats", "3" if gpu else "1"]
     what = f"{size} with LoRA" if lora else size  # all of 4B with its optimizer would not fit into 80 GB
-    title = f"Update of {what}, {tokens} tokens a micro-batch, `kernels: {kernels}`"
+    title = f"Update of {what}, {tokens} tokens in a micro-batch, `kernels: {kernels}`"
     name = f"update-{size}{'-lora' * lora}-{thousands}k-{kernels}"
     return Part(name, title, 120 + 2 * thousands if lora else 80, command + ["--lora"] * lora, size, ["peft"] * lora)
 
@@ -130,7 +133,7 @@ def rollout(size: str, gpu: bool) -> Part:
     options = ["--envs", "64", "--reply", "128", "--repeats", "3", "--device", "cuda"]
     options += ["--engine", '{"cuda_graphs": true}', "--engine", "{}"]
     command += options if gpu else ["--envs", "4", "--turns", "2", "--reply", "8", "--repeats", "2"]
-    return Part("rollout", f"Rollout of {size} against bare vLLM", 200, command, size, ["vllm"])
+    return Part("rollout", f"Rollout of {size} against vLLM alone", 200, command, size, ["vllm"])
 
 
 def fit(size: str, graphs: str, gpu: bool) -> Part:

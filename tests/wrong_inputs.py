@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "results" / "wrong_inputs.md"
 TEXT = """\
 # Wrong input, and the answer
 
-Every row is a mistake, given to the command with a tiny model, and the command's answer. `python -m tests.wrong_inputs`
+Look up what a command answers to wrong input. Each row has a mistake and the answer. `python -m tests.wrong_inputs`
 writes this page; `tests/commands/test_wrong_inputs.py` checks each answer.
 
 | mistake | answer |
