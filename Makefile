@@ -21,8 +21,8 @@ PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest --durations 25
 # Two at a time, and whoever is done takes from the other.
 TWO := -n 2 --dist worksteal
-# The slow ones wait for other processes or for a deadline a third of their time.
-THREE := -n 3 --dist worksteal
+# Slow tests wait for other processes a third of their time, so two cores run four.
+FOUR := -n 4 --dist worksteal
 
 # Byte code is kept, whatever the environment says: without it each process compiles torch and transformers anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -64,7 +64,7 @@ test: install ## run the fast tests, two to three minutes on two cores
 	$(PYTEST) $(TWO) $(PYTEST_ARGS)
 
 test-rest: install chromium build/deepspeed ## run what CI runs besides them: sweeps, two processes, the pages in a browser
-	$(PYTEST) $(THREE) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
+	$(PYTEST) $(FOUR) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 test-browser: install chromium ## run the tests that look at pages in a browser; PICTURES=docs/assets takes the pictures of the docs anew
 	$(PYTEST) -n 0 -m "browser and not long" --timeout 600 $(PYTEST_ARGS)

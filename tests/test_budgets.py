@@ -15,7 +15,7 @@ PACKAGE_LINES = 27_791
 PACKAGE_FILES = 244
 MEDIAN_LINES_PER_FILE = 100
 RAISES = 714  # with `assert` and `sys.exit`
-BENCHMARK_LINES = 6_002
+BENCHMARK_LINES = 6_001
 
 
 def test_package_stays_within_its_budgets() -> None:

@@ -4,7 +4,7 @@ from lightning_agentrl.advantages.base import AdvantageEstimator, estimated, tok
 from lightning_agentrl.advantages.bilevel_gae import BiLevelGAE, bilevel_gae
 from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, Groups, ScoreEstimator, group_episodes
 from lightning_agentrl.advantages.forked import Forked, minus_state_values
-from lightning_agentrl.advantages.gae import GAE, DualDiscountGAE, dual_discount_gae
+from lightning_agentrl.advantages.gae import GAE, DualDiscountGAE, dual_discount_gae, values_after
 from lightning_agentrl.advantages.gdpo import GDPO, gdpo_advantages
 from lightning_agentrl.advantages.gigpo import GiGPO, anchor_states
 from lightning_agentrl.advantages.grpo import (
@@ -93,6 +93,7 @@ __all__ = [
     "token_energy",
     "token_rewards",
     "value_statistics",
+    "values_after",
     "variance_proxies",
     "whiten",
 ]

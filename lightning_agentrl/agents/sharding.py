@@ -179,12 +179,6 @@ def prepare_zero(strategy: DeepSpeedStrategy) -> None:
         config["zero_optimization"]["overlap_comm"] = False  # stage 1 reduces gradients only before the step
 
 
-def zero_stage(strategy: Strategy) -> int:
-    """Return the stage of ZeRO; 0 for other strategies."""
-    config: Any = strategy.config if isinstance(strategy, DeepSpeedStrategy) else None
-    return int(config["zero_optimization"]["stage"]) if config else 0
-
-
 def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
     """Refuse settings of DeepSpeed that give wrong results or are untested.
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_type_hints
@@ -63,8 +64,7 @@ examples
   agentrl COMMAND --help                          list the arguments of a command
   agentrl --version
 """
-# The parser takes flags as options with a value.
-FLAGS = {f"--{flag}": f"--{flag.replace('-', '_')}=true" for flag in ("dry-run", "quiet", "train", "serve")}
+FLAGS = {f"--{flag}": f"--{flag.replace('-', '_')}" for flag in ("dry-run", "quiet", "train", "serve")}
 
 
 def replay(run: Path, iteration: int | None = None) -> bool:
@@ -136,7 +136,7 @@ def main() -> None:
             with suppress(io.UnsupportedOperation):
                 stream.reconfigure(errors=errors)
     with one_line_errors():
-        arguments = [FLAGS.get(argument, argument) for argument in sys.argv[1:]]
+        arguments = with_flag_values(sys.argv[1:])
         if not arguments or arguments[0] in ("-h", "--help"):
             print(HELP, end="")
             return
@@ -166,7 +166,15 @@ def run(args: Sequence[str] | Mapping[str, Any] | None = None) -> Any:
 
     if isinstance(args, Mapping):
         return AgentCLI(dict(args))
-    return _run([FLAGS.get(argument, argument) for argument in (sys.argv[1:] if args is None else args)])
+    return _run(with_flag_values(sys.argv[1:] if args is None else args))
+
+
+def with_flag_values(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with a value behind each flag, as the parser needs it: `true` unless one is given."""
+    return [
+        FLAGS[argument] + ("" if value in ("true", "false") else "=true") if argument in FLAGS else argument
+        for argument, value in pairwise([*arguments, ""])
+    ]
 
 
 def _run(arguments: Sequence[str], typed: bool = False) -> Any:

@@ -86,7 +86,7 @@ class MemoryPlan:
     optimizer: int  # two moments of every trained parameter, and under ZeRO and bf16-true a copy of the weights
     gathered: int  # under FSDP2: the units that are whole at a time, and their gradients
     activations: int  # of the largest micro-batch, with copies of weights that autocast makes
-    holes: int  # on a CPU: freed memory between the gradients of earlier micro-batches, too small for the next one
+    fragmentation: int  # on a CPU: freed memory that is too small for the activations of the next micro-batch
     engine: int  # what it holds all the time
     sampling: int  # of the engine while it samples, with what is gathered of a sharded policy; not in the update
     share: float = 0.0  # of a GPU, that the engine takes on top
@@ -97,7 +97,7 @@ class MemoryPlan:
         """Return the bytes of an update and of a collection on a GPU with so many."""
         always = self.program + self.weights + self.optimizer + self.engine
         share = int(self.share * gpu)
-        update = self.gradients + self.gathered + self.activations + self.holes + share * (not self.released)
+        update = self.gradients + self.gathered + self.activations + self.fragmentation + share * (not self.released)
         return always + update, always + self.sampling + share
 
     @property
@@ -165,7 +165,7 @@ def memory_plan(
         optimizer=optimizer,
         gathered=unit_bytes(models.actor, place, trained=True) if place.shards > 1 else 0,
         activations=activations,
-        holes=0 if place.on_gpu or step.micro_batches == 1 else int(HOLES * activations),
+        fragmentation=0 if place.on_gpu or step.micro_batches == 1 else int(HOLES * activations),
         engine=engine.resident,
         sampling=engine.sampling + gathered,
         share=engine.share,

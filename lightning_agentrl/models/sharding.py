@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.models.critic import ValueHead
 from lightning_agentrl.models.loading import decoder_layers
@@ -76,9 +75,3 @@ def gathered(model: nn.Module, layers: bool = True) -> Iterator[None]:
         for unit in own:
             unit.set_reshard_after_forward(unit is not own[0], recurse=False)
             unit.reshard()
-
-
-def local_bytes(parameter: torch.Tensor) -> int:
-    """Return the bytes of a parameter that this rank holds."""
-    own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return own.numel() * own.element_size()

@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.commands.export import export_checkpoint
 from lightning_agentrl.models.lora import frozen_weights
-from lightning_agentrl.models.sharding import local_bytes
 from tests.agents.processes import assert_same, fit, metrics, optimizer_states, read
 from tests.agents.test_fsdp2 import FOLDERS, FSDP2
 from tests.tiny import tiny_model_folder
@@ -49,7 +48,7 @@ class Watch(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         held = {
-            "bytes": sum(local_bytes(p) for p in {id(p): p for p, _ in self.base.values()}.values()),
+            "bytes": sum(local(p).nbytes for p in {id(p): p for p, _ in self.base.values()}.values()),
             "moved": [name for name, (p, before) in self.base.items() if not torch.equal(local(p), before)],
             "linear": sorted({str(p.dtype) for name, (p, _) in self.base.items() if "_proj." in name}),
             "trained": sorted({str(p.dtype) for p in pl_module.parameters() if p.requires_grad}),

@@ -18,7 +18,7 @@ from lightning_agentrl.agents.checkpoint import OF_ZERO
 from lightning_agentrl.agents.checks import check_critic
 from lightning_agentrl.agents.optim import clip_by_group, step_or_discard
 from lightning_agentrl.agents.saved_policy import PREFIX
-from lightning_agentrl.agents.sharding import GroupedAdamW, check_strategy, prepare_zero, zero_stage
+from lightning_agentrl.agents.sharding import GroupedAdamW, check_strategy, prepare_zero
 from lightning_agentrl.commands.export import export_checkpoint
 from lightning_agentrl.models.critic import LeastSquaresCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
@@ -129,11 +129,6 @@ def test_stages_that_were_tried_are_taken_and_leave_the_boundary_of_a_step_to_us
     prepare_zero(trainer.strategy)
     assert trainer.strategy.config["managed_gradient_accumulation"] is False
     assert trainer.strategy.config["zero_optimization"]["overlap_comm"] == (stage == 2)
-
-
-def test_other_strategies_have_no_stage():
-    assert zero_stage(Trainer(zero={"stage": 2}).strategy) == 2
-    assert zero_stage(SingleDeviceStrategy()) == 0
 
 
 def test_gradients_of_a_second_run_are_seen_by_its_own_watch_alone(tiny_folder):

@@ -194,9 +194,10 @@ def test_the_command_makes_no_environment_twice(
     config = changed(config, "data.init_args.env", labyrinth(""))
     assert agentrl(config=config)[0] == 0
     assert len(made) == 4 + 2  # num_envs, and two held-out episodes
-    made.clear()
-    assert agentrl("--dry-run", config=config)[0] == 0
-    assert len(made) == 1
+    for flag in (["--dry-run"], ["--dry-run", "true"]):
+        made.clear()
+        assert agentrl(*flag, config=config)[0] == 0
+        assert len(made) == 1
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_weights_gradients_and_optimizer_are_those_of_the_run(
     memory = plan.memory
     assert memory.program > 2**26  # torch alone takes more
     assert (memory.weights, memory.gradients, memory.optimizer) == (trained + reference, trained, 2 * trained)
-    assert memory.peak == memory.program + memory.weights + 3 * trained + memory.activations + memory.holes
+    assert memory.peak == memory.program + memory.weights + 3 * trained + memory.activations + memory.fragmentation
     rows = example_rows(plan.prompts, 8, plan.data)
     assert len({row.ids for row in rows}) == 8
     assert plan_micro_batches(rows, 64)
