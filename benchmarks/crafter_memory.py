@@ -78,7 +78,7 @@ depend on how varied the game is. Written by `benchmarks/crafter_memory.py`.
 
 {table}
 
-With `FullMemory`, samples grow to {window} tokens; {growing} turns in iterations of {growing_per_iteration}:
+With `FullMemory`, samples grow up to {window} tokens. Figures of {growing} turns, {growing_per_iteration} an iteration:
 
 {contrast}
 """
