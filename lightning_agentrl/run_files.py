@@ -154,9 +154,14 @@ def _run_of(folder: Path) -> Path:
 
 
 def _home(chosen: Path, runs: list[Path]) -> tuple[Path, list[str]]:
-    """Return the folder of a run's other files, given that of its turn logs, which the user may have chosen; and notes.
+    """Return the folder with a run's other files, and notes for the reader.
 
-    A folder that may belong to another run is not used, so that a page never shows another run's results.
+    The user may have chosen another folder for turn logs. A folder that may belong to another run is not used, so that
+    a page never shows another run's results.
+
+    Args:
+        chosen: folder with the turn logs.
+        runs: folders of all runs that were found.
     """
     own = bool(_logs(chosen / _TURNS) or _logs(chosen / _TURNS / _HELD_OUT)) or (chosen / FACTS).exists()
     others = [folder for folder in runs if (folder / FACTS).exists()]

@@ -84,7 +84,7 @@ class BiLevelGAE(AdvantageEstimator):
         lam_turn: trace decay from turn to turn.
         gamma_token: discount from token to token of a turn.
         lam_token: trace decay from token to token of a turn.
-        whiten: see :class:`AdvantageEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
     """
 
     needs_values: ClassVar[bool] = True

@@ -132,7 +132,7 @@ class GroupEstimator(AdvantageEstimator):
     """Base class of estimators that need groups. The first group with a single episode causes a warning.
 
     Args:
-        whiten: see :class:`AdvantageEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
         group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
@@ -175,8 +175,8 @@ class ScoreEstimator(GroupEstimator):
     All action tokens of an episode have this advantage. Returns are the scores.
 
     Args:
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     @abstractmethod

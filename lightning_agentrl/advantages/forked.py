@@ -66,7 +66,7 @@ class Forked(AdvantageEstimator):
         every: states before turns whose number is a multiple of this are valued, and the first state of each episode;
             turns between two valued states share an advantage.
         gamma: discount from turn to turn.
-        whiten: see :class:`AdvantageEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
     """
 
     def __init__(self, branches: int = 4, every: int = 1, gamma: float = 0.99, whiten: bool = True) -> None:

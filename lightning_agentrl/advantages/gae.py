@@ -100,7 +100,7 @@ class DualDiscountGAE(AdvantageEstimator):
         lam_step: trace decay from turn to turn.
         gamma_token: discount from token to token of a turn.
         lam_token: trace decay from token to token of a turn.
-        whiten: see :class:`AdvantageEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
     """
 
     needs_values: ClassVar[bool] = True
@@ -135,7 +135,7 @@ class GAE(DualDiscountGAE):
     Args:
         gamma: discount from token to token, also across turns.
         lam: trace decay from token to token, also across turns.
-        whiten: see :class:`AdvantageEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
     """
 
     def __init__(self, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True) -> None:

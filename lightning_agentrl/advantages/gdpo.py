@@ -45,8 +45,8 @@ class GDPO(GroupEstimator):
             last numbers that the environment reports in an episode, as ``info["progression"]`` or in
             ``info["metrics"]``. None: ``reward`` only.
         eps: number added to the standard deviations.
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     divide_by_std = True

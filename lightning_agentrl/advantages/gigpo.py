@@ -55,8 +55,8 @@ class GiGPO(GroupEstimator):
         divide_by_std: whether to divide by the standard deviation, as in GRPO; off: as in Dr. GRPO.
         similarity: smallest ``difflib`` ratio of two observations that count as one state; 1: equal texts only.
         eps: number added to the standard deviations.
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     def __init__(

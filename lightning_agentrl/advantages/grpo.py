@@ -30,8 +30,8 @@ class GRPO(ScoreEstimator):
 
     Args:
         eps: number added to the standard deviation.
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     divide_by_std = True
@@ -49,8 +49,8 @@ class DrGRPO(ScoreEstimator):
     """Score minus the mean of its group (arXiv 2503.20783); meant for a loss with a constant divisor.
 
     Args:
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
@@ -66,8 +66,8 @@ class RLOO(ScoreEstimator):
     """Score minus the mean score of the other episodes of its group, an unbiased baseline (arXiv 2402.14740).
 
     Args:
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
@@ -97,8 +97,8 @@ class MaxRL(ScoreEstimator):
 
     Args:
         eps: number added to the mean.
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     needs_nonnegative_scores: ClassVar[bool] = True
@@ -125,8 +125,8 @@ class OPO(ScoreEstimator):
     number of action tokens. Rejected tokens have no gradient and do not count.
 
     Args:
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
@@ -155,8 +155,8 @@ class GPG(ScoreEstimator):
     Source: arXiv 2504.02546, without division by the standard deviation.
 
     Args:
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
@@ -179,8 +179,8 @@ class PassAtK(ScoreEstimator):
     Args:
         divide_by_std: whether to divide the lead by the group's standard deviation, as in GRPO.
         eps: number added to the standard deviation.
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     def __init__(

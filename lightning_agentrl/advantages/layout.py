@@ -220,7 +220,7 @@ def global_moments(x_MK: Tensor, reduce: Reduce | None = None) -> tuple[float, T
 
     Args:
         x_MK: numbers in float64.
-        reduce: as in :func:`whiten`.
+        reduce: function that sums a small float64 tensor over ranks; called twice. None: there is only one rank.
     """
     reduce = reduce or (lambda tensor: tensor)
     count, *totals = reduce(torch.cat([x_MK.new_tensor([len(x_MK)]), x_MK.sum(0)])).tolist()

@@ -71,7 +71,7 @@ class OptimalTokenBaseline(GroupEstimator):
         zero_tail: whether the baseline is 0 at indices that only the longest episode of a group reaches; off: the
             advantage there is about 0.
         leave_one_out: whether to leave an episode out of its own baseline.
-        whiten: see :class:`AdvantageEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
     """
 
     needs_sum_pi_squared: ClassVar[bool] = True

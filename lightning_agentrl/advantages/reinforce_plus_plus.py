@@ -40,7 +40,7 @@ class ReinforcePlusPlus(AdvantageEstimator):
 
     Args:
         gamma: discount from action token to action token.
-        whiten: see :class:`AdvantageEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
     """
 
     def __init__(self, gamma: float = 1.0, whiten: bool = True) -> None:
@@ -58,8 +58,8 @@ class ReinforcePlusPlusBaseline(DrGRPO):
     """Score minus the mean of its group, whitened over all tokens of all ranks (arXiv 2501.03262).
 
     Args:
-        whiten: see :class:`AdvantageEstimator`.
-        group_of_one: see :class:`GroupEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
     """
 
     def __init__(self, whiten: bool = True, group_of_one: GroupOfOne = "zero") -> None:

@@ -44,7 +44,7 @@ class ReMax(AdvantageEstimator):
     """Reward to go minus the score of the greedy episode from the same start state (arXiv 2310.10505).
 
     Args:
-        whiten: see :class:`AdvantageEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
     """
 
     needs_greedy_baseline: ClassVar[bool] = True

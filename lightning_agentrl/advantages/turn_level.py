@@ -49,7 +49,7 @@ class TurnLeaveOneOut(GroupEstimator):
 
     Args:
         gamma: discount from turn to turn.
-        whiten: see :class:`AdvantageEstimator`.
+        whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
         group_of_one: advantage of a turn that no other episode of its group reached: ``zero``, or ``raw`` for its
             reward to go.
     """

@@ -208,7 +208,7 @@ def refuse_unsound_folder(given: str | Path | None) -> None:
     """Refuse a folder that is damaged or holds code, before a strategy reads it.
 
     Raises:
-        CheckpointError: see :func:`whole_checkpoint`.
+        CheckpointError: the folder is damaged, or has objects other than tensors and plain types.
     """
     if given is None or not exists(path := Path(given)):
         return

@@ -58,7 +58,7 @@ def check_run(agent: Any, stage: str, on_gpu: bool | None = None) -> None:
     """
     trainer, data = agent.trainer, agent.trainer.datamodule
     if data is None:
-        raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")
+        raise ValueError("an agent needs a RolloutDataModule; pass it to the trainer: trainer.fit(agent, data)")
     if "training_step" in vars(agent):  # set by Lightning when it unwraps a compiled module
         raise ValueError(
             "an agent cannot be compiled as a whole: pass it to the trainer without torch.compile, and set "
@@ -105,7 +105,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
     if trainer.max_steps > 0 and trainer.max_steps % steps_per_iteration and not cast(Any, trainer).fast_dev_run:
         raise ValueError(
             f"trainer.max_steps {trainer.max_steps} would stop inside an iteration of {steps_per_iteration} optimizer "
-            "steps; give a multiple of it, or use trainer.max_epochs"
+            "steps; set a multiple of it, or use trainer.max_epochs"
         )
 
 
@@ -224,7 +224,7 @@ def check_groups(
         )
     if groups is not None and groups.size == 1 and advantage.needs_groups:
         raise ValueError(
-            f"{name} compares the episodes of a group, and data.init_args.groups.size is 1; give at least 2"
+            f"{name} compares the episodes of a group, and data.init_args.groups.size is 1; set at least 2"
         )
 
 
@@ -331,12 +331,12 @@ def refuse_foreign_keys(trainer: Mapping[str, Any]) -> None:
     for key in ("gradient_clip_val", "gradient_clip_algorithm"):
         if trainer.get(key) is not None:
             raise ConfigError(
-                f"trainer.{key} cannot be used, gradients are clipped per parameter group here: remove it and set "
+                f"trainer.{key} cannot be used, since gradients are clipped per parameter group: remove it and set "
                 "model.init_args.optim.max_grad_norm_actor and model.init_args.optim.max_grad_norm_critic"
             )
     if trainer.get("accumulate_grad_batches") not in (None, 1):
         raise ConfigError(
-            "trainer.accumulate_grad_batches cannot be used, mini-batches are split into micro-batches here: "
+            "trainer.accumulate_grad_batches cannot be used, since mini-batches are split into micro-batches: "
             "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
             "model.init_args.compute.max_tokens_per_micro_batch (memory)"
         )

@@ -61,7 +61,7 @@ def describe_prepared(
     if numbers.get("agent/no_reward") == 1.0 and agent.policy_version == 0:
         raise ConfigError(
             "no episode of the first rollout has a reward: the agent must write it to the file AGENTRL_RESULT or post "
-            "it, or give a scorer (key data.init_args.env.init_args.scorer)"
+            "it, or the config must set a scorer (key data.init_args.env.init_args.scorer)"
         )
     if numbers.get("tools/parsed") == 0:
         rank_zero_warn(

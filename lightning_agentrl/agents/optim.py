@@ -463,7 +463,7 @@ class Steps:
 
         Args:
             agent: an ``Agent`` attached to a trainer.
-            interval: what has just ended: ``step`` or ``epoch``.
+            interval: unit that has just ended: ``step`` or ``epoch``.
             number: number of this step or epoch, from 1.
         """
         trainer = agent.trainer

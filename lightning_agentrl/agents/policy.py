@@ -64,8 +64,8 @@ class Policy:
         given = settings or saved.settings
         if given is None:
             raise ConfigError(
-                f"'{saved.source}' holds no prompt settings; export the checkpoint of its run with this version "
-                "(agentrl export), or give settings=PolicySettings(...)"
+                f"'{saved.source}' has no prompt settings; export the checkpoint of its run with this version "
+                "(agentrl export), or pass settings=PolicySettings(...)"
             )
         self.saved, self.settings = saved, given
         self.tokenizer = saved.tokenizer

@@ -256,7 +256,7 @@ def _described_run(agent: Any, checkpoint: Mapping[str, Any]) -> Mapping[str, An
     if saved["lora"] != settings:
         raise ValueError(
             f"the checkpoint has {_described(saved['lora'])}, this run has {_described(settings)}; "
-            "give the same model.init_args.lora, or start without --ckpt_path"
+            "set the same model.init_args.lora, or start without --ckpt_path"
         )
     return saved
 

@@ -111,15 +111,15 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         check_folder(checkpoint)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         why = f"it holds an object of {kind}" if (kind := not_plain(error)) else "it is damaged"
-        raise ValueError(f"the checkpoint '{checkpoint}' cannot be read: {why}; give another one") from error
+        raise ValueError(f"the checkpoint '{checkpoint}' cannot be read: {why}; choose another one") from error
     if (checkpoint / METADATA).is_file():
         return _read_folder(checkpoint)
     if (checkpoint / OF_ZERO).is_file():
         return _read_file(checkpoint / OF_ZERO, weights="module")
     if checkpoint.is_dir():
         raise ValueError(
-            f"the folder '{checkpoint}' cannot be exported; a file, or a folder of ModelParallelStrategy or of "
-            "DeepSpeedStrategy, can"
+            f"the folder '{checkpoint}' is not a checkpoint that can be read; choose a file, or a folder of "
+            "ModelParallelStrategy or DeepSpeedStrategy"
         )
     if not checkpoint.is_file():
         raise ValueError(f"there is no checkpoint file '{checkpoint}'")

@@ -311,7 +311,7 @@ def score_policy(
         sum_pi_squared: whether to compute sums of squared probabilities.
 
     Returns:
-        Log-probs and entropies (nats) and the requested further scores; bootstrap values, None without ``shared``.
+        Log-probs and entropies (nats) with the other requested scores; and bootstrap values, None without ``shared``.
     """
 
     def read(packed: Packed) -> list[Tensor]:

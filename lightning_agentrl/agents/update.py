@@ -189,7 +189,7 @@ def micro_batch_losses(
 ) -> Iterator[tuple[Tensor | None, Tensor | None, dict[str, Tensor]]]:
     """Yield policy loss, value loss and metrics, each per action token [B, A]; a loss is None if it is not trained.
 
-    The first item is of the actor, with a critic that shares its trunk, the second of a separate critic, so that the
+    The first item belongs to the actor, and to a critic that shares its trunk; the second to a separate critic. So the
     graph of the first is freed before the second is built.
     """
     models, mask, critic = agent.models, micro.action_mask, agent.models.critic

@@ -82,8 +82,8 @@ class CriticWarmup(L.Callback, RolloutSource):
         if planned_steps(trainer)["actor"] == 0:
             end = "max_epochs" if 0 < (trainer.max_epochs or 0) <= self.warmup_iterations else "max_steps"
             rank_zero_warn(
-                f"warm-up takes {self.warmup_iterations} iterations (rounds * rollouts * fraction), trainer.{end} "
-                f"is {getattr(trainer, end)}: the actor is never trained"
+                f"warm-up takes {self.warmup_iterations} iterations (rounds * rollouts * fraction) and trainer.{end} "
+                f"is {getattr(trainer, end)}, so the actor is never trained; raise trainer.{end}"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -134,8 +134,8 @@ class CriticWarmup(L.Callback, RolloutSource):
             rank_zero_warn("critic warm-up has ended; all returns are equal, so it is unknown if the critic converged")
         elif self.min_explained_variance is not None and explained < self.min_explained_variance:
             rank_zero_warn(
-                f"the critic has not converged as the actor starts: it explains {explained:.2f} of the variance of the "
-                f"returns, less than {self.min_explained_variance}; {self._advice}"
+                f"the critic has not converged when the actor starts: it explains {explained:.2f} of the variance of "
+                f"the returns, less than {self.min_explained_variance}; {self._advice}"
             )
         else:
             rank_zero_info(f"critic warm-up has ended: it explains {explained:.2f} of the variance of the returns")

@@ -137,9 +137,9 @@ class KLCeiling(Guard):
     Args:
         ceiling: largest KL, averaged over tokens, in nats.
         of: KL to bound: ``reference``: ``kl/reference`` of a rollout; ``update``: ``policy/approx_kl`` of each step.
-        action: see :class:`Guard`.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action: action if the bound is exceeded: ``warn``, ``skip``, ``lower`` or ``stop``, see :class:`Guard`.
+        factor: factor by which ``lower`` multiplies the learning rates, each time.
+        patience: number of consecutive values beyond the bound before the action.
     """
 
     def __init__(
@@ -169,9 +169,9 @@ class ValidActionFloor(Guard):
 
     Args:
         floor: smallest accepted fraction of valid actions.
-        action: see :class:`Guard`.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action: action if the bound is exceeded: ``warn``, ``skip``, ``lower`` or ``stop``, see :class:`Guard`.
+        factor: factor by which ``lower`` multiplies the learning rates, each time.
+        patience: number of consecutive values beyond the bound before the action.
     """
 
     def __init__(self, floor: float = 0.5, action: Action = "warn", factor: float = 0.5, patience: int = 1) -> None:
@@ -183,9 +183,9 @@ class RepetitionGuard(Guard):
 
     Args:
         floor: smallest accepted fraction of distinct word pairs in a reply.
-        action: see :class:`Guard`.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action: action if the bound is exceeded: ``warn``, ``skip``, ``lower`` or ``stop``, see :class:`Guard`.
+        factor: factor by which ``lower`` multiplies the learning rates, each time.
+        patience: number of consecutive values beyond the bound before the action.
     """
 
     def __init__(self, floor: float = 0.3, action: Action = "warn", factor: float = 0.5, patience: int = 1) -> None:
@@ -200,9 +200,9 @@ class EntropyBounds(Guard):
     Args:
         low: smallest entropy of a token in nats; null: no bound.
         high: largest entropy of a token in nats; null: no bound.
-        action: see :class:`Guard`.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action: action if the bound is exceeded: ``warn``, ``skip``, ``lower`` or ``stop``, see :class:`Guard`.
+        factor: factor by which ``lower`` multiplies the learning rates, each time.
+        patience: number of consecutive values beyond the bound before the action.
     """
 
     def __init__(
@@ -228,9 +228,9 @@ class GradientSpikes(Guard):
         deviations: number of these units (each at least a factor of 1.1) above the median from which a norm is a spike.
         window: number of previous steps to compare with.
         after: number of steps at the start that never count as spikes.
-        action: see :class:`Guard`.
-        factor: see :class:`Guard`.
-        patience: see :class:`Guard`.
+        action: action if the bound is exceeded: ``warn``, ``skip``, ``lower`` or ``stop``, see :class:`Guard`.
+        factor: factor by which ``lower`` multiplies the learning rates, each time.
+        patience: number of consecutive values beyond the bound before the action.
     """
 
     skips_iteration: ClassVar[bool] = False

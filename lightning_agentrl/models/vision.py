@@ -77,8 +77,8 @@ class FamilyReader(ImageReader, ABC):
         fits = (rows * self.cell, columns * self.cell, rows * columns) == (height, width, image.tokens)
         if not fits or image.placeholder != self.placeholder:
             raise ValueError(
-                f"an image of {height} x {width} pixels and {image.tokens} tokens was not read by the reader of this "
-                f"model ('{self.folder}'), which makes a token of {self.cell} x {self.cell} pixels"
+                f"an image of {height} x {width} pixels and {image.tokens} tokens was prepared for another model; the "
+                f"reader of '{self.folder}' makes a token of {self.cell} x {self.cell} pixels"
             )
         return rows, columns
 
@@ -156,8 +156,8 @@ class Idefics3Reader(FamilyReader):
         )
         if len(after) != 1 or tokenizer.decode(after) != IDEFICS3_MARK:
             raise ConfigError(
-                f"the tokenizer of '{self.folder}' has no token {IDEFICS3_MARK}, which stands on both sides of an "
-                "image; take the tokenizer that belongs to the model, or another model (key model.init_args.model)"
+                f"the tokenizer of '{self.folder}' has no token {IDEFICS3_MARK}, which must surround an image; use the "
+                "tokenizer that belongs to the model, or another model (key model.init_args.model)"
             )
         return TextChunk(tuple(before)), TextChunk(tuple(after))
 
@@ -232,7 +232,7 @@ def find_tokens(
     Args:
         keys: keys of N tokens; images are not cut.
         positions_N: positions of the tokens, as if images were text.
-        ends_N: for each token, the end of the tokens that see it; all tokens from it up to there do.
+        ends_N: end of each token's subtree: all tokens from the token up to this index see it.
         inputs: images that can occur, for each row.
         reader: image reader of the model; None: it reads text only.
         feed_tower: whether to add a blank image if there is none, so that the vision tower gets gradients.
@@ -289,7 +289,7 @@ def rotary_positions(positions_N: Tensor, ends_N: Tensor, found: Found, reader: 
 
     Args:
         positions_N: positions of the tokens in their rows, as if images were text, on the CPU.
-        ends_N: for each token, the end of the tokens that see it, on the CPU; all tokens from it up to there do.
+        ends_N: end of each token's subtree, on the CPU: all tokens from the token up to this index see it.
         found: images with the indices of their first tokens.
         reader: image reader of the model.
     """

@@ -59,7 +59,7 @@ def test_another_format_is_refused(checkpoint: Path, tiny_folder: Path, tmp_path
     saved[KEY]["format"] = form
     del saved["warmup_steps"]  # as another version may lack
     torch.save(saved, other := tmp_path / "other.ckpt")
-    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 5; go on with"
+    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 5; continue with"
     with pytest.raises(CheckpointError, match=expected):
         trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
     with pytest.raises(CheckpointError, match=expected):

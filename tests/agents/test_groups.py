@@ -132,7 +132,7 @@ def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder, advantage, warm_up,
     [
         (GRPO(), None, r"GRPO needs several episodes from each start state; set data.init_args.groups"),
         (ReMax(), None, r"ReMax needs a greedy episode from each start state; set data.init_args.groups"),
-        (GRPO(), GroupRollout(1, 4), r"GRPO compares .* data.init_args.groups.size is 1; give at least 2"),
+        (GRPO(), GroupRollout(1, 4), r"GRPO compares .* data.init_args.groups.size is 1; set at least 2"),
     ],
 )
 def test_estimators_without_what_they_compare_are_refused(tmp_path, tiny_folder, advantage, groups, message):

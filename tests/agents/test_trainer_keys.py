@@ -91,7 +91,7 @@ def test_every_key_of_the_trainer_is_in_the_docs() -> None:
 
 @pytest.mark.parametrize("data", [{}, {"train_dataloaders": [1, 2]}])
 def test_an_agent_without_its_data_module_says_so(tiny_folder, tmp_path, data) -> None:
-    with pytest.raises(ValueError, match=r"learns from a RolloutDataModule.*trainer\.fit\(agent, data\)"):
+    with pytest.raises(ValueError, match=r"needs a RolloutDataModule.*trainer\.fit\(agent, data\)"):
         make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), **data)
 
 

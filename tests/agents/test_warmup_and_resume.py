@@ -95,7 +95,7 @@ def test_it_says_when_the_critic_has_not_converged_unless_told_not_to(tmp_path, 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make_trainer(tmp_path, 2, callbacks).fit(make_agent(tiny_folder), make_data())
-    assert sum("has not converged as the actor starts" in str(one.message) for one in caught) == warnings_of_it
+    assert sum("has not converged when the actor starts" in str(one.message) for one in caught) == warnings_of_it
 
 
 @pytest.mark.parametrize(("critic", "advice"), [(LeastSquaresCritic, "rollouts, so"), (SharedCritic, "lr_critic")])

@@ -38,5 +38,5 @@ def test_a_run_holds_nothing_of_a_rollout_whose_update_failed_in_the_run_before(
 
 
 def test_a_file_that_its_run_has_removed_is_not_called_damaged(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"000001-rank0\.npz' is no longer in the chain"):
+    with pytest.raises(ValueError, match=r"000001-rank0\.npz' is gone"):
         chain.read_link(chain.link_path(tmp_path, 1, 0))

@@ -70,7 +70,7 @@ def test_an_invalid_turn_is_told_as_what_it_was() -> None:
     refused = episode_text([turn(parsed_action="open", valid=False)])
     assert refused.endswith("action: open   reward: 0   (the environment refused it)")
     asked = episode_text([turn(action="", asked_again=True, valid=False, reward=-0.1)])
-    assert asked.endswith("reward: -0.1   (the reply names no action, it is asked for again)")
+    assert asked.endswith("reward: -0.1   (the reply names no action, it is requested again)")
 
 
 def test_pictures_become_a_strip() -> None:

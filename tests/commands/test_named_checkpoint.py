@@ -122,7 +122,7 @@ def test_runs_of_other_names_beside_those_of_the_logger_are_none_of_it(tmp_path:
     [
         ("last", None, "there is no checkpoint below '"),
         ("best", None, "monitor: val/success"),
-        ("best", "val/return", "was the best by val/return"),
+        ("best", "val/return", "no best checkpoint by val/return"),
         ("hpc", None, "hpc_ckpt_"),
     ],
 )

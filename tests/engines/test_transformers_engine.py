@@ -280,7 +280,7 @@ def test_a_kept_prefix_serves_only_those_who_share_it(engine):
 
 def test_images_are_refused_where_their_pixels_would_be_needed(engine):
     asked = SamplingRequest(text(*PREFIX) + image("cat", 3) + text(3), 4, 1.0, 0)
-    with pytest.raises(ValueError, match="TransformersEngine reads text only, and got an image of 3 tokens"):
+    with pytest.raises(ValueError, match="TransformersEngine reads text only, but got an image of 3 tokens"):
         serve(engine, [asked])
 
 

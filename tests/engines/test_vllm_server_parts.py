@@ -38,7 +38,7 @@ from tests.started import together
 
 def test_servers_refuse_images() -> None:
     asked = SamplingRequest(text(1) + image("cat", 3) + text(2), 4, 1.0, 0)
-    with pytest.raises(ValueError, match="VLLMServerEngine reads text only, and got an image of 3 tokens"):
+    with pytest.raises(ValueError, match="VLLMServerEngine reads text only, but got an image of 3 tokens"):
         asyncio.run(VLLMServerEngine(["http://127.0.0.1:1"]).generate(asked))
 
 

@@ -364,7 +364,7 @@ def test_quantized_weights_are_refused():
 def test_a_config_that_names_no_context_length_is_refused(family, tmp_path):
     config = CONFIG_MAPPING[family]()
     config.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"does not say how many tokens.*max_position_embeddings.*\(key model"):
+    with pytest.raises(ConfigError, match=r"does not state its context length.*max_position_embeddings.*\(key model"):
         read_context_length(str(tmp_path))
     config.max_position_embeddings = 512
     config.save_pretrained(tmp_path)

@@ -301,5 +301,5 @@ def test_a_plan_counts_different_images_of_equal_length_apart():
 
 @pytest.mark.parametrize("share", [True, False])
 def test_images_are_refused_where_a_model_would_need_their_pixels(share):
-    with pytest.raises(ValueError, match="reads text only, and got an image of 20 tokens"):
+    with pytest.raises(ValueError, match="reads text only, but got an image of 20 tokens"):
         pack([text_row((1, 2), (1,)), Row(text(1) + image("cat", 20) + text(2), (21,))], share=share)

@@ -171,7 +171,7 @@ def test_what_cannot_be_read_is_refused(
 
     with pytest.raises(ValueError, match=f"pixels of an image are missing .*{image.digest}"):
         pack([row(replace(image, pixels=None))], reader=reader)
-    with pytest.raises(ValueError, match="48 x 48 pixels and 8 tokens was not read by the reader of this model"):
+    with pytest.raises(ValueError, match="48 x 48 pixels and 8 tokens was prepared for another model"):
         pack([row(replace(image, tokens=8))], reader=reader)
     with pytest.raises(ValueError, match="reads text only"):
         pack([row(image)], reader=LanguageModel(load_causal_lm(str(tiny_folder))).image_reader)

@@ -1,9 +1,9 @@
 """Attention over a prefix tree by flash kernels: tiles of neighboring tokens, and levels of the tree.
 
-The layout is depth-first. *Tiles* are for short rows, in one kernel call: everything that a tile's tokens see outside
-it lies on the path to the first of them, so a tile reads that path and itself. *Levels* use kernels for rows of
-different lengths: one call in which each branch sees itself causally, and one for each level, in which tokens see the
-whole branch above them. Both layouts are made once for all layers.
+*Tiles* are for short rows: consecutive tokens in depth-first order form a tile, and one kernel call computes all tiles.
+All keys that a tile needs are the tile itself and the path from the root to its first token. *Levels* use kernels for
+rows of different lengths: one call in which each branch attends to itself causally, and one call per level, in which
+tokens attend to the whole branch above them. Both layouts are computed once for all layers.
 """
 
 from __future__ import annotations

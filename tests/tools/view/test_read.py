@@ -121,7 +121,7 @@ def test_no_folder_no_log():
 
 def test_a_file_is_no_run(tmp_path):
     (path,) = write_log(tmp_path, [make_turn()])
-    with pytest.raises(ValueError, match=r"is a file; give the folder of a run$"):
+    with pytest.raises(ValueError, match=r"is a file; name the folder of a run$"):
         find_run(path)
 
 
