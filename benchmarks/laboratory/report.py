@@ -38,7 +38,7 @@ verdict names the effect that four of five repetitions would have shown. One int
 
 ## Again with other seeds
 
-If the interval of the first {half} seeds excludes 0, the table compares it with that of the other seeds, run later.
+If the interval of the first {half} seeds excludes 0, the table also shows the difference of the later, other seeds.
 
 {again}
 
