@@ -151,7 +151,8 @@ def report(runs: Sequence[Run], rivals: Sequence[Baseline], picture: str) -> str
     lines = [
         "# Quickstart with several seeds",
         "",
-        f"See how well the quickstart learns. Model `{model}`, environment `{env['id']}` with `{env.get('kwargs') or {}}`,",
+        "See how well the quickstart learns.",
+        f"Model `{model}`, environment `{env['id']}` with `{env.get('kwargs') or {}}`,",
         f"{runs[0].config['trainer']['max_epochs']} iterations of which {runs[0].warmup} are critic warm-up. "
         f"The policy plays the same {episodes} held-out levels before",
         "and after training, with sampled actions. Written by `benchmarks/quickstart_seeds.py` (`make seeds`).",
