@@ -192,9 +192,8 @@ def report(runs: Sequence[Run], rivals: Sequence[Baseline], picture: str) -> str
         lines.append(f"| {what} | {rival.success:.3f} | {rival.mean_turns:.2f} | {points:.1f} points |")
     lines += [
         "",
-        "The gain has Newcombe's interval for two independent proportions over the pooled episodes, which does not use",
-        "that the levels before and after are the same; seeds have Wilson's intervals. The curve of success counts",
-        "episodes when they end, so the first iterations count only short ones.",
+        "The gain has Newcombe's interval for two independent proportions, which ignores that the levels are the same;",
+        "seeds have Wilson's intervals. The curve counts episodes when they end, so the first iterations count short ones.",
         "",
     ]
     return "\n".join(lines)
