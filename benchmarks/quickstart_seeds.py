@@ -193,7 +193,7 @@ def report(runs: Sequence[Run], rivals: Sequence[Baseline], picture: str) -> str
     lines += [
         "",
         "The gain has Newcombe's interval for two independent proportions, which ignores that the levels are the same;",
-        "seeds have Wilson's intervals. The curve counts episodes when they end, so the first iterations count short ones.",
+        "seeds have Wilson's. The curve counts episodes when they end, so the first iterations count short ones.",
         "",
     ]
     return "\n".join(lines)
