@@ -163,7 +163,7 @@ class GroupEstimator(AdvantageEstimator):
         return torch.where(groups.single_N, alone_N, advantages_N)
 
     def _meaning_of_one(self) -> str:
-        """Return the end of the warning."""
+        """Return the part of the warning that states the advantage of single episodes."""
         if self.group_of_one == "zero":
             return "so their advantage is 0 (model.init_args.advantage.init_args.group_of_one)"
         return "so their advantage is the score, without a baseline (model.init_args.advantage.init_args.group_of_one)"

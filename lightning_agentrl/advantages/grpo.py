@@ -174,7 +174,7 @@ def best_minus_second(scores_N: Tensor, groups: Groups) -> Tensor:
 class PassAtK(ScoreEstimator):
     """Lead of the best episode of a group over the second best; 0 for all other episodes (arXiv 2503.19595).
 
-    This maximizes the probability that at least one of k episodes succeeds, not that of each.
+    It increases the probability that at least one of k episodes succeeds, not the probability of each.
 
     Args:
         divide_by_std: whether to divide the lead by the group's standard deviation, as in GRPO.

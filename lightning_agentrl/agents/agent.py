@@ -340,7 +340,7 @@ class Agent(L.LightningModule, ABC):
         """Set learning rates and weight decay from the configuration, also in a resumed run."""
         self.steps.begin(self)
         if (template := self.datamodule.player.renderer.template).writes_date:
-            rank_zero_info(f"{template.name} writes the date: {self.datamodule.date.now:%Y-%m-%d} in the whole run")
+            rank_zero_info(f"{template.name} writes the date, which is {self.datamodule.date.now:%Y-%m-%d} in this run")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the weights by name, without those that LoRA freezes, which the base model has."""

@@ -325,7 +325,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def in_order(checkpoints: Iterable[Path]) -> list[Path]:
     """Sort checkpoints from oldest to newest: by run, the run that wrote last at the end, then by iteration.
 
-    File times are used only to order runs, and iterations that are equal or not recorded, since copies lose them.
+    Copies lose file times, so these only decide between runs, and between iterations that are equal or not recorded.
     """
     by_age = sorted(checkpoints, key=_age)
     records = {path: recorded(path) for path in by_age}

@@ -54,7 +54,7 @@ def check_run(agent: Any, stage: str, on_gpu: bool | None = None) -> None:
         on_gpu: whether the run uses a GPU; None: taken from the trainer's accelerator.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     trainer, data = agent.trainer, agent.trainer.datamodule
     if data is None:
@@ -92,7 +92,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
         lora: whether adapters are trained.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     if trainer.precision not in PRECISIONS:
         raise ValueError(no_precision(trainer.precision))
@@ -113,7 +113,7 @@ def check_tower(train_tower: bool, model: str, lora: bool) -> None:
     """Refuse to train a vision tower if the model has none, or if LoRA freezes everything but adapters.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     key = "model.init_args.train_tower"
     if train_tower and lora:
@@ -128,7 +128,7 @@ def check_critic(critic: Critic | None, strategy: Strategy) -> None:
     """Refuse critics that change weights outside the optimizer under ZeRO, which keeps copies of the weights.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     if critic is None or not isinstance(strategy, DeepSpeedStrategy):
         return
@@ -149,7 +149,7 @@ def check_sequence(agent: Any) -> None:
     """Refuse sequence parallelism that the number of ranks, the strategy or one of the models does not support.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     parts, key = agent.compute.sequence_parallel, f"{_COMPUTE}.sequence_parallel"
     world = agent.trainer.num_devices * agent.trainer.num_nodes
@@ -183,7 +183,7 @@ def check_rounded(agent: Any) -> None:
     """Refuse to use an agent without autocast if an earlier run under autocast has rounded its frozen weights.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     trainer = trainer_of(agent)
     reads_rounded = agent.lora is not None or (trainer is not None and trainer.state.fn == TrainerFn.FITTING)
@@ -203,7 +203,7 @@ def check_groups(
     """Refuse estimators, filters and aggregations that compare episodes of a group if rollouts have no groups.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     name = type(advantage).__name__
     if groups is None and (advantage.needs_groups or advantage.needs_greedy_baseline):
@@ -234,7 +234,7 @@ def check_forks(
     """Refuse forks if the interaction cannot restore a state, or if branches and rollout would not be comparable.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     if advantage.needs_forks is None:
         return
@@ -270,7 +270,7 @@ def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction
         interaction: interaction that may subtract a penalty for invalid replies.
 
     Raises:
-        ValueError: one sentence with the keys to change.
+        ValueError: the settings are not supported; names the keys to change.
     """
     penalty = isinstance(interaction, TurnInteraction) and interaction.invalid_penalty > 0
     keys = [
@@ -323,7 +323,7 @@ def refuse_foreign_keys(trainer: Mapping[str, Any]) -> None:
         trainer: arguments of the Trainer by name.
 
     Raises:
-        ConfigError: one sentence with the key to change.
+        ConfigError: the settings are not supported; names the key to change.
     """
     precision = str(trainer.get("precision"))
     if precision in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would silently replace it
@@ -346,7 +346,7 @@ def check_keys(trainer: L.Trainer) -> None:
     """Refuse arguments and callbacks of the Trainer that would interfere with an iteration.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     given: Any = cast(Any, trainer)
     if given.overfit_batches:

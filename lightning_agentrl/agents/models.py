@@ -110,7 +110,7 @@ def _shared_context_length(agent: Any, tokenizer: PreTrainedTokenizerBase, own: 
         own: context length of the policy in tokens.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     critic = agent.critic.model if isinstance(agent.critic, SeparateCritic) else None
     lengths = [own]
@@ -137,7 +137,7 @@ def _check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str,
         Context length of the model in tokens; None: unlimited.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     own, others = tokenizer.get_vocab(), load_tokenizer(other, key).get_vocab()
     if own != others:
@@ -282,7 +282,7 @@ def _check_images(actor: LanguageModel, reference: LanguageModel, name: str) -> 
     """Refuse a reference that does not process images in the same way as the actor.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     own, others = actor.image_reader, reference.image_reader
     if own is not None and (others is None or others.settings != own.settings):
@@ -296,7 +296,7 @@ def _check_critic_images(actor: LanguageModel, critic: Critic) -> None:
     """Refuse a separate critic whose model does not process images in the same way as the actor.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     if not isinstance(critic, SeparateCritic) or critic.model is None or actor.image_reader is None:
         return

@@ -160,7 +160,7 @@ def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> No
         steps: number of steps that each group takes in the run; None: unknown.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     for name, schedule in schedules.of.items():
         key, run = f"model.init_args.optim.schedule.{name}", steps[name]

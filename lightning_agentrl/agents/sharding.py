@@ -47,7 +47,7 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
     """Refuse strategies, and settings of strategies, that give wrong results or are untested.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     strategy, processes = trainer.strategy, trainer.num_devices * trainer.num_nodes
     if isinstance(strategy, ModelParallelStrategy):
@@ -74,7 +74,7 @@ def check_mesh(strategy: Strategy) -> None:
     """Refuse tensor parallelism, which ModelParallelStrategy uses by default. Call it after processes have started.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     if isinstance(strategy, ModelParallelStrategy) and (parts := strategy.device_mesh["tensor_parallel"].size()) != 1:
         processes = parts * strategy.device_mesh["data_parallel"].size()
@@ -183,7 +183,7 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
     """Refuse settings of DeepSpeed that give wrong results or are untested.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: the settings are not supported; names the key to change.
     """
     config: Any = strategy.config or {}
     zero = config.get("zero_optimization", {})

@@ -250,7 +250,7 @@ class Critic(nn.Module, ABC):
 
 def values_of(critic: Critic, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
     """Return the values [R] of a critic; arguments as in :meth:`Critic.forward`."""
-    # The reshape raises an error if a critic returns more than one value per position.
+    # The reshape raises an error if a critic does not return exactly one value per position.
     return critic(packed, actor_hidden_RH).reshape(packed.logit_positions.shape)
 
 

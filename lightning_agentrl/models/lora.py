@@ -159,7 +159,7 @@ def share_weights(lm: PreTrainedModel) -> PreTrainedModel:
 
 
 def frozen_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights that are not trained by name; a weight with several names appears under each."""
+    """Return the frozen weights by name; a weight with several names appears under each."""
     return {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 

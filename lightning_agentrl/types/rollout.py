@@ -73,7 +73,7 @@ class Rollout:
     shaped_rewards: Tensor | None = None  # [B, A] rewards after ``shape_rewards``
     advantages: Tensor | None = None  # [B, A]
     returns: Tensor | None = None  # [B, A]
-    weights: Tensor | None = None  # [B, A] importance weights of the policy loss, trainer over engine
+    weights: Tensor | None = None  # [B, A] weights of the policy loss, such as importance weights (trainer over engine)
     loss_mask: Tensor | None = None  # [B, A] bool, action tokens to train on; None: all
     picked: Tensor | None = None  # [B, A] bool, tokens that the policy loss treats differently, chosen per mini-batch
 

@@ -112,9 +112,9 @@ def test_advice_for_a_critic_that_explains_little_fits_the_critic(tmp_path, tiny
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
-        ({"max_steps": 4}, "trainer.max_steps is 4: the actor is never trained"),
+        ({"max_steps": 4}, "trainer.max_steps is 4, so the actor is never trained"),
         pytest.param({"epochs": 9, "max_steps": 4}, "trainer.max_steps is 4", marks=pytest.mark.slow),
-        pytest.param({"epochs": 2}, "trainer.max_epochs is 2: the actor is never trained", marks=pytest.mark.slow),
+        pytest.param({"epochs": 2}, "trainer.max_epochs is 2, so the actor is never trained", marks=pytest.mark.slow),
         pytest.param({"max_steps": 6}, "", marks=pytest.mark.slow),
     ],
 )

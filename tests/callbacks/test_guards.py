@@ -79,7 +79,7 @@ def test_an_iteration_of_another_run_is_judged_although_it_has_the_same_number(t
 
 @pytest.mark.slow
 def test_a_guard_of_a_misspelt_metric_says_so(tmp_path, exact_folder):
-    with pytest.warns(UserWarning, match="nothing logs rollout/entrpy.*rollout/entropy"):
+    with pytest.warns(UserWarning, match="rollout/entrpy of a Guard is not logged.*rollout/entropy"):
         make_trainer(tmp_path, 1, [Guard("rollout/entrpy", low=0.1)]).fit(make_agent(exact_folder), make_data())
 
 

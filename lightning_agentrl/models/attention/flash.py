@@ -58,7 +58,7 @@ def lay_tiles(ends: Tensor, positions: Tensor, past: int) -> Tiles:
     """Cut a prefix tree into tiles.
 
     Args:
-        ends: [N], the end of the subtree that each token begins or belongs to.
+        ends: [N], end of the subtree of each token's branch.
         positions: [N], position of each token within its rows.
         past: number of keys before the tree, which all tokens see.
     """
