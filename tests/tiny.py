@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -54,6 +55,8 @@ Family = Literal["llama", "qwen2", "qwen3", "gpt_neox", "mistral", "gemma3_text"
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 FAKE, IMAGE, GLOBAL, END_OF_UTTERANCE = "<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"
+GEMMA3_MARKS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+GEMMA3_TURNS = ("<bos>", "<start_of_turn>", "<end_of_turn>")
 # What the published templates do with images, in the same places and with the same default for the system message.
 QWEN_CONTENT = (
     "{% macro shown(content) %}{% if content is string %}{{ content }}{% else %}{% for item in content %}"
@@ -86,7 +89,7 @@ SMOLVLM = (
     "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 VisionFamily = Literal[
-    "qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"
+    "qwen2_5_vl", "qwen3_vl", "smolvlm", "gemma3", "idefics3", "qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"
 ]
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 DELTA = {  # layers with a state, of Qwen3.5 and its relatives
@@ -182,11 +185,16 @@ def tiny_vision_folder(
         tie_word_embeddings: whether the output head is the embedding.
         text_settings: further ones of the text config.
     """
-    qwen = family.startswith("qwen")
+    qwen, gemma = family.startswith("qwen"), family == "gemma3"
     further = (VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD) if qwen else (FAKE, IMAGE, GLOBAL, END_OF_UTTERANCE)
+    if gemma:
+        further = (*GEMMA3_MARKS, *GEMMA3_TURNS)
     tokenizer = tiny_tokenizer(vocab_words, further)
     tokenizer.chat_template = (QWEN2_5_VL if "qwen2" in family else QWEN3_VL) if qwen else SMOLVLM
-    if not qwen:
+    if gemma:
+        tokenizer.chat_template = Path(__file__).with_name("chat_templates").joinpath("gemma3.jinja").read_text()
+        tokenizer.bos_token, tokenizer.eos_token = "<bos>", "<end_of_turn>"
+    elif not qwen:
         tokenizer.eos_token = END_OF_UTTERANCE
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in further}
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
@@ -209,13 +217,15 @@ def tiny_vision_folder(
         "patch_size": patch_size,
         "initializer_range": initializer_range,
     }
-    config = (_qwen_vl if qwen else _idefics3)(family, text, tower, tower_layers, image_side, ids)
+    config = (_qwen_vl if qwen else _gemma3 if gemma else _idefics3)(family, text, tower, tower_layers, image_side, ids)
     config.tie_word_embeddings = tie_word_embeddings
     for name, value in special.items():
         setattr(config, name, value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        if gemma:  # it is drawn as 0, so that images would show nothing
+            nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=initializer_range)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -238,6 +248,9 @@ def tiny_vision_folder(
             **half,
         }
     )
+    if gemma:
+        size = dict.fromkeys(("height", "width"), 2 * patch_size * image_side)
+        processor = {"image_processor_type": "Gemma3ImageProcessor", "size": size, **half}
     (Path(path) / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))
     return Path(path)
 
@@ -286,6 +299,31 @@ def _idefics3(
         scale_factor=2,
         image_token_id=ids[IMAGE],
         pad_token_id=text["pad_token_id"],
+    )
+
+
+def _gemma3(
+    family: str, text: dict[str, Any], tower: dict[str, Any], tower_layers: int, image_side: int, ids: dict[str, int]
+) -> PreTrainedConfig:
+    """With a window shorter than an image, in every other layer."""
+    kinds = ["sliding_attention", "full_attention"] * text["num_hidden_layers"]
+    own = {
+        "sliding_window": 7,
+        "layer_types": kinds[: text["num_hidden_layers"]],
+        "query_pre_attn_scalar": text["head_dim"],
+    }
+    tower |= {
+        "num_hidden_layers": tower_layers,
+        "num_attention_heads": 2,
+        "image_size": 2 * tower["patch_size"] * image_side,
+        "vision_use_head": False,
+    }
+    marks = dict(zip(("boi", "eoi", "image"), map(ids.__getitem__, GEMMA3_MARKS), strict=True))
+    return CONFIG_MAPPING[family](
+        text_config=own | text,
+        vision_config=tower,
+        mm_tokens_per_image=image_side**2,
+        **{f"{name}_token_index": number for name, number in marks.items()},
     )
 
 

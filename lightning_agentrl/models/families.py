@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from lightning_agentrl.models.vision import FamilyReader, Idefics3Reader, QwenVLReader
+from lightning_agentrl.models.vision import FamilyReader, Gemma3Reader, Idefics3Reader, QwenVLReader
 
 Mixer = Literal["attention", "sinks", "delta", "mamba2", "short_conv"]
 STATES: frozenset[Mixer] = frozenset({"delta", "mamba2", "short_conv"})  # mixers with a recurrent state
@@ -90,7 +90,8 @@ FAMILIES: dict[str, Family] = {
         Family((), reader=QwenVLReader),
     ),
     **dict.fromkeys(("idefics3", "smolvlm"), Family((), reader=Idefics3Reader)),
-    **dict.fromkeys(("gemma3", "gemma4", "mistral3"), Family(())),
+    "gemma3": Family((), reader=Gemma3Reader),
+    **dict.fromkeys(("gemma4", "mistral3"), Family(())),
 }
 SHARING = frozenset(name for name, family in FAMILIES.items() if family.mixers)
 

@@ -55,8 +55,29 @@ def read_tokens(
         is_image = torch.zeros(ids_BL.numel(), dtype=torch.bool, device=ids_BL.device)
         is_image[images.places] = True
         arguments |= {"visual_pos_masks": is_image.view_as(ids_BL), "deepstack_visual_embeds": further}
+    if images.firsts is not None and "tree" not in arguments:
+        arguments["attention_mask"] = _masks(lm, ids_BL, images, arguments.get("attention_mask"))
     output = decoder(inputs_embeds=flat.view_as(embeddings), position_ids=positions, **arguments)
     return cast(Tensor, output.last_hidden_state)
+
+
+def _masks(lm: PreTrainedModel, ids_BL: Tensor, images: PackedImages, padding: Tensor | None) -> dict[str, Tensor]:
+    """Return attention masks [B, 1, L, L] by layer type, bidirectional within each image, as Gemma 3 takes them.
+
+    Args:
+        lm: the model.
+        ids_BL: token ids of whole rows: nothing is cached before them.
+        images: images among the tokens.
+        padding: [B, L], 1 on tokens and 0 on padding; None: there is no padding.
+    """
+    width = ids_BL.shape[1]
+    order = torch.arange(width, device=ids_BL.device)
+    starts_BL = cast(Tensor, images.starts(ids_BL.numel())).view_as(ids_BL) % width
+    seen = order[:, None] >= starts_BL[:, None]
+    if padding is not None:
+        seen = seen & padding[:, None].bool()
+    near = order[:, None] - order < lm.config.get_text_config().sliding_window
+    return {"full_attention": seen[:, None], "sliding_attention": (seen & near)[:, None]}
 
 
 def hidden_at_logit_positions(lm: PreTrainedModel, packed: Packed) -> Tensor:

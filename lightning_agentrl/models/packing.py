@@ -8,7 +8,7 @@ only. So each token sees exactly the tokens of its own row: results and gradient
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
@@ -86,7 +86,7 @@ def pack(
     return Packed(
         ids=tokens.ids.view(shape),
         positions=tokens.positions.view(*tokens.positions.shape[:-1], *shape),
-        tree=tree,
+        tree=None if tree is None else replace(tree, starts=tokens.starts),
         logit_positions=integers(flat, device),
         targets=integers(targets, device),
         unique_positions=integers(sorted(set(flat)), device) if share else None,

@@ -3,6 +3,7 @@
 The branches are in depth-first order. A branch holds the tokens that all rows below it share, so a token sees all
 branches above its own, and its own branch up to itself. The tokens below a branch follow it directly, so a subtree is
 an interval: token ``i`` sees token ``j`` exactly if ``j <= i < end(j)``, with ``end(j)`` the end of ``j``'s subtree.
+For a model whose images are bidirectional, the interval of an image's tokens starts at the first of them.
 """
 
 from __future__ import annotations
@@ -69,12 +70,13 @@ class PrefixTree:
     ends: Tensor  # [N] int64, end of the subtree of each token's branch
     positions: Tensor  # [N] int64, position of each token within its rows
     depth: int  # tokens of the longest row
+    starts: Tensor | None = None  # [N] int64, the first token that attends to each; None: the token itself
 
     def mask(self, window: int | None = None, past: int = 0) -> Tensor:
         """Return a mask [N, P + N], True if the query may attend to the key; all see the P tokens of a common past."""
         count, device = len(self.ends), self.ends.device
         order = torch.arange(count, device=device)
-        mask = (order[:, None] >= order) & (order[:, None] < self.ends)
+        mask = (order[:, None] >= (order if self.starts is None else self.starts)) & (order[:, None] < self.ends)
         mask = torch.cat([mask.new_ones(count, past), mask], 1)
         if window is not None:
             positions = torch.cat([torch.arange(-past, 0, device=device), self.positions])
@@ -84,10 +86,10 @@ class PrefixTree:
     def block_mask(self, window: int | None = None) -> BlockMask:
         """Return the block mask for FlexAttention, which skips fully masked blocks."""
         if window not in self._block_masks:
-            ends, positions = self.ends, self.positions
+            ends, positions, starts = self.ends, self.positions, self.starts
 
             def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-                inside = (query >= key) & (query < ends[key])
+                inside = (query >= (key if starts is None else starts[key])) & (query < ends[key])
                 return inside if window is None else inside & (positions[query] - positions[key] < window)
 
             some, whole = self._seen_blocks(window)
@@ -108,10 +110,12 @@ class PrefixTree:
         """
         blocks = -(-len(self.ends) // BLOCK)
         order = torch.arange(blocks * BLOCK, device=self.ends.device)
-        ends, positions = (F.pad(x, (0, len(order) - len(x))) for x in (self.ends, self.positions))  # never seen
+        own = order[: len(self.ends)] if self.starts is None else self.starts
+        rest = len(order) - len(own)  # padding, which no token attends to
+        starts, ends, positions = (F.pad(x, (0, rest)) for x in (own, self.ends, self.positions))
         some, whole = [], []
         for queries in order.split(BLOCK * max(PAIRS_AT_A_TIME // (BLOCK * len(order)), 1)):
-            seen = (queries[:, None] >= order) & (queries[:, None] < ends)
+            seen = (queries[:, None] >= starts) & (queries[:, None] < ends)
             if window is not None:
                 seen &= positions[queries][:, None] - positions < window
             pairs = seen.view(-1, BLOCK, blocks, BLOCK)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from math import isqrt
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -22,6 +23,8 @@ from lightning_agentrl.types.transfer import integers, to_device
 
 MAX_RATIO = 200  # largest ratio of the longer side to the shorter side
 IDEFICS3_MARK, IDEFICS3_WHOLE = "<fake_token_around_image>", "<global-img>"
+GEMMA3_MARK = "<start_of_image>"
+GEMMA3_MARKED = f"\n\n{GEMMA3_MARK}<image_soft_token><end_of_image>\n\n"
 
 
 class FamilyReader(ImageReader, ABC):
@@ -32,6 +35,8 @@ class FamilyReader(ImageReader, ABC):
 
     rotary: ClassVar[bool] = False
     """Whether each token has three positions: in time, rows and columns."""
+    bidirectional: ClassVar[bool] = False
+    """Whether the tokens of an image attend to each other in both directions."""
 
     def __init__(self, config: PreTrainedConfig, folder: str) -> None:
         self.placeholder = int(cast(Any, config).image_token_id)
@@ -58,6 +63,9 @@ class FamilyReader(ImageReader, ABC):
     def cell(self) -> int:
         """Side of the square that one image token covers, in pixels."""
         return self.patch * self.merge
+
+    def marked(self, text: str) -> str:
+        return text
 
     def read(self, pixels: np.ndarray) -> ModelInput:
         _check(pixels)
@@ -166,6 +174,29 @@ class Idefics3Reader(FamilyReader):
         return {"pixel_values": processed["pixel_values"]}  # without the padding mask: all sizes are equal
 
 
+class Gemma3Reader(FamilyReader):
+    """Square images of one size; no crops are added (pan and scan)."""
+
+    bidirectional = True
+
+    def marked(self, text: str) -> str:
+        """Add the marks before tokenization, since the tokenizer merges adjacent line breaks into one token."""
+        return text.replace(GEMMA3_MARK, GEMMA3_MARKED)
+
+    def _sizes(self, config: PreTrainedConfig) -> tuple[int, int]:
+        sizes = cast(Any, config)
+        patch = int(sizes.vision_config.patch_size)
+        return sizes.vision_config.image_size // patch // isqrt(sizes.mm_tokens_per_image), patch
+
+    def _final_size(self, height: int, width: int) -> tuple[int, int]:
+        size = self.processor.size
+        return int(size["height"]), int(size["width"])
+
+    def patches(self, images: Sequence[ImageChunk]) -> dict[str, Tensor]:
+        processed = _processed(self.processor, [image.pixels for image in images], do_pan_and_scan=False)
+        return {"pixel_values": processed["pixel_values"]}
+
+
 def _processed(processor: Any, images: list[Any], **settings: Any) -> dict[str, Tensor]:
     """Run an image processor on pixels that are already resized."""
     found = processor(
@@ -200,11 +231,18 @@ class PackedImages:
     patches: dict[str, Tensor]  # arguments of the model's ``get_image_features`` for the distinct images
     places: Tensor  # [M] int64, indices of image tokens in the flat ids, ascending
     tokens: Tensor  # [M] int64, for each of them the index of its feature among those of the distinct images
+    firsts: Tensor | None = None  # [M] int64, index of the first token of its image; None: attention is causal
+
+    def starts(self, count: int) -> Tensor | None:
+        """Return [N] int64: for each of N flat ids, the first token that attends to it. None: the token itself."""
+        if self.firsts is None:
+            return None
+        return torch.arange(count, device=self.places.device).index_copy(0, self.places, self.firsts)
 
     def cut(self, start: int, size: int) -> PackedImages:
         """Return the image tokens among ``size`` tokens of a row from ``start`` on."""
         inside = (self.places >= start) & (self.places < start + size)
-        return replace(self, places=self.places[inside] - start, tokens=self.tokens[inside])
+        return replace(self, places=self.places[inside] - start, tokens=self.tokens[inside], firsts=None)
 
 
 @dataclass(frozen=True)
@@ -214,6 +252,11 @@ class Tokens:
     ids: Tensor  # [N] int64
     positions: Tensor  # [N] int64, or [3, N] for models with positions in time, rows and columns
     images: PackedImages | None
+
+    @property
+    def starts(self) -> Tensor | None:
+        """For each token, the first token that attends to it; see :meth:`PackedImages.starts`."""
+        return None if self.images is None else self.images.starts(len(self.ids))
 
 
 Found = list[tuple[int, ImageChunk]]  # images with the indices of their first tokens, ascending
@@ -274,10 +317,12 @@ def _packed(found: Found, reader: FamilyReader, device: torch.device, feed_tower
         first[digest], start = start, start + image.tokens
     places = [place + k for place, image in found for k in range(image.tokens)]
     tokens = [first[image.digest] + k for _, image in found for k in range(image.tokens)]
+    firsts = [place for place, image in found for _ in image.ids]
     return PackedImages(
         {name: to_device(x, device) for name, x in reader.patches(list(different.values())).items()},
         integers(places, device),
         integers(tokens, device),
+        integers(firsts, device) if reader.bidirectional and found else None,
     )
 
 

@@ -78,6 +78,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.date = date or RunDate()
         self._dated = self.date.arguments(tokenizer)
+        self._reader = image_reader
         self.name = f"the chat template of '{tokenizer.name_or_path}'"
         self._as_items = False  # it reads contents as lists of items only
         self._why_refused = lru_cache(PROBED)(self._refusal)
@@ -94,7 +95,8 @@ class ChatTemplate:
     def apply(self, messages: list[Message], generate: bool = False, tools: Sequence[Tool] = ()) -> str:
         """Return the text of a conversation, with the header of the next reply if one is to be generated."""
         given = folded(messages) if self.folds_system else messages
-        return rendered(self.tokenizer, given, tools, add_generation_prompt=generate, **self._dated)
+        text = rendered(self.tokenizer, given, tools, add_generation_prompt=generate, **self._dated)
+        return text if self._reader is None else self._reader.marked(text)
 
     @property
     def writes_date(self) -> bool:

@@ -86,7 +86,11 @@ class ImageReader(Protocol):
     """Preprocessing of images for a vision-language model."""
 
     placeholder: int
-    """Id of the token that the chat template writes for an image."""
+    """Id of the token that stands for an image in the text that :meth:`marked` returns."""
+
+    def marked(self, text: str) -> str:
+        """Add the text around images that the model expects and the chat template does not write."""
+        ...
 
     def read(self, pixels: np.ndarray) -> ModelInput:
         """Return the input that replaces the chat template's placeholder: the image, and tokens that mark it, if any.

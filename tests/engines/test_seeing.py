@@ -95,7 +95,7 @@ def test_replies_that_count_tokens_instead_of_positions_show(
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3_vl", "smolvlm", *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS[:4])]
+    "family", ["qwen3_vl", "smolvlm", "gemma3", *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS[:4])]
 )
 @torch.no_grad()
 def test_a_kept_prefix_knows_its_images(policy_of: Callable[[str], LanguageModel], family: str) -> None:
@@ -121,7 +121,7 @@ def test_a_kept_prefix_knows_its_images(policy_of: Callable[[str], LanguageModel
     torch.testing.assert_close(decoded(policy, hidden, rows, ids), forced(policy, short, ids), **CLOSE)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm", "gemma3"])
 @torch.no_grad()
 def test_rows_with_images_join_and_leave(policy_of: Callable[[str], LanguageModel], family: str) -> None:
     policy = policy_of(family)

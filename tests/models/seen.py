@@ -16,7 +16,7 @@ from lightning_agentrl.types import ModelInput, Row
 
 OTHERS = ("qwen2_5_vl", "idefics3", "qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 VISION_FAMILIES: list[Any] = [  # as parameters of a test: one of each kind, and the others, which are slow
-    *("qwen3_vl", "smolvlm"),
+    *("qwen3_vl", "smolvlm", "gemma3"),
     *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
 ]
 
@@ -70,6 +70,8 @@ def own_hidden(lm: PreTrainedModel, reader: FamilyReader, row: Row) -> Tensor:
         images = dict(reader.patches(row.input.images))
     if reader.rotary:
         images["mm_token_type_ids"] = (ids == reader.placeholder).int()
+    elif reader.bidirectional:
+        images["token_type_ids"] = (ids == reader.placeholder).int()
     elif images:
         images["pixel_values"] = images["pixel_values"].transpose(0, 1)  # one row of several images
     hidden = lm.base_model(input_ids=ids, use_cache=False, **images).last_hidden_state

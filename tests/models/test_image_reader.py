@@ -12,11 +12,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor
+from transformers import AutoImageProcessor, AutoTokenizer, Gemma3Processor, Idefics3Processor
 
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import read_images
-from lightning_agentrl.models.vision import IDEFICS3_MARK, IDEFICS3_WHOLE, FamilyReader
+from lightning_agentrl.models.vision import GEMMA3_MARK, IDEFICS3_MARK, IDEFICS3_WHOLE, FamilyReader
+from lightning_agentrl.prompts.messages import Observation, PromptFormat, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from tests.models.seen import picture
 from tests.tiny import tiny_vision_folder
 
@@ -85,6 +87,31 @@ def test_the_stream_of_idefics3_is_that_of_its_processor(
     read = reader.read(picture_of_size)
     assert [*before, *read.ids, *after] == expected["input_ids"][0].tolist()
     assert torch.equal(reader.patches(read.images)["pixel_values"][0], expected["pixel_values"][0])
+
+
+def test_the_stream_of_gemma3_is_that_of_its_processor(tmp_path: Path) -> None:
+    """Also where line breaks of template and image are one token."""
+    folder = tiny_vision_folder(tmp_path, "gemma3", vocab_words=["\n" * 4] * 9)
+    marks = {"boi_token": GEMMA3_MARK, "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    tokenizer = AutoTokenizer.from_pretrained(folder, extra_special_tokens=marks)
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    whole = Gemma3Processor(processor, tokenizer, image_seq_length=9)
+    reader = read_images(str(folder))
+    words = PromptFormat(think=False, instruction="", max_prompt_tokens=400)
+    chat = ChatRenderer(tokenizer, words, reader).free_text
+    pictures = [picture(0, 96, 64), picture(1)]
+    (prompt,) = chat.render(Rules("Find it."), Observation("a wall", images=chat.see(pictures))).segments
+    items = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "a wall"}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "system", "content": "Find it."}, {"role": "user", "content": items}],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    expected = whole(images=[pictures], text=text, add_special_tokens=False, return_tensors="pt")
+    assert list(prompt.input.ids) == expected["input_ids"][0].tolist()
+    assert [tokenizer.decode([token]) for token in prompt.input.ids].count("\n" * 4) == 2
+    assert reader is not None
+    assert torch.equal(reader.patches(prompt.input.images)["pixel_values"], expected["pixel_values"])
 
 
 def test_marks_of_images_are_read_as_the_tokenizer_has_them(folder_of: Callable[[str], Path], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ TWO = [
     Case("mistral"),  # with a window
     Case("gpt_oss"),  # with sinks
     Case("deepseek_v3"),  # keys wider than values
-    *(Case(family, "images") for family in ("qwen3_vl", "qwen2_5_vl", "smolvlm")),
+    *(Case(family, "images") for family in ("qwen3_vl", "qwen2_5_vl", "smolvlm", "gemma3")),
 ]
 FOUR = [Case("qwen3", rows) for rows in TEXTS] + [Case("mistral"), Case("gpt_oss"), Case("qwen3_vl", "images")]
 BROKEN = [Case("qwen3", broken="without heads"), Case("qwen3", broken="without sum")]

@@ -40,6 +40,14 @@ def random_tree(seed: int, rows: int, longest: int) -> PrefixTree:
     return lay_out(made).tree
 
 
+def with_images(tree: PrefixTree) -> PrefixTree:
+    """The same, but that tokens 2 to 8 of each branch, or fewer, see each other both ways."""
+    starts = torch.arange(len(tree.ends))
+    for span in tree._spans:
+        starts[span.start + 2 : min(span.start + 8, span.stop)] = span.start + 2
+    return replace(tree, starts=starts)
+
+
 def qkv(tree: PrefixTree, seed: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(1, 4, len(tree.ends), 8), (1, 2, len(tree.ends), 8), (1, 2, len(tree.ends), 8)]
@@ -206,9 +214,11 @@ def test_small_subtrees_stay_apart_from_rows_beside_a_large_one():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_block_mask_of_flex_attention():
+@pytest.mark.parametrize("images", [False, True])
+def test_block_mask_of_flex_attention(images):
     """What a GPU runs, in torch's plain form of it."""
     tree = random_tree(3, 8, 60)
+    tree = with_images(tree) if images else tree
     q, k, v = (x.detach().float() for x in qkv(tree, 0))
     for window in (None, 7):
         mask = tree.block_mask(window)
@@ -260,13 +270,15 @@ def test_flex_attention_is_compiled_into_few_graphs(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("at_a_time", [1, 4 * 128 * 1200, prefix_tree.PAIRS_AT_A_TIME])
-def test_blocks_of_flex_attention_are_found_a_few_at_a_time(monkeypatch, at_a_time, window):
+def test_blocks_of_flex_attention_are_found_a_few_at_a_time(monkeypatch, at_a_time, window, images):
     """The same as torch finds with all pairs in memory."""
     monkeypatch.setattr(prefix_tree, "PAIRS_AT_A_TIME", at_a_time)
     shared = tuple(range(500))
     tree = lay_out([(*shared, *(1000 * k + j for j in range(70 + k))) for k in range(1, 9)]).tree
+    tree = with_images(tree) if images else tree
     count = len(tree.ends)
     assert count > 8 * 128
     assert count % 128

@@ -96,6 +96,11 @@ def test_mistakes_show(policy: LanguageModel) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(reader), "rotary", False)
             wrong["one row of positions"] = pack(rows, reader=reader)
+    if reader.bidirectional:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(reader), "bidirectional", False)
+            for share in (True, False):
+                wrong[f"images that see as text does, tree: {share}"] = pack(rows, share=share, reader=reader)
     with torch.no_grad():
         right = policy.hidden(packed)
         off = {name: float((policy.hidden(mistake) - right).abs().max()) for name, mistake in wrong.items()}

@@ -32,7 +32,7 @@ from tests.inputs import text_row
 from tests.models.seen import picture, reader_of, rows_with_images, text
 from tests.tiny import tiny_vision_folder
 
-OTHERS = ("qwen2_5_vl", "qwen3_vl", "idefics3", "qwen3_5")
+OTHERS = ("qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "qwen3_5")
 CLOSE = {"rtol": 0.0, "atol": 2e-5}
 
 
@@ -230,7 +230,6 @@ TEXT = {
 }
 TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "head_dim": 16}
 OWN = {
-    "gemma3": {"text_config": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}},
     "gemma4": {
         "text_config": {
             "sliding_window": 6,

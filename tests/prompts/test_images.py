@@ -61,7 +61,8 @@ def test_a_growing_sample_is_the_prompt_rendered_at_once(folder: Path, system: s
     assert not chat.template.rewriting()
     a, b, c = chat.see(pictures(0, 1, 2))
     shown_in_turn = [("a door", (a,)), ("", (b, c)), ("a wall", (a,))]
-    space = " " if chat.template.apply([chat.template.message("assistant", "left")]).count(": left") else ""
+    said = [chat.template.message(role, "left") for role in ("user", "assistant")]
+    space = " " if chat.template.apply(said).count(": left") else ""
     reply = ModelInput.of_ids([*chat.template.encode(f"{space}left"), chat.template.turn_close_id])
     grown = input_of(chat.render(Rules(system), Observation("a door", images=(a,))).segments)
     for text, images in shown_in_turn[1:]:

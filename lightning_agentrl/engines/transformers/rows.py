@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import signature
 from typing import Any, ClassVar, cast
@@ -148,7 +148,7 @@ class TreePrefill:
             tokens.images,
             attention_mask=no_mask(device),
             cache=cache,
-            tree=layout.tree,
+            tree=replace(layout.tree, starts=tokens.starts),
             **{UNIQUE_POSITIONS: integers(sorted(set(ends)), device)},
         )[0]
         columns_BL = past + _left_padded([[*range(-past, 0), *layout.places(k)] for k in range(len(prompts))], device)

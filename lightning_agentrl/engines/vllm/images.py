@@ -6,19 +6,20 @@ import importlib.util
 from typing import Any
 
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.vision import FamilyReader, QwenVLReader
+from lightning_agentrl.models.vision import FamilyReader, Gemma3Reader, QwenVLReader
 from lightning_agentrl.types import ImageChunk, ModelInput
+from lightning_agentrl.types.model_input import check_text_only
 
 LEAST_TOKENS = 4  # of an image and the marks around it
 
 
 def image_arguments(reader: FamilyReader | None, max_model_len: int) -> dict[str, Any]:
-    """Return the arguments with which vLLM reads the images of a model; none if it reads text only.
+    """Return the arguments with which vLLM reads the images of a model; none if it reads text only, as of Gemma 3.
 
     Raises:
         ConfigError: vLLM cannot read images here, or not those of this model.
     """
-    if reader is None:
+    if reader is None or isinstance(reader, Gemma3Reader):
         return {"skip_tokenizer_init": True}  # ids in, ids out
     if not isinstance(reader, QwenVLReader):
         raise ConfigError(
@@ -41,9 +42,10 @@ def engine_input(prompt: ModelInput, reader: FamilyReader | None) -> Any:
     from vllm.inputs.engine import mm_input, tokens_input
 
     images = prompt.images
-    if not images:
+    if not isinstance(reader, QwenVLReader):
+        check_text_only([prompt], "VLLMEngine")
+    if reader is None or not images:
         return tokens_input(list(prompt.ids))
-    assert reader is not None
     from transformers import BatchFeature
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 

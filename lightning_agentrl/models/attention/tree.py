@@ -280,7 +280,8 @@ def tree_attention_forward(
         return tree.to_tokens(out).to(dtype), None
     past = key.shape[2] - query.shape[2]
     window = sliding_window if sliding_window is not None and sliding_window < past + tree.depth else None
-    if query.device.type == "cpu" and window is None and not dropout:
+    causal = tree.starts is None  # the other kernels have no mask for bidirectional images
+    if query.device.type == "cpu" and window is None and causal and not dropout:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         if past + tree.depth <= TILED_DEPTH:
             out = TiledAttention.apply(query[0], key[0], value[0], s_aux, tree.tiles(past), scale)
@@ -289,7 +290,7 @@ def tree_attention_forward(
         return cast(Tensor, out).transpose(0, 1)[None].contiguous(), None
     if query.device.type == "cuda" and not past and not dropout:
         query, key, value = as_autocast(query, key, value)
-        if window is None and fits_levels(query) and tree.levels is not None:
+        if window is None and causal and fits_levels(query) and tree.levels is not None:
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
             rows = (x[0].transpose(0, 1) for x in (query, key, value))
             return cast(Tensor, LevelledAttention.apply(*rows, s_aux, tree.levels, scale))[None], None
