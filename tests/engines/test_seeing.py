@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.engines.transformers.rows import PaddedPrefill, Rows, TreePrefill
+from lightning_agentrl.engines.vllm.images import image_arguments
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
@@ -145,3 +146,7 @@ def test_prompts_are_read_as_the_model_itself_does(policy_of: Callable[[str], La
     expected = torch.cat([own_hidden(policy.lm, reader_of(policy), row) for row in rows])
     hidden, _ = kind_of(policy)(policy)([row.input for row in rows])
     torch.testing.assert_close(hidden, expected, **CLOSE)
+
+
+def test_vllm_is_started_for_the_text_of_gemma3_alone(policy_of: Callable[[str], LanguageModel]) -> None:
+    assert image_arguments(reader_of(policy_of("gemma3")), 100) == image_arguments(None, 100)

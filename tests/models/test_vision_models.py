@@ -183,6 +183,12 @@ def test_an_export_reads_images_as_before(folder: Path, tmp_path: Path, lora: Lo
     packed = pack(rows_with_images(reader_of(again)), reader=again.image_reader)
     torch.testing.assert_close(again.hidden(packed), policy.hidden(packed))
     AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
+    weights, files = (set(load_file(path / "model.safetensors")) for path in (tmp_path / "out", folder))
+    assert weights == files  # with those of the tower
+    if lora is None:
+        assert files == {name for name, _ in named_as_in_files(policy.lm, named_weights(policy.lm))} - {
+            "lm_head.weight"
+        }
     processor = AutoImageProcessor.from_pretrained(tmp_path / "out", backend="pil")
     assert processor.to_dict() == reader_of(policy).processor.to_dict()
 
