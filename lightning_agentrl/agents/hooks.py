@@ -30,7 +30,7 @@ class RolloutCallback(L.Callback, ABC):
     def on_held_out(self, trainer: L.Trainer, agent: Any, episodes: Sequence[WholeEpisode]) -> None:
         """Receive held-out episodes of this rank, in the order of their seeds.
 
-        There are as many as the largest ``held_out_watched`` among all callbacks.
+        There may be more than ``held_out_watched`` of this callback, if another callback has a larger number.
         """
 
 

@@ -129,7 +129,7 @@ class AdaptiveKL(KLCoefficient):
     Args:
         value: initial coefficient.
         target: desired mean KL per token, in nats.
-        horizon: number of turns in which an error of 100 % doubles the coefficient.
+        horizon: number of turns in which a relative error of 1 would double the coefficient.
         clip: bound of the relative error of the KL, as a fraction of the target.
     """
 

@@ -121,7 +121,7 @@ class Turn:
     action: str  # the action that was executed
     valid: bool  # False: the reply named no action and the default action ran, or the environment refused the action
     env_reward: float
-    reward: float  # environment reward plus the penalty for an invalid reply and a judge's score
+    reward: float  # environment reward, minus the penalty for an invalid reply, plus a judge's score
     episode_return: float  # sum of environment rewards of the episode up to and including this turn
     terminated: bool
     truncated: bool
