@@ -46,7 +46,7 @@ from tests.tiny import tiny_tokenizer
 ROOT = Path(__file__).parents[2]
 FOUND = RESULTS / "engine_families.json"
 BOUND = 1e-3  # of the largest gap, as in `agentrl verify-engine`
-BORROWED = "no model of its own"
+BORROWED = "no model class"
 WIDE: dict[str, Any] = SIZES | {  # vLLM has no heads narrower than 32
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 128),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), 128),

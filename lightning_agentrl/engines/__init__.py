@@ -1,4 +1,4 @@
-"""Engines: sample tokens."""
+"""Engines, which sample replies."""
 
 from lightning_agentrl.engines.base import Engine, EngineMemory, PlannedPolicy, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.transformers.engine import TransformersEngine

@@ -1,4 +1,4 @@
-"""Engines, which sample replies: one small base class. A prompt is a model input, a reply is token ids."""
+"""Base class of engines, which sample replies, and the request and reply that they exchange with the caller."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ class SamplingRequest:
     """A request for one reply.
 
     Sampling uses the whole distribution (no top-p, no top-k), so log-probs describe the distribution that was sampled
-    from. Equal prompts, seeds and weights give equal replies, up to rounding, whatever else is sampled at the same
-    time.
+    from. Equal prompts, seeds and weights give equal replies, up to rounding, regardless of the rest of the batch.
     """
 
     prompt: ModelInput
     max_tokens: int
     temperature: float  # 0: greedy, the most likely token every time
     seed: int
-    number: tuple[int, ...] = ()  # of the environment and of its turn: orders requests that are equally old
-    stop: tuple[str, ...] = ()  # texts that end the reply too, once one is complete
+    number: tuple[int, ...] = ()  # indices of environment and turn; they order requests of equal age
+    stop: tuple[str, ...] = ()  # texts that also end the reply, as soon as one is complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +41,18 @@ class Reply:
     logps: tuple[float, ...]
     closed: bool  # False: cut by ``max_tokens``
     policy_version: int
-    late: bool = False  # its environment was over its time, so what was sampled beside it depended on that
+    late: bool = False  # its environment exceeded its time limit, so the composition of the batch depended on time
 
 
 @dataclass(frozen=True)
 class PolicyHandle:
-    """Access of an engine to the trainer: the policy, its stop tokens, and the precision to run it in."""
+    """What the trainer hands to an engine: the policy, its stop tokens, and the precision to run it in."""
 
     policy: LanguageModel
     stop_token_ids: Sequence[int]
     precision: Callable[[], AbstractContextManager]
-    max_model_len: int | None = None  # most tokens of a prompt with its reply; None: the model's context
-    trained_meanwhile: bool = False  # the policy is trained while replies are sampled
+    max_model_len: int | None = None  # largest number of tokens of prompt and reply; None: the model's context length
+    trained_meanwhile: bool = False  # whether the policy is trained while replies are sampled
     decode: Callable[[Sequence[int]], str] = str  # gives the text of sampled ids, for requests with ``stop``
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -62,7 +61,7 @@ class PolicyHandle:
 
     @property
     def window(self) -> int:
-        """The most tokens that a prompt and its reply have together."""
+        """The largest number of tokens of a prompt and its reply together."""
         context = self.policy.context_length
         return min(context, self.max_model_len or context)
 
@@ -73,7 +72,7 @@ class PolicyHandle:
 
     @property
     def rounds_to(self) -> torch.dtype | None:
-        """Dtype of autocast, to which it rounds weights; None without autocast."""
+        """The dtype to which autocast rounds weights; None without autocast."""
         device = self.policy.lm.device.type
         with self.precision():
             return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -81,14 +80,14 @@ class PolicyHandle:
 
 @dataclass(frozen=True)
 class PlannedPolicy:
-    """A policy whose weights have not been read, and the device of the run.
+    """A policy whose weights have not been loaded, for memory estimates.
 
     Args:
-        model: on the meta device.
-        on_gpu: whether a GPU or the processor runs it.
+        model: model on the meta device.
+        on_gpu: whether it runs on a GPU rather than on the CPU.
         computes_in: dtype in which the trainer scores and trains it.
-        window: the most tokens of a prompt with its reply.
-        trained_meanwhile: it is trained while replies are sampled.
+        window: largest number of tokens of a prompt and its reply together.
+        trained_meanwhile: whether it is trained while replies are sampled.
     """
 
     model: LanguageModel
@@ -103,10 +102,10 @@ class EngineMemory:
     """Memory of an engine on the policy's device, in this process.
 
     Args:
-        resident: bytes that are allocated during updates too.
+        resident: bytes that stay allocated during updates.
         sampling: bytes that are released before an update.
-        share: of the memory of a GPU, whatever its size, on top of both.
-        released: whether the share is released before an update.
+        share: fraction of a GPU's total memory that is reserved in addition to both.
+        released: whether that fraction is released before an update.
     """
 
     resident: int = 0
@@ -116,57 +115,63 @@ class EngineMemory:
 
 
 class Engine(ABC):
-    """A sampler of replies for many environments at a time."""
+    """Sampler of replies for many environments at a time."""
 
     own_weights: ClassVar[bool] = False  # samples from a copy if ``PolicyHandle.trained_meanwhile`` is set
-    sends_layers: ClassVar[bool] = False  # it takes a sharded policy layer by layer; False: it gathers all of it
-    dtype: str = "auto"  # in which it computes; auto: that of the trainer
+    sends_layers: ClassVar[bool] = False  # gathers a sharded policy layer by layer; False: all of it at once
+    dtype: str = "auto"  # dtype of its computation; auto: the trainer's
 
     @property
     def holds_copy(self) -> bool:
-        """Whether it has separate weights, which each update must be sent to."""
+        """Whether it has its own copy of the weights, which must be updated after each training step."""
         return True
 
-    def check(self) -> None:  # noqa: B027 - most need nothing
-        """Check that what the engine needs is there, before any weights are read.
+    def check(self) -> None:  # noqa: B027 - most engines have no requirements
+        """Check the engine's requirements before any weights are loaded.
 
         Raises:
             ImportError: a package is missing.
         """
 
     def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
-        """Return the memory, besides the policy, to sample ``concurrency`` replies at once; for plans of runs."""
+        """Estimate the memory, besides the policy's, that sampling ``concurrency`` replies at once takes."""
         return EngineMemory()
 
     @abstractmethod
     def start(self, handle: PolicyHandle) -> None:
-        """Start, once the strategy is set up and the policy is on its device; possible again after :meth:`stop`."""
+        """Start the engine. The strategy is set up and the policy on its device. Allowed again after :meth:`stop`."""
 
     @abstractmethod
     def sync(self, policy_version: int) -> None:
-        """Load the policy's current weights. Called before each collection and validation; no request is in flight."""
+        """Load the policy's current weights.
+
+        The trainer calls it before each collection and validation, when no request is in flight.
+        """
 
     def collecting(self) -> AbstractContextManager:
-        """Return a context for all sampling that the trainer waits for; all ranks enter and leave it together.
+        """Return a context for sampling that the trainer waits for; all ranks enter and leave it together.
 
-        It is not used around a collection that continues while the policy is trained.
+        A collection that runs while the policy is trained does not use it.
         """
         return nullcontext()
 
     def seats(self, players: int) -> AbstractContextManager[Sequence[AbstractContextManager]]:
-        """Return a context for a collection by so many players, which gives each player a separate context.
+        """Return a context for one collection, which yields one inner context for each player.
 
-        A player enters its context before its first request and leaves it after its last one. So an engine whose
-        batches must not depend on time knows which players to wait for. Other engines do not need this method.
+        A player enters its inner context before its first request and leaves it after its last one. An engine whose
+        batches must not depend on timing thus knows which players to wait for. Other engines do not need this method.
+
+        Args:
+            players: number of players, that is of environments that send requests.
         """
         return nullcontext([nullcontext()] * players)
 
     @abstractmethod
     async def generate(self, request: SamplingRequest) -> Reply:
-        """Sample one reply. An error ends the collection.
+        """Sample one reply. Any error ends the collection.
 
         Raises:
-            EngineGoneError: nothing is left that could sample; the run saves and ends.
+            EngineGoneError: no sampler is left; the run saves a checkpoint and ends.
         """
 
     @abstractmethod
@@ -176,31 +181,31 @@ class Engine(ABC):
 
 @dataclass(eq=False)
 class Waiting:
-    """A request of a caller on an event loop, whose reply is sampled in another thread."""
+    """A request from a caller on an event loop. Its reply is sampled in another thread."""
 
     request: SamplingRequest
     future: asyncio.Future[Reply]  # of the caller's event loop
 
     def tell(self, outcome: Reply | Exception) -> None:
-        """Wake the caller, from any thread."""
+        """Pass the outcome to the caller. Can be called from any thread."""
         tell_all([(self, outcome)])
 
 
 def tell_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
-    """Wake callers in their order, with one call for those of a loop. Works from any thread."""
+    """Pass outcomes to their callers in order, with one call per event loop. Can be called from any thread."""
     for loop, of_loop in groupby(outcomes, key=lambda one: one[0].future.get_loop()):
-        with suppress(RuntimeError):  # the callers' loop is closed: nobody waits, and the worker must go on
+        with suppress(RuntimeError):  # a closed loop has no waiting callers, and the worker must go on
             loop.call_soon_threadsafe(_settle_all, list(of_loop))
 
 
 def _settle_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
     for waiting, outcome in outcomes:
-        if waiting.future.done():  # cancelled, or told that the engine has ended
+        if waiting.future.done():  # canceled, or already failed because the engine ended
             continue
-        if isinstance(outcome, StopIteration):  # which no future takes
+        if isinstance(outcome, StopIteration):  # a future does not accept it
             outcome = RuntimeError(f"StopIteration: {outcome}")
         if isinstance(outcome, Exception):
             waiting.future.set_exception(outcome)
-            waiting.future.exception()  # counts as read: one whose caller is ended by another's error says nothing more
+            waiting.future.exception()  # marks it as retrieved, so that asyncio logs nothing if the caller has ended
         else:
             waiting.future.set_result(outcome)

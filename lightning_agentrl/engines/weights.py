@@ -1,4 +1,4 @@
-"""The weights of a policy: by the names in its files, as other engines read them, and copies."""
+"""Weights of a policy for engines: by their names in the model's files, merged with adapters, and as copies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import adapted_layers, merged_weight
 from lightning_agentrl.models.sharding import gathered, units
 
-NOISE = 0.1  # in place of weights that are all 0
+NOISE = 0.1  # standard deviation of the noise that replaces weights that are all 0
 
 
 def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight and persistent buffer by its name in memory; a weight with several names under each.
+    """Yield every weight and persistent buffer by its name in memory; a tied weight appears under each of its names.
 
     An output head tied to the embedding is included, since an engine may keep a packed copy of it.
     """
@@ -36,7 +36,7 @@ def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def merged_weights(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield :func:`named_weights` as engines without adapters run them: merged one by one, all in one dtype."""
+    """Yield :func:`named_weights` for engines without adapters: adapters are merged, and all weights have one dtype."""
     adapted = adapted_layers(lm)
     for name, weight in named_weights(lm):
         layer, _, own = name.partition(".base_layer.")
@@ -47,24 +47,24 @@ def merged_weights(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def named_as_in_files(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Return weights by their names in the model's files, which other engines know.
+    """Return weights by their names in the model's files, which other engines use.
 
-    They differ where transformers keeps several tensors of a file as one, such as the experts of a layer. Parts of it
-    are views.
+    These names differ if transformers stores several tensors of a file as one, such as the experts of a layer; the
+    returned parts are then views.
 
     Args:
-        lm: the model.
-        weights: of whole layers, by their names in memory.
+        lm: model that owns the weights.
+        weights: weights of whole layers, by their names in memory.
     """
     return list(revert_weight_conversion(lm, dict(weights)).items())
 
 
 @contextmanager
 def weights_by_layer(policy: LanguageModel) -> Iterator[Iterator[tuple[str, Tensor]]]:
-    """Give all weights by their names in files; layer by layer if the policy is sharded.
+    """Yield an iterator over all weights by their names in files, layer by layer if the policy is sharded.
 
-    A sharded layer is whole only while it is copied, since the taker may keep its tensors for a while; what is in no
-    layer is whole inside the context. All ranks enter, take the weights and leave together.
+    A sharded layer is gathered, copied and resharded, since the consumer may keep its tensors. Weights outside layers
+    stay gathered inside the context. All ranks must enter, iterate and leave together.
     """
     with gathered(policy, layers=False):
         yield _layer_after_layer(policy)
@@ -88,11 +88,11 @@ def _layer_after_layer(policy: LanguageModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def frozen_copy(policy: LanguageModel, rounds_to: torch.dtype | None = None) -> LanguageModel:
-    """Return a copy of a policy with separate trained weights; frozen weights never change and are shared.
+    """Return a copy of a policy with its own copy of the trained weights; frozen weights are shared.
 
     Args:
-        policy: that is trained.
-        rounds_to: dtype of the autocast in which the copy runs; None: it runs in none.
+        policy: policy in training.
+        rounds_to: dtype of the autocast in which the copy runs; None: it runs without autocast.
 
     Raises:
         ValueError: the policy is sharded.
@@ -103,14 +103,14 @@ def frozen_copy(policy: LanguageModel, rounds_to: torch.dtype | None = None) -> 
             "needs (data.init_args.max_staleness above 0); use VLLMEngine (key data.init_args.engine), or 0"
         )
     shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
-    copied = copy.deepcopy(policy, dict(shared)).requires_grad_(False).eval()  # what is in the memo is not copied
+    copied = copy.deepcopy(policy, dict(shared)).requires_grad_(False).eval()  # deepcopy does not copy its memo
     if rounds_to is not None:
         round_linear_layers(copied.lm, rounds_to, but=shared.values())
     return copied
 
 
 def copied_bytes(policy: LanguageModel, rounds_to: torch.dtype | None = None) -> int:
-    """Return what the weights that :func:`frozen_copy` copies take."""
+    """Return the size, in bytes, of the weights that :func:`frozen_copy` copies."""
     sizes = {id(weight): weight.nbytes for weight in policy.parameters() if weight.requires_grad}
     if rounds_to is not None:
         rounded = [weight for layer in linear_layers(policy.lm) for weight in layer.parameters(recurse=False)]
@@ -128,16 +128,16 @@ def copy_weights(policy: LanguageModel, to: LanguageModel) -> None:
 
 @contextmanager
 def moved(policy: nn.Module, number: int, chosen: Callable[[str], bool] = lambda name: True) -> Iterator[None]:
-    """Change every trained weight far from what it was, and put each back bit for bit.
+    """Change every trained weight strongly inside the context, and restore it bit for bit at the end.
 
-    In every n-th column (n from 3 to 7) the signs are flipped, which takes no memory and can be undone exactly.
-    Neighbours flip different columns, since the flips of a norm and of the layer behind it would cancel. Weights that
-    are all 0, as half of new adapters are, get noise.
+    The signs of every n-th column (n from 3 to 7) are flipped, which takes no memory and can be undone exactly. Weights
+    that follow each other flip different columns, since the flips of a norm and of the next layer would cancel. Weights
+    that are all 0, such as half of a new adapter's, get noise.
 
     Args:
-        policy: each rank moves its share of it.
-        number: equal numbers move equally, neighbouring ones differently.
-        chosen: names of the weights that are moved.
+        policy: policy to change; each rank changes its shard.
+        number: number that selects the columns; equal numbers give equal changes, consecutive numbers different ones.
+        chosen: predicate on a weight's name that selects the weights to change.
     """
     zeros = dict[str, Tensor]()
     _move(policy, number, chosen, zeros)
@@ -149,7 +149,7 @@ def moved(policy: nn.Module, number: int, chosen: Callable[[str], bool] = lambda
 
 @torch.no_grad()
 def _move(policy: nn.Module, number: int, chosen: Callable[[str], bool], zeros: dict[str, Tensor]) -> None:
-    """Move weights, or move them back; ``zeros`` keeps those that were all 0 in between."""
+    """Change weights, or undo the change; ``zeros`` holds the weights that were all 0."""
     trained = [(name, weight) for name, weight in policy.named_parameters() if weight.requires_grad]
     for place, (name, weight) in enumerate(trained):
         own = weight.to_local() if isinstance(weight, DTensor) else weight
@@ -159,7 +159,7 @@ def _move(policy: nn.Module, number: int, chosen: Callable[[str], bool], zeros: 
             own.copy_(zeros.pop(name))
         elif not own.any():
             zeros[name] = own.clone()
-            random = torch.Generator().manual_seed(1000 * place + number)  # the same whatever else is chosen
+            random = torch.Generator().manual_seed(1000 * place + number)  # independent of `chosen`
             own.copy_(NOISE * torch.randn(own.shape, generator=random))
         else:
             own[None][..., :: 3 + (place + number) % 5].neg_()

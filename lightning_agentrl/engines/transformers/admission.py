@@ -1,4 +1,4 @@
-"""Admission of requests to the running batch: by a fixed rule over the players, or as they come."""
+"""Admission of requests to the running batch: by a deterministic rule, or in order of arrival."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Rule = Literal["by_number", "as_they_come"]
 
 
 class Seat:
-    """Seat of one player. Requests made inside it are the player's; without a request the player is away."""
+    """Context of one player. Requests made inside it belong to the player, who is away while none is pending."""
 
     def __init__(self, admission: Admission) -> None:
-        self.asks = 0  # requests that were not answered yet
+        self.asks = 0  # unanswered requests
         self.away_since = time.monotonic()
-        self.late = False  # away for too long, so the others go on
+        self.late = False  # whether it was away for too long, so that the others continue without it
         self._admission = admission
 
     def __enter__(self) -> None:
@@ -43,21 +43,21 @@ _SEAT: ContextVar[Seat | None] = ContextVar("seat", default=None)
 
 @dataclass(eq=False)
 class Draft(Waiting):
-    """A request and what was sampled for it, from when it came until its reply is there.
+    """A request and the tokens sampled for it so far.
 
-    Its random numbers are drawn when it comes, so batching cannot change it.
+    Its random numbers are drawn when it arrives, so they do not depend on the batch.
     """
 
-    seat: Seat | None  # of the player who asks; None: of nobody in a seat
-    after: int  # number of admissions before it came
-    settled: bool = False  # it was answered, or its caller has left
-    done: bool = False  # all of it is sampled
+    seat: Seat | None  # seat of the requesting player; None: the request came from outside a seat
+    after: int  # number of admissions before its arrival
+    settled: bool = False  # whether it was answered or canceled
+    done: bool = False  # whether its reply is complete
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         request = self.request
-        self.late = self.seat is not None and self.seat.late  # the others had gone on without it
+        self.late = self.seat is not None and self.seat.late  # the others had continued without it
         self.order = self.after, request.number, request.seed, request.temperature
         random = torch.Generator().manual_seed(request.seed)
         self.shares = torch.rand(
@@ -73,15 +73,15 @@ class Draft(Waiting):
 class Admission:
     """Queue between the callers and the thread that samples.
 
-    By number: before anything is admitted, every player is asking or has left its seat. So which requests are there
-    follows from the replies before, whatever takes how long. Those that came between the same two admissions are
-    ordered by their numbers.
+    With the rule ``by_number``, an admission waits until every player has a pending request or has left its seat. So
+    the set of pending requests follows from the earlier replies and not from timing. Requests that arrived between the
+    same two admissions are ordered by their numbers.
 
     Args:
-        rule: by number, or as they come.
-        every: steps of sampling from one admission to the next, by number.
-        absence_seconds: after which a player that is away is not waited for.
-        gather_seconds: time that the first request waits for others if the number of players is unknown.
+        rule: ``by_number``, or ``as_they_come`` for order of arrival.
+        every: number of sampling steps between two admissions, with ``by_number``.
+        absence_seconds: seconds after which admissions stop waiting for a player without a pending request.
+        gather_seconds: seconds that the first request waits for others if the number of players is unknown.
     """
 
     def __init__(self, rule: Rule, every: int, absence_seconds: float, gather_seconds: float) -> None:
@@ -89,19 +89,19 @@ class Admission:
         self.every = every
         self.absence_seconds = absence_seconds
         self.gather_seconds = gather_seconds
-        self._changed = threading.Condition()  # guards all that follows
+        self._changed = threading.Condition()  # guards all attributes below
         self._seats: set[Seat] = set()
         self._queue: list[Draft] = []
         self._admissions = 0
-        self._steps_left = 0  # until the next admission
-        self._came_at = 0.0  # the last request
+        self._steps_left = 0  # sampling steps until the next admission
+        self._came_at = 0.0  # time of the last request
         self._closed = False
 
-    # For those who ask
+    # For callers
 
     @contextmanager
     def seats(self, players: int) -> Iterator[list[Seat]]:
-        """Expect so many players until each has left its seat."""
+        """Wait for this many players at each admission, until each has left its seat."""
         seats = [Seat(self) for _ in range(players)]
         with self._changed:
             self._seats.update(seats)
@@ -113,17 +113,17 @@ class Admission:
                 self.leave(seat)
 
     def leave(self, seat: Seat) -> None:
-        """Expect nothing more from a seat."""
+        """Remove a seat, so that admissions no longer wait for its player."""
         with self._changed:
             self._seats.discard(seat)
             if not self._awaited():
                 self._changed.notify()
 
     def ask(self, request: SamplingRequest, future: asyncio.Future[Reply]) -> Draft:
-        """Take a request, and the future for its reply.
+        """Queue a request together with the future for its reply.
 
         Raises:
-            RuntimeError: the desk is closed.
+            RuntimeError: the queue is closed.
         """
         with self._changed:
             if self._closed:
@@ -135,12 +135,12 @@ class Admission:
                 draft.seat.late = False
             self._queue.append(draft)
             self._came_at = time.monotonic()
-            if not self._awaited():  # so the thread that samples wakes once a batch, not at each request
+            if not self._awaited():  # wakes the sampling thread once per batch, not at each request
                 self._changed.notify()
             return draft
 
     def settle(self, drafts: Sequence[Draft]) -> None:
-        """Note that requests are about to be answered, or that their callers have left."""
+        """Mark requests as answered or canceled."""
         with self._changed:
             for draft in drafts:
                 if draft.settled:
@@ -154,20 +154,20 @@ class Admission:
             self._changed.notify()
 
     def _awaited(self) -> list[Seat]:
-        """Return the seats of players who are between two requests, and not for too long."""
+        """Return the seats of players without a pending request that are not late."""
         return [seat for seat in self._seats if not seat.asks and not seat.late]
 
-    # For the thread that samples
+    # For the sampling thread
 
     def next(self, room: int, running: bool) -> list[Draft] | None:
-        """Wait until it is clear what joins now, and return it.
+        """Wait until the next admission is decided, and return the admitted requests in order.
 
         Args:
-            room: most requests.
-            running: whether replies are being sampled; if so, nothing may join.
+            room: largest number of requests to admit.
+            running: whether replies are being sampled; if so, an empty list is a valid answer.
 
         Returns:
-            The requests, in their order; None: the desk is closed, and nothing is running.
+            The admitted requests; None if the queue is closed and no reply is being sampled.
         """
         with self._changed:
             if running and self._steps_left:
@@ -185,7 +185,7 @@ class Admission:
             return admitted
 
     def _seconds_to_wait(self, room: int, running: bool) -> float:
-        """Return how long to wait for a change at most; 0: no longer."""
+        """Return the most seconds to wait for a change; 0: admit now."""
         now = time.monotonic()
         for seat in self._awaited():
             if seat.away_since + self.absence_seconds <= now:
@@ -204,7 +204,7 @@ class Admission:
         return 0.0 if self._seats else max(0.0, self._came_at + self.gather_seconds - now)
 
     def close(self) -> list[Draft]:
-        """Take and admit nothing more, and return what was never admitted."""
+        """Close the queue and return the requests that were never admitted."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""Replies that are sampled at the same time: others join between two tokens, and those that are done leave."""
+"""Continuous batching: requests join the batch between two tokens, and finished replies leave it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from lightning_agentrl.models.language_model import vocabulary_logits
 from lightning_agentrl.models.prefix_tree import common_prefix_length
 from lightning_agentrl.types.model_input import ModelInput
 
-LEAST_GAIN = 32  # tokens of a conversation that need not be read again; fewer are read with the other prompts
-SAMPLED_AT_ONCE = 2**20  # probabilities, which bounds the memory of sampling
-SAMPLED_AT_ONCE_BY_A_GPU = 2**23  # which is waited for after each part
+LEAST_GAIN = 32  # tokens; a cached conversation that saves fewer is not used
+SAMPLED_AT_ONCE = 2**20  # probabilities computed at a time, which bounds the memory of sampling
+SAMPLED_AT_ONCE_BY_A_GPU = 2**23  # larger, since each part ends with a synchronization
 
 
 class Batch:
     """The replies that are being sampled, one row each, and the last conversation of each player.
 
-    Keys and values of a conversation are kept until the weights change, so that a prompt that goes on from it costs
-    what is new.
+    Keys and values of a conversation are cached until the weights change, so that only the new tokens of a prompt that
+    continues it are computed.
 
     Args:
-        handle: of the policy that samples.
-        most_tokens: of all conversations that are kept; the oldest are dropped first.
+        handle: handle of the sampling policy.
+        most_tokens: largest number of tokens of all cached conversations; the oldest are dropped first.
     """
 
     def __init__(self, handle: PolicyHandle, most_tokens: int) -> None:
@@ -37,11 +37,11 @@ class Batch:
         self.most_tokens = most_tokens
         self.drafts: list[Draft] = []
         self.prefill = (TreePrefill if self.policy.engine_shares else PaddedPrefill)(self.policy)
-        self._rows: Rows | None = None  # one for each draft
-        self._conversations: OrderedDict[int, Conversation] = OrderedDict()  # by the first number of requests
+        self._rows: Rows | None = None  # one row for each draft
+        self._conversations: OrderedDict[int, Conversation] = OrderedDict()  # by environment: `request.number[0]`
 
     def forget(self) -> None:
-        """Drop all that was computed, as the weights have changed."""
+        """Drop all cached keys and values, since the weights have changed."""
         self.prefill.forget()
         self._conversations.clear()
 
@@ -51,7 +51,14 @@ class Batch:
         return drafts
 
     def step(self, new: Sequence[Draft]) -> list[Draft]:
-        """Sample the first token of new replies, or without new ones the next token of all; return finished replies."""
+        """Sample the first token of each new reply, or, if there are none, the next token of each running reply.
+
+        Args:
+            new: replies that join the batch.
+
+        Returns:
+            The replies that this token has finished.
+        """
         sampled = new or self.drafts
         if new:
             before, self.drafts = self.drafts, [*self.drafts, *new]
@@ -75,7 +82,7 @@ class Batch:
         return done
 
     def _let_go(self) -> None:
-        """Drop the replies that are over, and their rows if these can leave."""
+        """Drop finished and canceled replies, and their rows if the cache allows that."""
         left = [i for i, draft in enumerate(self.drafts) if not draft.over]
         if self.prefill.whole_rows and len(left) < len(self.drafts):
             for row, draft in enumerate(self.drafts):
@@ -87,7 +94,7 @@ class Batch:
             self.drop()
 
     def _keep(self, draft: Draft, row: int) -> None:
-        """Keep the conversation that ends with a reply; the last token of it has not been read."""
+        """Cache the conversation that ends with a reply, without its last token, whose keys were not computed."""
         player, keys = draft.request.number[0], (*draft.request.prompt.keys, *draft.ids[:-1])
         kept = self._conversations
         kept.pop(player, None)
@@ -96,7 +103,15 @@ class Batch:
             kept.popitem(last=False)
 
     def _read(self, new: Sequence[Draft], beside: Sequence[ModelInput]) -> tuple[Tensor, Rows]:
-        """Read the prompts of new replies; if a prompt continues a cached conversation, only what it adds."""
+        """Prefill the prompts of new replies; of a prompt that continues a cached conversation, only its new tokens.
+
+        Args:
+            new: replies to prefill.
+            beside: prompts of the replies that are already running.
+
+        Returns:
+            Hidden states [B, H] of the last tokens of the prompts, and their rows.
+        """
         prompts = [draft.request.prompt for draft in new]
         shared = common_prefix_length([prompt.keys for prompt in prompts]) if len(prompts) > 1 else 0
         found = [self._known(draft.request, shared) for draft in new]
@@ -111,9 +126,13 @@ class Batch:
         return hidden, rows
 
     def _known(self, request: SamplingRequest, shared: int) -> Conversation | None:
-        """Return the cached conversation that a request continues, if it saves more than the prefix of all prompts.
+        """Return the cached conversation that a request continues, if it saves more than the common prefix does.
 
-        What is new must have no image, which would have to be seen.
+        The new part of the prompt must not contain an image, since only text can be appended to cached rows.
+
+        Args:
+            request: request whose prompt is looked up.
+            shared: tokens of the common prefix of all new prompts.
         """
         kept = self._conversations.get(request.number[0]) if request.number else None
         if kept is None or len(kept.keys) < shared + LEAST_GAIN:
@@ -124,7 +143,12 @@ class Batch:
 
 
 def sample(drafts: Sequence[Draft], logits_BV: Tensor) -> None:
-    """Add a token to each reply. Each has separate random numbers, which do not depend on the other replies."""
+    """Sample a token for each reply from its own random numbers, which do not depend on the other replies.
+
+    Args:
+        drafts: replies to extend.
+        logits_BV: logits [B, V] of the next tokens, before temperature.
+    """
     most = SAMPLED_AT_ONCE_BY_A_GPU if logits_BV.is_cuda else SAMPLED_AT_ONCE
     at_once = max(most // max(logits_BV.shape[1], 1), 1)
     for begin in range(0, len(drafts), at_once):
@@ -133,7 +157,7 @@ def sample(drafts: Sequence[Draft], logits_BV: Tensor) -> None:
         greedy = temperatures == 0.0
         log_pi = (logits / temperatures.masked_fill(greedy, 1.0)).log_softmax(-1)
         pi = log_pi.exp()
-        # A GPU has no deterministic sums up to each column (``trainer.deterministic``).
+        # CUDA has no deterministic cumulative sum (``trainer.deterministic``).
         summed = pi.cpu() if pi.is_cuda and torch.are_deterministic_algorithms_enabled() else pi
         cumulative = summed.cumsum(-1).to(pi.device)
         shares = logits.new_tensor([draft.shares[len(draft.ids)] for draft in part])[:, None]

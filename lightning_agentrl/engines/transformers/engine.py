@@ -1,7 +1,8 @@
 """Sampling with transformers in the trainer's process: no further package, on any device, for small models.
 
-A worker thread samples one batch of replies, which others join as some are done. What prompts that join together have
-in common is computed once, and on a CPU what all that are sampled begin with is kept until the weights change.
+A worker thread samples one batch of replies; requests join it while finished replies leave it. A prefix that prompts
+share is computed once when they join together. On a CPU the prefix of all running prompts is cached until the weights
+change.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from lightning_agentrl.types.model_input import check_text_only
 class TransformersEngine(Engine):
     """Engine that samples with the policy itself; nothing is copied, so new weights are available at once.
 
-    If the policy is trained meanwhile (``max_staleness`` of the data module), it samples with a copy.
+    If the policy is trained during sampling (``max_staleness`` of the data module), it samples with a copy.
 
     Args:
         max_batch: largest number of replies that are sampled at a time.
-        admission: ``by_number``: which replies are sampled together follows from a fixed rule, so equal runs are equal
-            to the bit; requests are admitted when no environment of the rollout is between two of them.
-            ``as_they_come``: it depends on the time that everything takes.
-        admit_every: steps of sampling from one admission ``by_number`` to the next. Environments are waited for then
-            only. 1: nothing is ever sampled while one is between two requests; more cost less where steps are slow.
-        absence_seconds: seconds after which an environment that is between two requests is not waited for; what is
-            sampled then depends on time, and its next turn has ``late`` among its ``env_errors``.
+        admission: rule by which requests join the batch. ``by_number``: a fixed rule, so equal runs are equal to the
+            bit; requests join when every environment of the rollout has a pending request. ``as_they_come``: in order
+            of arrival, so batches depend on timing.
+        admit_every: number of sampling steps between two admissions ``by_number``. Sampling waits for environments
+            only at an admission. With 1, it waits for every environment step; larger numbers suit slow environments.
+        absence_seconds: seconds after which sampling stops waiting for an environment without a pending request. The
+            batches then depend on timing, and the environment's next turn has ``late`` among its ``env_errors``.
     """
 
     own_weights: ClassVar[bool] = True
-    gather_seconds = 0.005  # for which the first of some requests ``as_they_come`` waits for another
+    gather_seconds = 0.005  # time that the first request waits for others, with ``as_they_come``
 
     def __init__(
         self,
@@ -65,8 +66,8 @@ class TransformersEngine(Engine):
         self.admit_every = admit_every
         self.absence_seconds = absence_seconds
         self.policy_version = 0
-        self._trained: LanguageModel | None = None  # the original, if the sampling policy is a copy
-        self._desk: Admission | None = None  # while started, as the two below
+        self._trained: LanguageModel | None = None  # the trained policy, if the sampling policy is a copy of it
+        self._desk: Admission | None = None  # set while started, like the two below
         self._batch: Batch | None = None
         self._worker: threading.Thread | None = None
 
@@ -75,7 +76,7 @@ class TransformersEngine(Engine):
         return self._trained is not None
 
     def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
-        """Return keys and values of one batch and of kept conversations, and the policy's copy if there is one."""
+        """Estimate keys and values of one batch and of cached conversations, and the policy's copy if there is one."""
         lm = policy.model.lm
         config = lm.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -100,11 +101,11 @@ class TransformersEngine(Engine):
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
         if self._trained is None:
-            torch.clear_autocast_cache()  # of the old weights
+            torch.clear_autocast_cache()  # it holds casts of the old weights
         elif self._batch is not None:
             copy_weights(self._trained, to=self._batch.policy)
         if self._batch is not None:
-            self._batch.forget()  # also where the weights are the same, or a run that goes on would differ
+            self._batch.forget()  # even if the weights are the same, so that a resumed run equals an uninterrupted one
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -113,7 +114,7 @@ class TransformersEngine(Engine):
             try:
                 yield
             finally:
-                torch.clear_autocast_cache()  # of weights that were cast without gradients, and change now
+                torch.clear_autocast_cache()  # it holds casts without gradients of weights that are trained next
 
     def seats(self, players: int) -> AbstractContextManager[Sequence[AbstractContextManager]]:
         if self.admission == "as_they_come":
@@ -124,7 +125,7 @@ class TransformersEngine(Engine):
         if self._desk is not None and self._worker is not None:
             rest = self._desk.close()
             self._worker.join()
-            for draft in rest:  # too late: nobody else would answer them
+            for draft in rest:  # the worker has ended and cannot answer them
                 draft.tell(RuntimeError("the engine was stopped"))
         self._desk = self._worker = self._batch = self._trained = None
 
@@ -149,27 +150,27 @@ class TransformersEngine(Engine):
 
     @torch.no_grad()
     def _serve(self) -> None:
-        """Sample batch after batch in a thread, until the desk is closed."""
+        """Run the worker thread: sample batch after batch until the queue is closed."""
         desk, batch = self._started()
         try:
             if (device := batch.policy.lm.device).type == "cuda":
-                torch.cuda.set_device(device)  # a new thread begins with the first one
+                torch.cuda.set_device(device)  # a new thread starts on the first GPU
             first = desk.next(self.max_batch, running=False)
             while first is not None:
                 batch = self._started()[1]
-                # Leaving autocast drops the weights that it has cast, of all threads: those of the batch before, and
-                # also those that are trained on meanwhile.
+                # Leaving autocast clears its cache of cast weights for all threads: those of the previous batch, and
+                # also those that are being trained.
                 with batch.handle.precision():
-                    while first is not None and batch is self._batch:  # else it was started anew
+                    while first is not None and batch is self._batch:  # else the engine was restarted
                         self._sample(desk, batch, first)
                         first = desk.next(self.max_batch, running=False)
-        except BaseException as error:  # such as a warning that counts as an error
-            for draft in desk.close():  # and what comes later is refused
+        except BaseException as error:  # such as a warning that is raised as an error
+            for draft in desk.close():  # later requests are refused
                 draft.tell(RuntimeError(_ended_by(error)))
             raise
 
     def _sample(self, desk: Admission, batch: Batch, new: Sequence[Draft]) -> None:
-        """Sample until nothing is left to do. An error is passed to everyone who waits for a reply."""
+        """Sample until no reply is left. An error is passed to all waiting callers."""
         try:
             with _evaluating(batch.policy):
                 done = batch.step(new)
@@ -177,7 +178,7 @@ class TransformersEngine(Engine):
                     self._answer(desk, batch, done)
                     room = self.max_batch - len(batch.drafts)
                     done = batch.step((desk.next(room, running=True) if batch.prefill.whole_rows else None) or ())
-            self._answer(desk, batch, done)  # when the policy is as it was
+            self._answer(desk, batch, done)  # after the policy is back in its previous mode
         except BaseException as error:
             fault = error if isinstance(error, Exception) else RuntimeError(_ended_by(error))
             for draft in batch.drop():
@@ -193,7 +194,7 @@ class TransformersEngine(Engine):
             closed = draft.ids[-1] in batch.handle.stop_token_ids
             reply = Reply(tuple(draft.ids), tuple(draft.logps), closed, self.policy_version, draft.late)
             outcomes.append((draft, reply))
-        desk.settle(done)  # first, since their callers ask again at once
+        desk.settle(done)  # before the callers wake, since they send their next requests at once
         tell_all(outcomes)
 
 
@@ -203,7 +204,7 @@ def _ended_by(error: BaseException) -> str:
 
 @contextmanager
 def _evaluating(policy: LanguageModel) -> Iterator[None]:
-    """Leave out what is for training only."""
+    """Put the policy into eval mode inside the context."""
     was_training = policy.training
     policy.eval()
     try:

@@ -21,42 +21,42 @@ from lightning_agentrl.models.vision import PackedImages, find_tokens, text_deco
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.transfer import integers
 
-LEAST_PREFIX = 8  # tokens; reading fewer again costs less than keeping them apart
+LEAST_PREFIX = 8  # tokens; computing a shorter prefix again costs less than caching it
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One row, kept after its reply: the keys of its tokens, and keys and values [heads, L, D] of each layer."""
+    """Cached row of a finished reply: the prefix-tree keys of its L tokens, and each layer's keys and values."""
 
     keys: Keys
-    layers: Sequence[tuple[Tensor, Tensor]]
-    next: int  # position behind the last token; an image takes fewer than it has tokens
+    layers: Sequence[tuple[Tensor, Tensor]]  # keys and values [heads, L, D] of each layer
+    next: int  # position of the next token; it can be below L, since an image spans fewer positions than tokens
 
 
 @dataclass
 class Rows:
-    """B rows, left-padded and masked, so that they end in the same column."""
+    """Batch of B token rows, left-padded so that they end in the same column."""
 
     cache: DynamicCache
-    seen: Tensor  # [B, L] int64, 1 on tokens
-    positions: Tensor  # [B, 1] int64, of the last tokens, which are text
+    seen: Tensor  # [B, L] int64, 1 on tokens, 0 on padding
+    positions: Tensor  # [B, 1] int64, positions of the last tokens, which are text
 
     def read_on(self, policy: LanguageModel, tokens_B: Sequence[int]) -> Tensor:
-        """Read one more token of each row and return hidden states [B, H]."""
+        """Run the model on one more token of each row and return hidden states [B, H]."""
         self.seen = torch.cat([self.seen, self.seen.new_ones(len(tokens_B), 1)], 1)
         self.positions = self.positions + 1
         ids = torch.tensor(tokens_B, device=self.seen.device)[:, None]
         return read(policy, ids, self.positions, attention_mask=self.seen, cache=self.cache)[:, -1]
 
     def kept(self, rows: Sequence[int]) -> Rows:
-        """Return some of the rows without the columns that only others need. All layers must hold whole rows."""
+        """Return a subset of the rows, without columns that are padding in all of them. All layers hold whole rows."""
         places = torch.tensor(rows, device=self.seen.device)
         first = self.seen.shape[1] - int(self.seen[places].sum(1).max())
         cache = cache_of((keys[places, :, first:], values[places, :, first:]) for keys, values in layers_of(self.cache))
         return Rows(cache, self.seen[places, first:], self.positions[places])
 
     def joined(self, others: Rows) -> Rows:
-        """Return these rows followed by others. The caches of all layers must hold whole rows."""
+        """Return these rows followed by ``others``. All layers must hold whole rows."""
         width = max(self.seen.shape[1], others.seen.shape[1])
         seen = torch.cat([pad(rows.seen, (width - rows.seen.shape[1], 0)) for rows in (self, others)])
         both = zip(layers_of(self.cache), layers_of(others.cache), strict=True)
@@ -67,7 +67,7 @@ class Rows:
         return Rows(cache, seen, torch.cat([self.positions, others.positions]))
 
     def conversation(self, row: int, keys: Keys) -> Conversation:
-        """Return a copy of one row, whose tokens have these keys."""
+        """Return a copy of one row, whose tokens have the prefix-tree keys ``keys``."""
         layers = [(k[row, :, -len(keys) :].clone(), v[row, :, -len(keys) :].clone()) for k, v in layers_of(self.cache)]
         return Conversation(keys, layers, int(self.positions[row]) + 1)
 
@@ -78,7 +78,7 @@ def layers_of(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
 
 
 def cache_of(layers: Iterable[Sequence[Tensor]]) -> DynamicCache:
-    """Return a cache with these keys and values, in whole rows even if layers have windows."""
+    """Return a cache with these keys and values. It holds whole rows even if layers have sliding windows."""
     cache = DynamicCache()
     for index, (keys, values) in enumerate(layers):
         cache.update(keys, values, index)
@@ -102,43 +102,43 @@ def read(
 
 @lru_cache
 def _name_of_cache(decoder: type[nn.Module]) -> str:
-    """Return what a decoder's forward pass calls its cache; transformers has renamed it."""
+    """Return the name of the cache argument of a decoder's forward pass; transformers has renamed it."""
     return "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"
 
 
 class TreePrefill:
-    """Prefill as a prefix tree: a common prefix is computed once, that of all prompts once for many batches.
+    """Prefill as a prefix tree: compute shared prefixes once, and cache the prefix of all prompts between calls.
 
-    Prefixes are compared by keys, so prompts with different images share nothing behind the first of them.
+    Prefixes are compared by prefix-tree keys, so prompts with different images share only what precedes the images.
     """
 
-    whole_rows: ClassVar[bool] = True  # are in the cache, so rows can join and leave
+    whole_rows: ClassVar[bool] = True  # the cache holds whole rows, so rows can join and leave
 
     def __init__(self, policy: LanguageModel) -> None:
         self.policy = policy
         self.forget()
 
     def forget(self) -> None:
-        """Drop the kept prefix, as the weights have changed."""
+        """Drop the cached prefix, since the weights have changed."""
         self._prefix: Keys = ()
-        self._next = 0  # position behind the prefix; an image takes fewer than it has tokens
+        self._next = 0  # position after the prefix; an image spans fewer positions than it has tokens
         self._prefix_cache = DynamicCache()
 
     def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
-        """Read prompts.
+        """Prefill prompts.
 
         Args:
-            prompts: to be read.
-            beside: those of the replies that are being sampled meanwhile, whose prefix is worth keeping too.
+            prompts: prompts to prefill, B of them.
+            beside: prompts of the replies that are already being sampled; the cached prefix must be theirs too.
 
         Returns:
-            Hidden states [B, H] of their last tokens, and their rows.
+            Hidden states [B, H] of the last tokens of ``prompts``, and their rows.
         """
         self.keep_common_prefix([*prompts, *beside])
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt.keys[past:] for prompt in prompts], device)
         ends = [layout.find(k, (len(prompt) - past - 1,))[0] for k, prompt in enumerate(prompts)]
-        cache = cache_of(layers_of(self._prefix_cache))  # since the model appends to it
+        cache = cache_of(layers_of(self._prefix_cache))  # a copy, since the model appends to it
         positions, images = self._next + layout.tree.positions, [prompt.images for prompt in prompts]
         tokens = find_tokens(layout.keys, positions, layout.tree.ends, images, self.policy.image_reader)
         hidden_N = read(
@@ -159,10 +159,11 @@ class TreePrefill:
         return hidden_N[ends], Rows(rows, _seen(prompts, device), _last(tokens.positions)[ends, None])
 
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
-        """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
+        """Keep the cached prefix if it covers at least half of the prompts' common prefix; else cache that prefix.
 
-        At least one token of each prompt is left out, since its hidden state is needed. A few tokens are not kept. On a
-        GPU none are: FlexAttention reads no tree behind a past, and dense attention has a mask of all pairs of tokens.
+        At least one token of each prompt is left out, since its hidden state is needed. A prefix below ``LEAST_PREFIX``
+        tokens is not cached. On a GPU nothing is: FlexAttention supports no tree after cached tokens, and dense
+        attention would need a mask over all pairs of tokens.
         """
         rows = [prompt.keys for prompt in prompts]
         common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
@@ -184,9 +185,9 @@ class TreePrefill:
 
 
 class PaddedPrefill:
-    """Prefill of padded prompts side by side, for models whose layers cannot read a tree.
+    """Prefill of left-padded prompts, for models whose layers do not support a prefix tree.
 
-    What such layers keep of the past may be anything, so no row joins or leaves before all are done.
+    The cache of such layers may have any form, so no row joins or leaves before all are done.
     """
 
     whole_rows: ClassVar[bool] = False
@@ -198,7 +199,7 @@ class PaddedPrefill:
         """Do nothing: there is no cached prefix."""
 
     def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
-        """Read prompts; see :class:`TreePrefill`."""
+        """Prefill prompts; see :class:`TreePrefill`. ``beside`` is unused."""
         device, cache = self.policy.lm.device, DynamicCache(config=self.policy.lm.config)
         seen = _seen(prompts, device)
         width = seen.shape[1]
@@ -215,10 +216,15 @@ class PaddedPrefill:
 def read_on(
     policy: LanguageModel, prompts: Sequence[ModelInput], conversations: Sequence[Conversation]
 ) -> tuple[Tensor, Rows]:
-    """Read what prompts add to their conversations, side by side.
+    """Prefill only the tokens that prompts add to their cached conversations.
+
+    Args:
+        policy: model that samples.
+        prompts: B prompts.
+        conversations: cached conversation that each prompt continues.
 
     Returns:
-        Hidden states [B, H] of their last tokens, and their rows.
+        Hidden states [B, H] of the last tokens of the prompts, and their rows.
     """
     device = policy.lm.device
     known = [len(one.keys) for one in conversations]
@@ -228,8 +234,8 @@ def read_on(
         [torch.stack([pad(x, (0, 0, past - x.shape[1], 0)) for x in side]) for side in zip(*layers, strict=True)]
         for layers in zip(*(one.layers for one in conversations), strict=True)
     )
-    # Behind the new tokens of a row are blanks, which none of them sees; between old and new ones there are none, since
-    # layers with a window count columns.
+    # Pad new tokens on the right, where causal attention ignores the padding. Between old and new tokens there is no
+    # padding, since layers with a sliding window count columns.
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in new], device=device)
     seen = torch.zeros(len(new), past + width, dtype=torch.int64, device=device)
     positions = torch.zeros(len(new), width, dtype=torch.int64, device=device)
@@ -238,7 +244,7 @@ def read_on(
         positions[row] = torch.arange(one.next, one.next + width, device=device)
     hidden = read(policy, ids, positions, attention_mask=seen, cache=cache)
     last = torch.tensor([len(row) - 1 for row in new], device=device)
-    # Close the gaps: columns without a token come first, and those that no row needs are left out.
+    # Move the padding of each row to the left, and drop columns that are padding in all rows.
     order = seen.argsort(dim=1, stable=True)[:, -int(seen.sum(1).max()) :]
     packed = cache_of(
         [x.gather(2, order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])) for x in layer]
@@ -249,16 +255,16 @@ def read_on(
 
 
 def _left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return [B, L]: rows of integers that end in the same column, 0 before each."""
+    """Return rows of integers as a tensor [B, L], padded with 0 on the left."""
     width = max(map(len, rows))
     return integers([x for row in rows for x in (*[0] * (width - len(row)), *row)], device).view(len(rows), width)
 
 
 def _seen(prompts: Sequence[ModelInput], device: torch.device) -> Tensor:
-    """Return int64 [B, L]: 1 on the tokens of left-padded prompts."""
+    """Return the mask [B, L] int64 of left-padded prompts: 1 on tokens, 0 on padding."""
     return _left_padded([[1] * len(prompt) for prompt in prompts], device)
 
 
 def _last(positions: Tensor) -> Tensor:
-    """Return [N]: for each token the position that the next text token follows."""
+    """Return for each of N tokens the largest of its position components [N]; the next text token comes after it."""
     return positions if positions.dim() == 1 else positions.amax(0)

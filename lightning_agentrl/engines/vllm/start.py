@@ -24,23 +24,23 @@ from lightning_agentrl.models.lora import has_adapters
 from lightning_agentrl.vllm_worker.extension import CPU_BLOCK
 
 KEY = "data.init_args.engine.init_args"
-UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs/results/vllm.md
+UNFIT = frozenset(  # families that vLLM computes differently, or cannot run: docs/results/vllm.md
     ("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox", "minimax_m2", "modernbert-decoder", "phi")
 )
-IMPORT_TORCHVISION = frozenset(("qwen3_5_text", "qwen3_5_moe_text"))  # vLLM's modules of them, for text too
+IMPORT_TORCHVISION = frozenset(("qwen3_5_text", "qwen3_5_moe_text"))  # text families whose vLLM modules import it
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
-COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside these
+COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside this range
 LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
 QUIET = {"VLLM_CONFIGURE_LOGGING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-"""While vLLM is imported. Its own configuration closes all handlers of the process, and may set levels of others."""
+"""Variables while vLLM is imported: its logging configuration would close all log handlers of the process."""
 
 
 @dataclass(frozen=True)
 class VLLMOptions:
-    """The arguments of :class:`VLLMEngine`, which describes them.
+    """Options of vLLM; :class:`VLLMEngine` describes them.
 
     Raises:
-        ValueError: one of them is impossible.
+        ValueError: an option is out of range.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
@@ -57,7 +57,7 @@ class VLLMOptions:
             raise ValueError(f"gpu_memory_utilization must be above 0 and below 1, got {self.gpu_memory_utilization}")
 
     def computes_in(self, handle: PolicyHandle | PlannedPolicy) -> torch.dtype:
-        """Return the dtype of the engine for a policy, or raise a ConfigError if vLLM does not know it."""
+        """Return the dtype of the engine for a policy, or raise a ConfigError if vLLM does not support it."""
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
         if handle.computes_in == torch.float64:
@@ -70,21 +70,24 @@ class VLLMOptions:
 
 
 def check_family(config: Any) -> None:
-    """Refuse a family that vLLM computes differently or cannot run, or that needs torchvision when it is missing.
+    """Check that vLLM can run models of a family.
+
+    Args:
+        config: transformers' config of the model.
 
     Raises:
-        ConfigError: names the family.
+        ConfigError: vLLM computes the family differently or cannot run it, or it needs torchvision, which is missing.
     """
     family = config.get_text_config().model_type
     if family in UNFIT:
         raise ConfigError(
-            f"vLLM computes models of the family {family} otherwise than the trainer, or not at all; use "
+            f"vLLM cannot run models of the family {family}, or computes them differently from the trainer; use "
             "TransformersEngine (key data.init_args.engine)"
         )
     if family in IMPORT_TORCHVISION and importlib.util.find_spec("torchvision") is None:
         raise ConfigError(
             f"vLLM's model of the family {family} imports torchvision, which is not installed; install the torchvision "
-            "that belongs to your torch, or use TransformersEngine (key data.init_args.engine)"
+            "that matches your torch, or use TransformersEngine (key data.init_args.engine)"
         )
 
 
@@ -92,12 +95,12 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
     """Refuse requests that vLLM would truncate or change.
 
     Args:
-        request: the request.
-        max_model_len: most tokens of a prompt with its reply.
-        limit_of: whose limit that is, as a clause after "tokens that".
+        request: request to check.
+        max_model_len: largest number of tokens of a prompt and its reply.
+        limit_of: source of that limit, as a clause after "tokens that", for the error message.
 
     Raises:
-        ValueError: one sentence with the remedy.
+        ValueError: the request is too long or its temperature is out of range; the message names the key to change.
     """
     if len(request.prompt) + request.max_tokens > max_model_len:
         raise ConfigError(
@@ -113,24 +116,27 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
 
 
 def sampling_arguments(request: SamplingRequest, stop_token_ids: Collection[int]) -> dict[str, Any]:
-    """Return the ``SamplingParams`` of a request, which a server takes too."""
+    """Return the arguments of vLLM's ``SamplingParams`` for a request; a server accepts the same."""
     return {
         "temperature": request.temperature,
         "seed": request.seed,
         "max_tokens": request.max_tokens,
         "stop_token_ids": list(stop_token_ids),
-        "ignore_eos": True,  # only the ids above, none from the model's folder
-        "logprobs": 0,  # of the sampled token only
+        "ignore_eos": True,  # stop at the ids above only, not at those of the model's folder
+        "logprobs": 0,  # log-prob of the sampled token only
         "detokenize": False,
     }
 
 
 @contextmanager
 def kept_process(device: torch.device) -> Iterator[None]:
-    """Undo what vLLM changes: random states, threads, precision of products, logging, variables.
+    """Restore what vLLM changes in this process: random states, threads, matmul precision, logging and variables.
 
-    Variables of vLLM's own stay, as it reads them at any time. It samples with the trainer's precision of products in
-    float32, as the trainer scores. Variables of the user about vLLM's logging are followed.
+    vLLM's own environment variables stay set, since it reads them at any time. With the matmul precision restored, vLLM samples
+    with the precision in which the trainer scores. Variables that the user has set for vLLM's logging stay in effect.
+
+    Args:
+        device: device of the policy.
     """
     variables, precision = dict(os.environ), torch.get_float32_matmul_precision()
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
@@ -149,7 +155,7 @@ def kept_process(device: torch.device) -> Iterator[None]:
         np.random.set_state(states[1])
         torch.set_num_threads = set_num_threads  # vLLM replaces this function on a CPU
         if devices:
-            torch.set_num_threads(threads)  # beside a GPU it sets one thread for the whole process
+            torch.set_num_threads(threads)  # with a GPU, vLLM sets one thread for the whole process
         torch.set_float32_matmul_precision(precision)
         for name in set(os.environ) | set(variables):
             if (name in QUIET or not name.startswith("VLLM_")) and os.environ.get(name) != variables.get(name):
@@ -163,15 +169,15 @@ def start_vllm(options: VLLMOptions, handle: PolicyHandle, owns_processes: bool)
     """Start vLLM's ``LLMEngine`` in this process, without weights; with adapters, the base weights are loaded.
 
     Args:
-        options: of the engine.
-        handle: the policy, for its architecture, device and limits.
-        owns_processes: whether there is no process group but the one that vLLM makes.
+        options: options of the engine.
+        handle: handle of the policy, for its architecture, device and limits.
+        owns_processes: whether vLLM creates the only process group.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: vLLM cannot run the model here; the message names the key to change.
     """
     model, device = str(handle.policy.lm.name_or_path), handle.policy.lm.device
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run in this process, which holds the weights
     if device.type != "cpu":  # vLLM reads it at any time (`VllmConfig.use_v2_model_runner`)
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     with kept_process(device):
@@ -199,7 +205,11 @@ def start_vllm(options: VLLMOptions, handle: PolicyHandle, owns_processes: bool)
 
 
 def check_own_model(model: Any, name: str) -> None:
-    """Refuse families that vLLM runs with the class of transformers: it changes that class, and so the trainer's model.
+    """Refuse families that vLLM runs with transformers' class, since it modifies that class and so the trainer's model.
+
+    Args:
+        model: vLLM's model config.
+        name: name or path of the model.
 
     Raises:
         ConfigError: vLLM has no class for the family.
@@ -208,8 +218,8 @@ def check_own_model(model: Any, name: str) -> None:
 
     if ".models.transformers" in get_model_architecture(model)[0].__module__:
         raise ConfigError(
-            f"vLLM has no model of its own for the family {model.hf_text_config.model_type} ('{name}'), and what it "
-            "takes instead cannot be in the trainer's process; use VLLMServerEngine or TransformersEngine (key "
+            f"vLLM has no model class for the family {model.hf_text_config.model_type} ('{name}'), and its fallback to "
+            "transformers cannot run in the trainer's process; use VLLMServerEngine or TransformersEngine (key "
             "data.init_args.engine)"
         )
 
@@ -218,7 +228,7 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
     """Return the arguments of vLLM's engine for a policy.
 
     Raises:
-        ConfigError: vLLM cannot run the model as it is asked to.
+        ConfigError: vLLM cannot run the model with these options.
     """
     lm = handle.policy.lm
     arguments: dict[str, Any] = {
@@ -229,7 +239,7 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
         "dtype": str(options.computes_in(handle)).removeprefix("torch."),
         "max_model_len": handle.window,
         "max_num_seqs": options.max_batch,
-        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from, after temperature
+        "logprobs_mode": "processed_logprobs",  # log-probs of the sampling distribution, after temperature
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "enable_sleep_mode": options.sleeps(handle),
@@ -238,8 +248,8 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
     if lm.device.type == "cpu":
         arguments |= {"kv_cache_memory_bytes": int(options.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
         arguments["enforce_eager"] = True  # compilation takes minutes there without a gain
-        # Chunked prefill rewinds the random stream of a prompt, which vLLM cannot do on a CPU. Without it vLLM keeps no
-        # states of prefixes.
+        # Chunked prefill has to rewind a request's random generator, which vLLM cannot do on a CPU. Without chunked
+        # prefill vLLM caches no recurrent states, so families that need them cannot use the prefix cache.
         arguments["enable_chunked_prefill"] = False
         family = text_family(lm.config)
         arguments["enable_prefix_caching"] = family is None or family.engine_shares
@@ -248,7 +258,7 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
         arguments["enforce_eager"] = not options.cuda_graphs
         if options.cuda_graphs:
             arguments["compilation_config"] = decoding_graphs(options.max_batch)
-        arguments["async_scheduling"] = False  # vLLM's default, which a CPU has, is to do it
+        arguments["async_scheduling"] = False  # vLLM's default is True, except on a CPU
     if has_adapters(lm):
         (adapters,) = vars(lm)["peft_config"].values()
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(adapters.r)}
@@ -256,14 +266,14 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
 
 
 def decoding_graphs(max_batch: int) -> dict[str, Any]:
-    """Return vLLM's ``compilation_config`` that compiles nothing and records steps that only decode as CUDA graphs."""
+    """Return a ``compilation_config`` of vLLM that only records decoding steps as CUDA graphs, without compiling."""
     return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "max_cudagraph_capture_size": max_batch}
 
 
 def close_vllm(engine: Any, owns_processes: bool) -> None:
-    """Release memory; keep the process group if vLLM found one, that is without ``owns_processes``."""
+    """Release vLLM's memory, and its process group if ``owns_processes``: vLLM created the group."""
     client = engine.engine_core
-    client._finalizer.detach()  # it would destroy the process group in any case
+    client._finalizer.detach()  # it would always destroy the process group
     client.engine_core.model_executor.shutdown()
     client.engine_core.scheduler.shutdown()
     _leave_groups(owns_processes)
@@ -299,5 +309,5 @@ def _sentence(error: Exception, options: VLLMOptions, model: str, on_cpu: bool) 
     why = one_line(str(error)) or type(error).__name__
     return (
         f"vLLM cannot be started with the model '{model}': {why}; if memory is short, change {share} or lower "
-        f"{LESS_PROMPT}; for a model that it does not take, use TransformersEngine (key data.init_args.engine)"
+        f"{LESS_PROMPT}; if vLLM does not support the model, use TransformersEngine (key data.init_args.engine)"
     )

@@ -1,4 +1,4 @@
-"""vLLM's engine in a separate thread: requests and replies are exchanged between its steps."""
+"""Thread that runs vLLM's engine, and exchanges requests and replies between its steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 class Message:
     """Work for the thread."""
 
-    do: Callable[[Any], None]  # with the engine; what it raises ends the thread
-    fail: Callable[[Exception], None]  # instead, if the thread has ended
+    do: Callable[[Any], None]  # called with the engine; an exception ends the thread
+    fail: Callable[[Exception], None]  # called instead if the thread has ended
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Handling:
     build: Callable[[], Any]  # returns the `LLMEngine`
     add: Callable[[Any, str, SamplingRequest], None]  # adds a named request to the engine
     read: Callable[[Any], Reply]  # returns the reply in a finished output
-    close: Callable[[Any], None]  # at the end
+    close: Callable[[Any], None]  # closes the engine
 
 
 class VLLMThread:
@@ -44,21 +44,21 @@ class VLLMThread:
 
     def __init__(self, handling: Handling) -> None:
         self._handling = handling
-        self._mail: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: the end
-        self._lock = threading.Lock()  # guards `_ended`: once it is set, nobody reads the mailbox
+        self._mail: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends the thread
+        self._lock = threading.Lock()  # guards `_ended`: once it is set, no message is read
         self._ended: Exception | None = None
         self._built: Future[None] = Future()
         self._in_flight: dict[str, Waiting] = {}
-        self._numbers = itertools.count(1)  # of requests; the next one is taken in one step of the interpreter
+        self._numbers = itertools.count(1)  # request names; `next` is atomic
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
 
     def wait_until_built(self) -> None:
-        """Wait until the engine is built; raise what building it raised."""
+        """Wait until the engine is built, and raise the error if building it failed."""
         self._built.result()
 
     def call(self, do: Callable[[Any], T]) -> T:
-        """Run ``do`` with the engine in the thread while nothing is sampled, and return its result."""
+        """Run ``do`` with the engine in the thread and return its result; no request may be in flight."""
         result: Future[T] = Future()
 
         def run(engine: Any) -> None:
@@ -73,12 +73,12 @@ class VLLMThread:
         return result.result()
 
     async def ask(self, request: SamplingRequest) -> Reply:
-        """Sample one reply; if the caller is cancelled, its request is aborted."""
+        """Sample one reply, and abort the request if the caller is canceled."""
         waiting = Waiting(request, asyncio.get_running_loop().create_future())
         name = str(next(self._numbers))
 
         def begin(engine: Any) -> None:
-            self._in_flight[name] = waiting  # notified with the others if this ends the thread
+            self._in_flight[name] = waiting  # before `add`, so that it fails with the others if the thread ends
             try:
                 self._handling.add(engine, name, request)
             except Exception as error:  # noqa: BLE001 - only this request is refused
@@ -120,16 +120,16 @@ class VLLMThread:
             while self._read_mail(engine):
                 for output in engine.step() if self._in_flight else ():
                     if output.finished and output.request_id in self._in_flight:
-                        reply = self._handling.read(output)  # while its caller counts as waiting, should this fail
+                        reply = self._handling.read(output)  # if this fails, the caller still waits and is notified
                         self._in_flight.pop(output.request_id).tell(reply)
-        except BaseException as error:  # noqa: BLE001 - passed to every caller; unheard, they would wait for ever
+        except BaseException as error:  # noqa: BLE001 - passed to every caller, which would wait forever otherwise
             reason = RuntimeError(f"vLLM failed while sampling ({type(error).__name__}: {one_line(str(error))})")
             reason.__cause__ = error
         self._end(reason)
         self._handling.close(engine)
 
     def _read_mail(self, engine: Any) -> bool:
-        """Handle all messages, and wait for one if there is nothing to sample; False: the thread must end."""
+        """Handle all messages, waiting for one if no request is in flight. Return False if the thread must end."""
         while True:
             try:
                 message = self._mail.get(block=not self._in_flight)
@@ -140,7 +140,7 @@ class VLLMThread:
             message.do(engine)
 
     def _end(self, reason: Exception) -> None:
-        """Fail all waiting callers, even those whose requests were not read yet."""
+        """Fail all waiting callers, including those whose requests are still in the queue."""
         with self._lock:
             self._ended = reason
         for waiting in self._in_flight.values():

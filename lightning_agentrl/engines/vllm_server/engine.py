@@ -24,13 +24,13 @@ from lightning_agentrl.types.model_input import check_text_only
 from lightning_agentrl.vllm_worker.extension import sizes_of
 
 if TYPE_CHECKING:
-    import aiohttp  # slow, and imported with a server
+    import aiohttp  # slow to import, and needed only with servers
 
 T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """An event loop in a daemon thread, which runs coroutines until it is stopped."""
+    """Event loop in a daemon thread that runs coroutines until it is stopped."""
 
     def __init__(self) -> None:
         self._loop, self._stopped = asyncio.new_event_loop(), asyncio.Event()
@@ -42,11 +42,11 @@ class BackgroundLoop:
             runner.run(self._stopped.wait())
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine; any thread can wait for its result."""
+        """Start a coroutine and return a future for its result, which any thread can wait for."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and wait for its result in plain code; an interrupt cancels it."""
+        """Run a coroutine from synchronous code and return its result; an interrupt cancels it."""
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -55,30 +55,30 @@ class BackgroundLoop:
             raise
 
     def stop(self) -> None:
-        """Cancel what is running, and end the thread."""
+        """Cancel running coroutines and end the thread."""
         self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
 
 class VLLMServerEngine(Engine):
-    """Engine that samples with vLLM servers over HTTP. ``agentrl serve MODEL`` starts one; only it needs vLLM.
+    """Engine that samples with vLLM servers over HTTP. ``agentrl serve MODEL`` starts one; only the servers need vLLM.
 
     Before each collection and validation the weights are written once into a folder that the servers read; LoRA
-    adapters are merged into them. Servers and replies report the version of the weights. An environment stays with its
-    server, which has its past in the prefix cache; a new one goes to the server with the fewest requests in flight. A
-    server that dies, hangs or gives unusable answers is dropped with a warning, and its requests go to the others. It
-    is used again when it is back and has the current weights; with no server left, requests wait. All processes of a
-    run share the servers.
+    adapters are merged into them. Servers and replies report the version of the weights. All requests of an
+    environment go to one server, whose prefix cache holds its past; a new environment gets the server with the fewest
+    requests in flight. A server that dies, hangs or gives unusable answers is dropped with a warning, and its requests
+    go to the others. It is used again when it is back and has the current weights. While no server is left, requests
+    wait. All processes of a run share the servers.
 
     Args:
-        urls: addresses of the servers, such as http://127.0.0.1:8001. Each run needs servers of its own. ``${NAME}``
-            stands for an environment variable, so that records and logs do not hold a password.
-        weights_folder: folder for weights that the servers see under the same path, such as one on a shared file
-            system; by default a temporary folder, for servers on the trainer's machine, where ``/dev/shm`` is fastest.
-        hang_seconds: seconds without an answer of its engine after which a server counts as hanging. A reply may take
-            30 times as long, and an update of the weights 1 s more for each 10 MB. Raise it if a slow server is
+        urls: addresses of the servers, such as http://127.0.0.1:8001. Two runs cannot share a server. ``${NAME}``
+            stands for an environment variable, so that records and logs do not contain a password.
+        weights_folder: folder for weights that the servers can read under the same path, for example on a shared file
+            system; by default a temporary folder, for servers on the trainer's machine. ``/dev/shm`` is fastest there.
+        hang_seconds: seconds without an answer from its engine after which a server counts as hanging. A reply may
+            take 30 times as long, and an update of the weights 1 s more per 10 MB. Raise it if a slow server is
             dropped.
-        wait_seconds: most seconds that requests wait while no server is left; then the run ends.
+        wait_seconds: seconds that requests wait when no server is left, before the run ends.
     """
 
     own_weights: ClassVar[bool] = True
@@ -99,25 +99,33 @@ class VLLMServerEngine(Engine):
         self.weights_folder = weights_folder
         self.hang_seconds, self.wait_seconds = hang_seconds, wait_seconds
         self.policy_version = 0
-        self.dtype = "auto"  # dtype of the servers, once known
+        self.dtype = "auto"  # dtype of the servers after `start`
         self._handle: PolicyHandle | None = None
         self._loop: BackgroundLoop | None = None
         self._pool: ServerPool | None = None
-        self._shared: SharedWeights | None = None  # of the rank that updates the servers
+        self._shared: SharedWeights | None = None  # set on rank 0, which writes the weights
         self._minding: asyncio.Task[None] | None = None
-        self._run = ""  # prefix of all versions of weights, different for each run
+        self._run = ""  # prefix of the weight versions, different for each run
         self._updates = 0
 
     def check(self) -> None:
-        """Raise a ConfigError if no server answers or one does not fit; its model is checked at the start."""
-        loop = BackgroundLoop()  # the caller may be on another one
+        """Check that a server answers and that all can be used; their model is checked at the start.
+
+        Raises:
+            ConfigError: no server answers, or one cannot be used.
+        """
+        loop = BackgroundLoop()  # the caller may already run on another event loop
         try:
             loop.run(self._inspect())
         finally:
             loop.stop()
 
     def start(self, handle: PolicyHandle) -> None:
-        """Connect to the servers, or raise a ConfigError if none answers or one does not fit the policy."""
+        """Connect to the servers.
+
+        Raises:
+            ConfigError: no server answers, or one does not fit the policy.
+        """
         if self._loop is not None:
             return
         (self._run, *_) = all_gather(uuid.uuid4().hex[:12])
@@ -131,7 +139,11 @@ class VLLMServerEngine(Engine):
             raise
 
     def sync(self, policy_version: int) -> None:
-        """Update the servers' weights, or raise a ConfigError if servers answer and none takes the weights."""
+        """Update the servers' weights.
+
+        Raises:
+            ConfigError: servers answer, but none accepts the weights.
+        """
         loop, pool, handle = self._started()
         loop.run(pool.pause())
         self._updates += 1
@@ -157,7 +169,7 @@ class VLLMServerEngine(Engine):
         try:
             return await asyncio.wrap_future(reply)
         except asyncio.CancelledError:
-            if self._loop is not loop:  # and not cancelled by the caller
+            if self._loop is not loop:  # the engine was stopped; the caller did not cancel
                 raise RuntimeError("the engine was stopped") from None
             raise
 
@@ -174,7 +186,7 @@ class VLLMServerEngine(Engine):
             raise RuntimeError("the engine was not started")
         return self._loop, self._pool, self._handle
 
-    # On the event loop of the servers
+    # On the background event loop
 
     async def _inspect(self) -> None:
         async with open_session(self.hang_seconds) as session:
@@ -192,7 +204,7 @@ class VLLMServerEngine(Engine):
         self._pool = pool
 
     def _servers(self, session: aiohttp.ClientSession) -> list[VLLMServer]:
-        """Return the servers in an order that differs between ranks: each rank counts its own requests only."""
+        """Return the servers, in a different order on each rank, since a rank counts only its own requests."""
         first = rank() * len(self.urls) // world_size() % len(self.urls)
         return [VLLMServer(url, session, self.hang_seconds) for url in self.urls[first:] + self.urls[:first]]
 
@@ -203,7 +215,7 @@ def _bytes_in(folder: Path) -> int:
 
 @contextmanager
 def _raised_on_all() -> Iterator[None]:
-    """Raise a ConfigError of one rank on all of them, which would otherwise wait for it."""
+    """Raise a ConfigError of one rank on all ranks, since the others would wait for it."""
     fault = None
     try:
         yield
@@ -214,13 +226,13 @@ def _raised_on_all() -> Iterator[None]:
 
 
 async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:
-    """Look after the servers until the loop is stopped, which cancels this together with all requests."""
+    """Monitor the servers until the loop is stopped, and then close the session."""
     async with session:
         await pool.mind()
 
 
 def check_precision(facts: Sequence[ServerFacts], handle: PolicyHandle) -> None:
-    """Warn of servers with another precision than the trainer's: they sample from a different distribution."""
+    """Warn if a server's dtype differs from the trainer's, since it samples from a different distribution."""
     own = str(handle.computes_in).removeprefix("torch.")
     if rank() == 0 and (others := sorted({server.dtype for server in facts} - {own})):
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Several servers as one: requests go to those with the current weights, and wait while there are none."""
+"""Pool of vLLM servers: sends each request to a server with the current weights, or waits for one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_agentrl.engines.vllm_server.server import Lost, ServerFacts, Unus
 from lightning_agentrl.errors import ConfigError, EngineGoneError
 from lightning_agentrl.types.model_input import ModelInput
 
-LOOK_SECONDS = 2.0  # between checks of a server
+LOOK_SECONDS = 2.0  # time between two checks of a server
 TRIES = 5  # attempts at a request that fails although a server answers
 
 
@@ -28,10 +28,10 @@ class Weights:
 
     version: str
     policy_version: int
-    folder: Path | None  # that servers load; None: another process makes them load
+    folder: Path | None  # folder with the weights; None: another process sends them
     size: int = 0  # bytes
     contents: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    """By layout: the first server that has taken them, and the checksums of its weights."""
+    """By layout of the weights: the first server that loaded them, and its checksums."""
 
 
 @dataclass(eq=False)
@@ -39,21 +39,21 @@ class Replica:
     """A server and its state."""
 
     server: VLLMServer
-    used: bool = False  # it answers, fits the policy and has the weights
+    used: bool = False  # whether it answers, fits the policy and has the current weights
     in_flight: set[asyncio.Task[Reply]] = field(default_factory=set)
-    why: Exception | None = None  # why it is not used
+    why: Exception | None = None  # reason why it is not used
     admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class ServerPool:
-    """A pool of servers. All of it runs on one event loop.
+    """Pool of servers. All methods run on one event loop.
 
     Args:
-        servers: the servers, at least one.
-        sizes: sizes of the policy, see :func:`complaint`; empty to accept any model, and sample nothing.
-        max_model_len: most tokens of a prompt with its reply.
+        servers: at least one server.
+        sizes: sizes of the policy, see :func:`complaint`; empty to accept any model, for inspection only.
+        max_model_len: largest number of tokens of a prompt and its reply.
         stop_token_ids: tokens that end a reply.
-        wait_seconds: most seconds that requests wait while there is no server.
+        wait_seconds: seconds that requests wait for a server before they fail.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class ServerPool:
         self.sizes = sizes
         self.max_model_len, self.stop_token_ids = max_model_len, stop_token_ids
         self.wait_seconds = wait_seconds
-        self._weights: Weights | None = None  # None: no server has any, or an update is on its way
+        self._weights: Weights | None = None  # None before the first update, and while one is prepared
         self._homes = dict[int, Replica]()  # the server of each environment since the last update
         self._some_used = asyncio.Event()
-        self._waiting_since: float | None = None  # requests wait, since there is no server
+        self._waiting_since: float | None = None  # time since when there is no server; None: there is one
 
     async def inspect(self) -> list[ServerFacts]:
-        """Inspect all servers, of which some need not answer.
+        """Return the facts of all servers that answer.
 
         Raises:
-            ConfigError: none answers, or one does not fit; with the remedy.
+            ConfigError: no server answers, or one does not fit; the message names the remedy.
         """
         found = await asyncio.gather(*map(self._facts, self.replicas), return_exceptions=True)
         for fault in found:
@@ -94,14 +94,16 @@ class ServerPool:
         return facts
 
     async def pause(self) -> None:
-        """Leave the servers alone until the next update, which this process or another one makes."""
+        """Stop checking the servers until the next update, which this process or another one sends."""
         self._weights = None
 
     async def update(self, weights: Weights) -> None:
-        """Update the weights of the servers in use, or of all if none is; others get them when they are back.
+        """Update the weights of the servers in use, or of all servers if none is in use.
+
+        The other servers get the weights when they are back.
 
         Raises:
-            ConfigError: no server takes them, though one answers.
+            ConfigError: a server answers, but none accepts the weights.
         """
         asked = [replica for replica in self.replicas if replica.used] or self.replicas
         self._weights = weights
@@ -115,11 +117,11 @@ class ServerPool:
                 raise fault
 
     async def ask(self, request: SamplingRequest) -> Reply:
-        """Sample one reply, on another server if one fails, hangs or cannot be used; wait while there is no server.
+        """Sample one reply; retry on another server if one fails, and wait while there is no server.
 
         Raises:
             ConfigError: a server refuses the request.
-            EngineGoneError: there has been no server for too long, or the request has failed too often.
+            EngineGoneError: there was no server for ``wait_seconds``, or the request failed ``TRIES`` times.
         """
         faults, failed = 0, set[Replica]()
         while True:
@@ -152,18 +154,24 @@ class ServerPool:
                 await asyncio.sleep(back_off(faults))
 
     async def mind(self) -> None:
-        """Keep looking for servers that hang or are back, for ever."""
+        """Monitor the servers forever: drop those that hang, and admit those that are back."""
         await asyncio.gather(*map(self._mind, self.replicas))
 
     async def _mind(self, replica: Replica) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._weights is None or replica.admitting.locked():  # which has a time limit of its own
+            if self._weights is None or replica.admitting.locked():  # admission has its own time limit
                 continue
             await (self._check(replica) if replica.used else self._admit(replica))
 
     async def _check(self, replica: Replica, fault: Lost | None = None) -> None:
-        """Drop a server that does not answer; after a fault, also if it gives unusable answers or has other weights."""
+        """Drop a server that does not answer.
+
+        Args:
+            replica: server to check.
+            fault: error of the server's last reply. With one, a server is also dropped if its answer was unusable or
+                its weights are not the current ones.
+        """
         weights = self._weights
         why: Exception | None = None
         try:
@@ -172,16 +180,16 @@ class ServerPool:
             await replica.server.probe()
             if fault is not None and weights and await replica.server.weight_version() != weights.version:
                 why = Lost("it was restarted and has its initial weights")
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others are checked
+        except Exception as error:  # noqa: BLE001 - an error of one server must not stop the checks of the others
             why = error if fault is None or isinstance(error, Unusable) else fault
-        if why is not None and replica.used and weights is self._weights:  # else there are newer weights, or it is gone
+        if why is not None and replica.used and weights is self._weights:  # else it was updated or dropped meanwhile
             self._drop(replica, why)
 
     async def _choose(self, request: SamplingRequest, failed: Collection[Replica]) -> Replica:
-        """Return the server for a request, if possible none at which it has failed.
+        """Return the server for a request, preferably one at which the request has not failed.
 
-        An environment stays with its server, whose prefix cache holds its past. A new one goes to the server with the
-        fewest requests in flight.
+        All requests of an environment go to one server, whose prefix cache holds its past. A new environment gets the
+        server with the fewest requests in flight.
         """
         while not (used := [replica for replica in self.replicas if replica.used]):
             await self._wait_for_server()
@@ -218,7 +226,7 @@ class ServerPool:
             raise ConfigError(f"the server {server.url} {error}") from error
 
     async def _facts(self, replica: Replica) -> ServerFacts:
-        """Return the facts of a server, or raise a ConfigError if it does not fit."""
+        """Return the facts of a server, or raise a ConfigError if it does not fit the policy."""
         try:
             facts = await replica.server.facts()
         except ValueError as error:
@@ -228,13 +236,13 @@ class ServerPool:
         return facts
 
     async def _admit(self, replica: Replica) -> Exception | None:
-        """Deliver the weights to a server and use it; else drop it and return why.
+        """Send the weights to a server and use it, or drop it and return the reason.
 
-        That is Lost if it does not answer, and a ConfigError if it does not fit or refuses the weights.
+        The reason is Lost if it does not answer, and a ConfigError if it does not fit or refuses the weights.
         """
         async with replica.admitting:
             weights = self._weights
-            if replica.used or weights is None:  # put into use meanwhile, and sampling; or an update will follow
+            if replica.used or weights is None:  # already in use, or an update will follow
                 return None
             try:
                 await self._facts(replica)
@@ -242,14 +250,14 @@ class ServerPool:
                     await self._load(replica.server, weights.folder, weights)
                 elif await replica.server.weight_version() != weights.version:
                     raise Lost("it does not have the current weights yet")
-                if replica.why is not None:  # sample one token before it is used again
+                if replica.why is not None:  # it was dropped before, so test it with one token first
                     one = SamplingRequest(ModelInput.of_ids((0,)), 1, 0.0, 0)
                     async with replica.server.limit(replica.server.patience, "sampled a token"):
                         await self._generate(replica.server, one, weights)
-            except Exception as error:  # noqa: BLE001 - the others go on, and this one may be started again
+            except Exception as error:  # noqa: BLE001 - the other servers continue, and this one may be restarted
                 self._drop(replica, error)
                 return error
-            if weights is not self._weights:  # there are newer ones, whose delivery waits for the lock
+            if weights is not self._weights:  # newer weights are waiting for the lock
                 return None
             if replica.why is not None:
                 rank_zero_info(f"the vLLM server {replica.server.url} is used again")
@@ -258,7 +266,7 @@ class ServerPool:
             return None
 
     async def _load(self, server: VLLMServer, folder: Path, weights: Weights) -> None:
-        """Load the weights, and refuse a server with other bits than one of equal layout."""
+        """Load the weights into a server, and compare their checksums with those of servers with the same layout."""
         try:
             await server.load(folder, weights.size, weights.version)
         except Unusable:
@@ -276,14 +284,14 @@ class ServerPool:
         other, expected = weights.contents.setdefault(layout, (server.url, content))
         if content != expected:
             raise ConfigError(
-                f"the server {server.url} holds other weights than {other} after the same update; one of them takes it "
-                "over wrongly: start both again"
+                f"the server {server.url} has other weights than {other} after the same update, so one of them has "
+                "loaded it wrongly: restart both"
             )
 
     def _drop(self, replica: Replica, why: Exception) -> None:
-        """Stop using a server, with one warning until it is used again or fails for another reason.
+        """Stop using a server and move its requests to the others.
 
-        Its requests go to the others.
+        Warn once, until it is used again or fails for another reason.
         """
         before, replica.used, replica.why = replica.why, False, why
         for task in replica.in_flight:
@@ -302,7 +310,7 @@ class ServerPool:
 
 
 def back_off(faults: int) -> float:
-    """Return the seconds before a request is retried; doubled with every fault, at most 2."""
+    """Return the seconds to wait before a retry: doubled with every fault, at most 2."""
     return min(0.1 * 2**faults, 2.0)
 
 

@@ -1,4 +1,4 @@
-"""Requests to one vLLM server over HTTP, and the checks of its answers."""
+"""HTTP client of one vLLM server, and the checks of its answers."""
 
 from __future__ import annotations
 
@@ -23,54 +23,56 @@ if TYPE_CHECKING:
     import aiohttp
 
 POLICY_SIZES = WorkerExtension.policy_sizes.__name__
-REPLY_TIMES = 30  # times the patience that a reply may take
-SLOWEST = 10e6  # bytes per second at which weights are loaded, at least
-MOST_BYTES = 256 * 2**20  # of an answer; a reply has some hundred bytes per token
-LATER = (408, 425, 429)  # with these a proxy reports that a request may be repeated
-NO_LOGP = -9998.0  # vLLM returns -9999 if there is none
-NO_VERSION = "default"  # version of the weights that a server started with
+REPLY_TIMES = 30  # timeout of a reply, in multiples of the patience
+SLOWEST = 10e6  # slowest loading of weights that is accepted, in bytes per second
+MOST_BYTES = 256 * 2**20  # largest size of an answer; a reply has some hundred bytes per token
+LATER = (408, 425, 429)  # status codes after which a request may be retried
+NO_LOGP = -9998.0  # vLLM returns -9999 for a missing log-prob
+NO_VERSION = "default"  # version of the weights with which a server starts
 LOADING = "loading "  # prefix of the version that is being loaded
 
 
 class Lost(Exception):
-    """A server did not answer, or not completely; another attempt may succeed."""
+    """A server gave no answer or an incomplete one; a retry may succeed."""
 
 
 class Unusable(Lost):
-    """A server did not answer in time, or its answer cannot be used; requests go to another one."""
+    """A server did not answer in time, or its answer cannot be used; requests go to another server."""
 
 
 @dataclass(frozen=True)
 class ServerFacts:
     """Facts that a running server reports about itself."""
 
-    vllm: str  # its version
+    vllm: str  # version of vLLM
     model: str
-    sizes: Mapping[str, Any]  # of the model
-    max_model_len: int  # tokens of a prompt and its reply
+    sizes: Mapping[str, Any]  # sizes of the model, such as `vocab_size`
+    max_model_len: int  # largest number of tokens of a prompt and its reply
     dtype: str
     logprobs_mode: str
 
 
 def open_session(patience: float) -> aiohttp.ClientSession:
-    """Open a session for any number of servers, with a connection per request: servers close idle ones at any time.
+    """Open an HTTP session for any number of servers, with one connection per request.
+
+    Connections are not reused, since servers close idle ones at any time.
 
     Args:
-        patience: most seconds to connect.
+        patience: timeout of connecting, in seconds.
     """
-    import aiohttp  # slow, and few runs have servers
+    import aiohttp  # slow to import, and few runs have servers
 
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=patience))
 
 
 class VLLMServer:
-    """A server at an address, running or not.
+    """Client of the server at an address, which need not be running.
 
     Args:
         url: address such as http://127.0.0.1:8001; ``${NAME}`` stands for an environment variable.
-        session: the HTTP session to use.
-        patience: seconds that it may take for an answer; a reply may take ``REPLY_TIMES`` as long.
+        session: HTTP session to use.
+        patience: timeout of an answer, in seconds; a reply may take ``REPLY_TIMES`` times as long.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession, patience: float) -> None:
@@ -78,17 +80,22 @@ class VLLMServer:
         self._session = session
 
     async def probe(self) -> list[Any]:
-        """Return the sizes of the model of each worker; ``/health`` does not reach the engine and its workers.
+        """Return the sizes of the model from each worker. This also tests the engine, which ``/health`` does not reach.
 
         Raises:
-            Unusable: the answer does not come in time, or cannot be read.
+            Unusable: the answer is late or cannot be read.
             Lost: the server or its engine has ended.
         """
         async with self.limit(self.patience, "answered its engine's probe"):
             return await self.call_workers(POLICY_SIZES)
 
     async def facts(self) -> ServerFacts:
-        """Return what the server reports about itself, or raise an error if it was not started to take weights."""
+        """Return the facts that the server reports.
+
+        Raises:
+            Lost: the server does not answer, or its answer cannot be used.
+            ValueError: the server was started without the extension that loads weights.
+        """
         version, models, info = [
             await self._get(path) for path in ("/version", "/v1/models", "/server_info?config_format=json")
         ]
@@ -97,26 +104,31 @@ class VLLMServer:
         except Unusable:
             raise
         except Lost as error:
-            await self._get("/health")  # it runs, but does not know that method
+            await self._get("/health")  # if this answers, the server runs without our worker extension
             raise ValueError(f"reports no sizes of its model ({error}); start it with `agentrl serve`") from error
         with _reading("reports its settings"):
             return read_facts(version, models, info, sizes)
 
     async def weight_version(self) -> str:
-        """Return the version of its weights that was set last."""
+        """Return the version of the server's weights."""
         return str((await self._get("/weight_info")).get("weight_version"))
 
     def seconds_for(self, weight_bytes: int) -> float:
-        """Return the most seconds in which the server loads its weights, or reads them once."""
+        """Return the timeout, in seconds, of loading weights of this size or reading them once."""
         return self.patience + weight_bytes / SLOWEST
 
     async def load(self, folder: Path, weight_bytes: int, version: str) -> None:
-        """Make it load weights and drop its prefix cache, and check the version.
+        """Load weights into the server, drop its prefix cache, and check the version.
+
+        Args:
+            folder: folder with the weights, which the server reads.
+            weight_bytes: size of the weights, for the timeout.
+            version: version that the server reports afterwards.
 
         Raises:
-            Unusable: it has not loaded them in time, or an answer cannot be read.
-            Lost: it went away meanwhile.
-            ValueError: it cannot load them, or has others afterwards.
+            Unusable: it did not load them in time, or an answer cannot be read.
+            Lost: it stopped answering, or has another version afterwards.
+            ValueError: it cannot load them.
         """
         async with self.limit(self.seconds_for(weight_bytes), "loaded the weights"):
             loading = f"{LOADING}{version}"
@@ -124,16 +136,16 @@ class VLLMServer:
             await self.call_workers("reload_weights", weights_path=str(folder))
             await self.call_workers(WorkerExtension.pack_experts.__name__)
             await self._forget_prefixes()
-            await self._expect(loading)  # the same process as before, and no other run's weights
+            await self._expect(loading)  # else it was restarted, or another run has sent weights
             await self._post("/update_weight_version", {"new_version": version})
             await self._expect(version)
 
     async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
-        """Call a method of all its workers, and return what each of them returned."""
+        """Call a method on all workers and return their results."""
         return (await self._post("/collective_rpc", {"method": method, "kwargs": arguments})).get("results") or []
 
     async def checksums(self, weight_bytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the layouts and the checksums of the weights of its workers."""
+        """Return the layout and the checksum of the weights of each worker."""
         async with self.limit(self.seconds_for(weight_bytes), "reported the checksums of its weights"):
             answers = await self.call_workers(WorkerExtension.weights_checksum.__name__)
         with _reading("reports its checksums"):
@@ -149,10 +161,17 @@ class VLLMServer:
     ) -> Reply:
         """Sample one reply.
 
+        Args:
+            request: request to send.
+            stop_token_ids: tokens that end a reply.
+            vocabulary: number of tokens of the model.
+            version: version of the weights that must sample the reply.
+            policy_version: version of the policy with the same weights, for the reply.
+
         Raises:
-            Lost: it went away or was restarted meanwhile; try again.
-            Unusable: its answer is not a complete reply, or late; ask another server.
-            ValueError: it refused.
+            Lost: the server stopped answering or was restarted; try again.
+            Unusable: the answer is late or not a complete reply; try another server.
+            ValueError: the server refused the request.
         """
         params = sampling_arguments(request, stop_token_ids)
         body = {"token_ids": list(request.prompt.ids), "sampling_params": params}
@@ -178,7 +197,7 @@ class VLLMServer:
 
     @asynccontextmanager
     async def limit(self, seconds: float, work: str) -> AsyncIterator[None]:
-        """Raise Unusable if some work takes longer."""
+        """Raise Unusable if the context takes longer than ``seconds``; ``work`` completes "it has not …"."""
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -190,7 +209,7 @@ class VLLMServer:
             return await self._call("GET", path)
 
     async def _post(self, path: str, body: Any) -> dict[str, Any]:
-        """Return its answer; the caller limits the time."""
+        """Return the answer to a POST; the caller sets the timeout."""
         return await self._call("POST", path, body)
 
     async def _call(self, method: Literal["GET", "POST"], path: str, body: Any = None) -> dict[str, Any]:
@@ -199,7 +218,7 @@ class VLLMServer:
         try:
             async with self._session.request(method, filled(self.url, f"{KEY}.urls") + path, json=body) as answer:
                 status, text = answer.status, await _text(answer)
-        except TimeoutError:  # of :meth:`limit`, or of the connection
+        except TimeoutError:  # raised by :meth:`limit` or by the connection
             raise
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(one_line(str(error)) or f"no answer ({type(error).__name__})") from error
@@ -216,7 +235,7 @@ class VLLMServer:
             raise ValueError(f"refused {path} with {status}: {_shortened(text)}")
         try:
             content = json.loads(text or "{}")
-        except (ValueError, RecursionError) as error:  # also of numbers that are too long
+        except (ValueError, RecursionError) as error:  # a number with too many digits is a ValueError too
             raise Unusable(
                 f"it answered {path} with something other than JSON ({_shortened(text)}); start it with `agentrl serve`"
             ) from error
@@ -224,7 +243,7 @@ class VLLMServer:
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:
-    """Return the body; that of a proxy may have any encoding."""
+    """Return the body as text; undecodable bytes are replaced, since a proxy may use any encoding."""
     body = bytearray()
     async for part in answer.content.iter_any():
         body += part
@@ -240,10 +259,10 @@ def _shortened(text: str) -> str:
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Raise Unusable if an answer cannot be read inside.
+    """Raise Unusable if reading an answer inside the context fails.
 
     Args:
-        what: what the server did, such as "reports its settings".
+        what: predicate for the message, such as "reports its settings".
     """
     try:
         yield
@@ -270,14 +289,14 @@ def read_facts(
 
 
 def complaint(facts: ServerFacts, sizes: Mapping[str, Any], max_model_len: int) -> str | None:
-    """Return why a server cannot be used, and the remedy; None if it can.
+    """Return why a server cannot be used, with the remedy; None if it can.
 
-    The weights that a server was started with do not matter, since it gets those of the policy.
+    The weights with which a server was started do not matter, since it gets those of the policy.
 
     Args:
         facts: facts of the server.
-        sizes: sizes of the policy; those that both report are compared.
-        max_model_len: most tokens of a prompt with its reply.
+        sizes: sizes of the policy; sizes that the server does not report are not compared.
+        max_model_len: largest number of tokens of a prompt and its reply.
     """
     if not is_supported(facts.vllm):
         return f"runs vLLM {facts.vllm}, but version {SUPPORTED} is needed there; get it with {GET}"
@@ -308,20 +327,20 @@ def read_reply(
     version: str,
     policy_version: int,
 ) -> Reply:
-    """Return the reply in an answer of ``/inference/v1/generate``; an incomplete one must not be trained on.
+    """Return the reply in an answer of ``/inference/v1/generate``, after checking that it is complete.
 
     Args:
         answer: decoded JSON.
-        request: the request.
+        request: request that was sent.
         stop_token_ids: tokens that end a reply.
-        vocabulary: how many tokens the model has.
-        version: of the weights that must have sampled it.
-        policy_version: version of the same weights, for the reply.
+        vocabulary: number of tokens of the model.
+        version: version of the weights that must have sampled it.
+        policy_version: version of the policy with the same weights, for the reply.
 
     Raises:
-        Lost: the server aborted the reply, was restarted and has its initial weights, or has older ones of this run.
-        Unusable: ids or log-probs are missing, too many or no such numbers.
-        ValueError: the reply is from weights of another run.
+        Lost: the server aborted the reply, was restarted with its initial weights, or has older weights of this run.
+        Unusable: ids or log-probs are missing, incomplete or invalid.
+        ValueError: the reply was sampled with weights of another run.
     """
     with _reading("answered"):
         (choice,) = answer.get("choices") or [{}]
@@ -329,7 +348,7 @@ def read_reply(
         content = [
             (at.get("token_id"), at.get("logprob")) for at in (choice.get("logprobs") or {}).get("content") or ()
         ]
-        logps = tuple(math.nan if logp is None else float(logp) for _, logp in content)  # NaN comes as null
+        logps = tuple(math.nan if logp is None else float(logp) for _, logp in content)  # JSON has null for NaN
         versions = {str(span.get("version")) for span in choice.get("weight_versions") or ()}
     if reason == "abort":
         raise Lost(f"it aborted a reply after {len(ids)} tokens")
@@ -354,7 +373,7 @@ def read_reply(
         )
     if wrong_ids := [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]:
         raise Unusable(f"it answered with ids of which {wrong_ids[0]!r} is no id of the model's {vocabulary}")
-    if wrong := [logp for logp in logps if not NO_LOGP < logp <= 1e-4]:  # NaN too
+    if wrong := [logp for logp in logps if not NO_LOGP < logp <= 1e-4]:  # includes NaN
         raise Unusable(
             f"it answered with {len(wrong)} of {len(logps)} log-probs that are not numbers up to 0 (the first is "
             f"{wrong[0]:g}): the weights that it has, or what it computes from them, are broken; start it again, with "
@@ -372,6 +391,6 @@ def read_reply(
 
 
 def _of_run(found: str, version: str) -> bool:
-    """Return whether weights are of the run that has sent a version, or those that a server starts with."""
+    """Return whether the version ``found`` is of the same run as ``version``, or the one a server starts with."""
     run = version.rpartition("-")[0] + "-"
     return found == NO_VERSION or found.removeprefix(LOADING).startswith(run)

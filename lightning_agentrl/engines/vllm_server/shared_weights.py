@@ -1,4 +1,4 @@
-"""Weights of a policy as files for servers: each version in a separate folder, which appears once complete."""
+"""Weights of a policy as files for servers: each version in a separate folder, which is published atomically."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lightning_agentrl.errors import ConfigError, one_line
 
 
 class SharedWeights:
-    """Folders of weights; only the newest remains.
+    """Folders of weights, of which only the newest is kept.
 
     Args:
-        parent: folder for them; None for a temporary folder.
+        parent: folder in which they are created; None: the system's folder for temporary files.
 
     Raises:
         ConfigError: no folder can be created there.
@@ -67,7 +67,7 @@ def _cannot_write(folder: object, error: Exception) -> ConfigError:
 
 
 def _separate(lm: PreTrainedModel) -> dict[str, Tensor]:
-    """Return weights by name in main memory; a weight with several names is copied, since a file cannot share it."""
+    """Return the weights in main memory by name. Tied weights are copied, since a file cannot contain shared ones."""
     weights, seen = dict[str, Tensor](), set[int]()
     for name, weight in named_as_in_files(lm, merged_weights(lm)):
         own = weight.cpu().contiguous()
