@@ -132,8 +132,9 @@ def sampling_arguments(request: SamplingRequest, stop_token_ids: Collection[int]
 def kept_process(device: torch.device) -> Iterator[None]:
     """Restore what vLLM changes in this process: random states, threads, matmul precision, logging and variables.
 
-    vLLM's own environment variables stay set, since it reads them at any time. With the matmul precision restored, vLLM samples
-    with the precision in which the trainer scores. Variables that the user has set for vLLM's logging stay in effect.
+    vLLM's own environment variables stay set, since it reads them at any time. With the matmul precision restored, vLLM
+    samples with the precision in which the trainer scores. Variables that the user has set for vLLM's logging stay in
+    effect.
 
     Args:
         device: device of the policy.
