@@ -1,7 +1,7 @@
-"""Wrong input in a sentence: what was given and where, what is accepted, which key to change.
+"""Error messages for users, each one sentence: what was given and where, what is accepted, which key to change.
 
-Code that finds a fault raises a ValueError with a sentence, :class:`ConfigError` with a :class:`Problem` in parts, or a
-class of its own (``faults.py``). The command adds file and line (``config_errors.py``) and ends with the sentence.
+Code that finds a fault raises a ValueError with a sentence, a :class:`ConfigError` with a :class:`Problem`, or a class
+from ``faults.py``. The command adds file and line (``config_errors.py``), prints the sentence and exits.
 """
 
 from lightning_agentrl.errors.faults import (

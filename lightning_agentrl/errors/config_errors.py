@@ -1,7 +1,7 @@
 """Errors in a config, with key, file and line.
 
-The parser builds the objects of a config, and refuses one with an error that quotes all of it. So a refused config is
-walked class by class, along the types of arguments, down to the first key or value that the parser does not accept.
+The parser's errors quote the whole config. So this module walks a config that the parser has refused, class by class
+along the types of arguments, to the first key or value that the parser does not accept.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ def import_fault(module: str) -> str:
         absent = isinstance(error, ModuleNotFoundError) and str(error.name)
         if absent and f"{module}.".startswith(f"{absent}."):
             return f"no module '{absent}'"
-        # the first frame is this function's, and a SyntaxError names its own line
+        # The first frame is this function's; a SyntaxError has no further frame, since it names the line itself.
         frames = [one for one in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in one.filename]
         place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-        if absent:  # one that the module itself imports
+        if absent:  # the module imports another one that is missing
             return f"importing {module} needs the module '{absent}', which is not installed{place}"
         return f"importing {module} raised {type(error).__name__}: {error}{place}"
     return ""
 
 
 def class_names(bases: Sequence[type]) -> tuple[str, ...]:
-    """Return the short names of our classes that a config may name at a key of these types."""
+    """Return the short names of the package's classes that are accepted at a key of these types."""
     found = [one for base in bases for one in _concrete(base) if one.__module__.split(".")[0] in OWN_PACKAGES]
     return tuple(sorted({one.__name__ for one in found if not one.__module__.startswith(_OF_COMMANDS)}))
 
 
 def _concrete(base: type) -> Iterator[type]:
-    """Yield a class and all classes derived from it, without abstract and private ones."""
+    """Yield a class and its subclasses, except abstract and private ones."""
     if not inspect.isabstract(base) and not base.__name__.startswith("_"):
         yield base
     children: list[type] = base.__subclasses__()
@@ -71,7 +71,7 @@ def _concrete(base: type) -> Iterator[type]:
 
 
 def _class_of(name: str, bases: Sequence[type]) -> type | None:
-    """Return the class of a short name or of a dotted path, or None."""
+    """Return the class with a short name or dotted path, or None if there is none."""
     module, _, short = name.rpartition(".")
     if not module:
         return next((one for base in bases for one in _concrete(base) if one.__name__ == name), None)
@@ -82,7 +82,7 @@ def _class_of(name: str, bases: Sequence[type]) -> type | None:
 
 
 def parameters_of(owner: type) -> dict[str, tuple[Any, Any]]:
-    """Return type and default of a class's arguments, including those that it passes on to its base."""
+    """Return type and default of a class's arguments by name, including those that it passes to its base class."""
     found: dict[str, tuple[Any, Any]] = {}
     for base in owner.__mro__:
         if (make := vars(base).get("__init__")) is None:
@@ -100,34 +100,34 @@ def parameters_of(owner: type) -> dict[str, tuple[Any, Any]]:
 
 
 def check_arguments(owner: type, given: Mapping[str, Any]) -> None:
-    """Refuse what the parser accepts: keys without a value, of any type, and a callback without class_path.
+    """Check for faults that the parser accepts: a key without a value, and a callback without class_path.
 
     Args:
-        owner: the class.
-        given: the arguments that it is made from.
+        owner: class of the object.
+        given: arguments in the config.
 
     Raises:
-        ValueError: with the first such key.
+        ValueError: the first fault.
     """
     if f"{owner.__module__}.{owner.__name__}" == "lightning.pytorch.callbacks.callback.Callback":
         raise ConfigError("an item of trainer.callbacks needs a class_path (and init_args for its arguments)")
     for name, (hint, default) in parameters_of(owner).items():
         needed = not {types.NoneType, Any, object}.intersection(_members(hint)) and default is not None
         if name in given and given[name] is None and needed:
-            left = "" if default is inspect.Parameter.empty else f", or leave the key out (it is {default!r} then)"
+            left = "" if default is inspect.Parameter.empty else f", or leave the key out for its default {default!r}"
             raise ValueError(f"{name} has no value; write one{left}")
 
 
 def _keys_of(owner: type) -> list[str]:
     """Return the arguments that the parser accepts for a class."""
-    from jsonargparse import ArgumentParser  # slow
+    from jsonargparse import ArgumentParser  # slow to import
 
     added: list[str] = ArgumentParser(exit_on_error=False).add_class_arguments(owner, fail_untyped=False)
     return list(dict.fromkeys(key.split(".")[0] for key in added))
 
 
 def _inner_keys(owner: type) -> dict[str, str]:
-    """Return the keys of a class's dataclass arguments with their full names: ``lr_actor: optim.lr_actor``."""
+    """Return the fields of a class's dataclass arguments with their full keys, such as ``lr_actor: optim.lr_actor``."""
     return {
         field.name: f"{name}.{field.name}"
         for name, (hint, _) in parameters_of(owner).items()
@@ -151,8 +151,8 @@ def config_problem(tree: Mapping[str, Any], options: Sequence[str] = OPTIONS) ->
     """Return the first fault of a config that the parser has refused, or None if the walk finds none.
 
     Args:
-        tree: the merged files and options.
-        options: accepted keys at the top.
+        tree: config of the merged files and command-line options.
+        options: accepted top-level keys.
     """
     for key in tree:
         if key not in options:
@@ -160,13 +160,13 @@ def config_problem(tree: Mapping[str, Any], options: Sequence[str] = OPTIONS) ->
     lacking = [key for key in ("data", "model") if key not in tree]
     if lacking:
         keys = f"the keys {' and '.join(lacking)} are" if len(lacking) > 1 else f"the key {lacking[0]} is"
-        return Problem(f"{keys} missing", fix="give a config file with --config that has what is missing")
+        return Problem(f"{keys} missing", fix="pass --config with a config file that has what is missing")
     found = _fault_of_arguments(_root("trainer"), tree.get("trainer", {}), "trainer")
     return found or _fault(tree["model"], _root("model"), "model") or _fault(tree["data"], _root("data"), "data")
 
 
 def unknown_top_key(key: str, options: Sequence[str]) -> Problem:
-    """Describe an unknown key at the top of a config, or an unknown option."""
+    """Describe an unknown top-level key of a config, or an unknown option."""
     suggestion = closest(key, [one for one in options if one != "help"])
     for root in ROOTS if not suggestion else ():
         owner, above = _root(root), root if root == "trainer" else f"{root}.init_args"
@@ -176,14 +176,14 @@ def unknown_top_key(key: str, options: Sequence[str]) -> Problem:
 
 
 def _root(key: str) -> type:
-    """Return the class at the top of a config."""
+    """Return the class of a top-level key of a config."""
     module, _, name = ROOTS[key].rpartition(".")
     owner: type = getattr(import_module(module), name)
     return owner
 
 
 def _fault(value: Any, hint: Any, key: str) -> Problem | None:
-    """Return the first fault of a value at a key of this type."""
+    """Return the first fault of a value at a key with this type hint."""
     members = _members(hint)
     if value is None or Any in members or object in members:
         return None
@@ -213,7 +213,7 @@ def _fault(value: Any, hint: Any, key: str) -> Problem | None:
 
 def _accepted(value: Any, hint: Any) -> bool:
     """Return whether the parser accepts a value for a type."""
-    from jsonargparse import ArgumentError, ArgumentParser  # slow
+    from jsonargparse import ArgumentError, ArgumentParser  # slow to import
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--value", type=hint)
@@ -225,9 +225,9 @@ def _accepted(value: Any, hint: Any) -> bool:
 
 
 def _fault_of_object(value: Mapping[str, Any], classes: Sequence[type], key: str) -> Problem | None:
-    """Return the first fault of a mapping at a key that holds an object of one of several classes."""
+    """Return the first fault of a mapping at a key that accepts objects of these classes."""
     forms = [one for one in classes if dataclasses.is_dataclass(one)]
-    if forms and len(forms) == len(classes):  # the form whose keys are closest to the given ones
+    if forms and len(forms) == len(classes):  # choose the dataclass whose fields are closest to the given keys
         best = max(forms, key=lambda one: sum(bool(closest(name, _keys_of(one))) for name in value))
         return _fault_of_arguments(best, value, key)
     names = class_names(classes)
@@ -262,7 +262,7 @@ def _fault_of_arguments(owner: type, given: Mapping[str, Any], key: str) -> Prob
 
 
 def _unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
-    """Describe a class that is not found, is of another kind, or is in a module that cannot be imported."""
+    """Describe a class that does not exist, has the wrong base class, or is in a module that cannot be imported."""
     module, _, short = name.rpartition(".")
     fault = import_fault(module)
     every = [one.__name__ for base in bases for one in _concrete(base)]
@@ -270,7 +270,7 @@ def _unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
         f"there is no {bases[0].__name__} '{name}'" + (f": {fault}" if fault else ""),
         key=f"{key}.class_path",
         suggestion=closest(short, every, cutoff=0.75 if module else 0.6),
-        fix="a class of your own must be importable from where agentrl runs" if module else "",
+        fix="your own class must be importable in the folder from which agentrl runs" if module else "",
         known=class_names(bases),
     )
 
@@ -279,7 +279,7 @@ def _unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
 
 
 def options_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield names, without dashes, and values of the options of a command line."""
+    """Yield the options of a command line as pairs of name, without dashes, and value."""
     for argument, following in pairwise((*arguments, "")):
         if argument.startswith("--") or argument == "-c":
             name, equals, value = argument.lstrip("-").partition("=")
@@ -290,7 +290,7 @@ class Given:
     """Config files and options of a command line, merged, with the place of each key.
 
     Args:
-        arguments: of the command.
+        arguments: arguments of the command.
 
     Raises:
         ConfigError: a file cannot be read, is not YAML, or gives a key twice.
@@ -306,7 +306,7 @@ class Given:
                 self._set(name, value)
 
     def places(self, problem: Problem) -> list[str]:
-        """Return where the keys of a problem were given; of a missing key, where the section above it was."""
+        """Return where the keys of a problem were given; for a missing key, where the section above it is."""
         found = {}
         for key in problem.keys:
             whole = _bare(key)
@@ -317,7 +317,7 @@ class Given:
         return list(found.values()) if len(found) < 2 else [f"{key}: {place}" for key, place in found.items()]
 
     def _read(self, file: Path) -> None:
-        import yaml  # the processes of environments do without it
+        import yaml  # not needed in environment processes
 
         try:
             text = file.read_text()
@@ -330,12 +330,12 @@ class Given:
             place = f"{file}, line {mark.line + 1}" if mark else str(file)
             raise ConfigError(Problem(f"the config file is not valid YAML: {why}", place=place)) from None
         if not isinstance(values, dict):
-            raise ConfigError(f"the config file '{file}' holds no keys; it needs {', '.join(ROOTS)}")
+            raise ConfigError(f"the config file '{file}' has no keys; it needs {', '.join(ROOTS)}")
         self._places |= dict(_lines(root, "", str(file)))
         self.tree = _merged(self.tree, values)
 
     def _set(self, name: str, value: str) -> None:
-        """Set the key of an option; `init_args` may be left out there."""
+        """Set the key of a command-line option, in which `init_args` may be left out."""
         import yaml
 
         self._places[_bare(name)] = "command line"
@@ -360,7 +360,7 @@ def _bare(key: str) -> str:
 
 
 def _lines(node: Any, key: str, file: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys below a node of a YAML file with file and line."""
+    """Yield each key below a node of a YAML file with its file and line."""
     if node.id == "sequence":
         for place, item in enumerate(node.value):
             yield _bare(f"{key}[{place}]"), f"{file}, line {item.start_mark.line + 1}"
@@ -378,7 +378,7 @@ def _lines(node: Any, key: str, file: str) -> Iterator[tuple[str, str]]:
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Return two trees as one, in which the later values count; another class begins with no arguments."""
+    """Merge two configs; values of ``above`` win. With another class_path, the old class's arguments are dropped."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     if "class_path" in above and above["class_path"] != below.get("class_path"):
@@ -390,12 +390,12 @@ def _merged(below: Any, above: Any) -> Any:
 
 
 def constructor_problem(owner: type, error: Exception, settings: Mapping[str, Any]) -> Problem:
-    """Describe the error of a class's constructor, with the key of its arguments.
+    """Describe an error raised by the constructor of a class, with the key of its arguments.
 
     Args:
-        owner: the class.
-        error: its error.
-        settings: the parsed config, in which the class is looked up.
+        owner: class whose constructor failed.
+        error: error that it raised.
+        settings: parsed config, in which the class is looked up.
     """
     if isinstance(error, ConfigError):
         return error.problem
@@ -413,7 +413,7 @@ def constructor_problem(owner: type, error: Exception, settings: Mapping[str, An
 
 
 def _keys_with(owner: type, node: Any, key: str) -> Iterator[str]:
-    """Yield the keys that hold the arguments of a class: below its class_path, or of a dataclass directly."""
+    """Yield the keys that hold the arguments of a class: its init_args, or the key itself for a dataclass."""
     if isinstance(node, list):
         for place, item in enumerate(node):
             yield from _keys_with(owner, item, f"{key}[{place}]")

@@ -1,4 +1,4 @@
-"""Errors that are typed where the fact is known. The command adds what it alone knows: key, file and line."""
+"""Exception classes that the command recognizes, to add key, file and line."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from contextlib import contextmanager
 
 
 class EnvError(RuntimeError):
-    """An environment raised, hung, ended its process, or broke its contract.
+    """An environment raised an error, hung, ended its process, or broke its contract.
 
-    The notes of the error name environment, episode, seed, turn and action.
+    The notes of the exception name environment, episode, seed, turn and action.
 
     Args:
-        kind: type name of what the environment raised, or ``timeout``, ``died``, ``reward``, ``contract``.
-        message: one sentence.
-        trace: the environment's own part of the traceback as text; empty if there is none.
+        kind: name of the exception class that the environment raised, or ``timeout``, ``died``, ``reward`` or
+            ``contract``.
+        message: one sentence for the user.
+        trace: part of the traceback inside the environment, as text; empty if there is none.
     """
 
     def __init__(self, kind: str, message: str, trace: str = "") -> None:
@@ -26,11 +27,11 @@ class EnvError(RuntimeError):
 
 
 class RunStoppedError(RuntimeError):
-    """A run has ended itself, since its numbers are not sound or a guard said so.
+    """A run has stopped, since a number was not finite or a guard triggered.
 
     Args:
         reason: one sentence without its full stop.
-        checkpoint: path of the last good one; None if there is none.
+        checkpoint: path of the last good checkpoint; None if there is none.
     """
 
     def __init__(self, reason: str, checkpoint: str | os.PathLike[str] | None) -> None:
@@ -40,15 +41,15 @@ class RunStoppedError(RuntimeError):
 
 
 class EngineGoneError(RuntimeError):
-    """An engine whose servers were all gone or hanging for longer than the run may wait for them."""
+    """All servers of an engine were gone or hanging for longer than the run may wait for them."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be continued from.
+    """A run cannot be resumed from a checkpoint.
 
     Args:
-        reason: the rest of a sentence that begins with "the checkpoint".
-        fix: what to do.
+        reason: rest of a sentence that begins with "the checkpoint".
+        fix: advice for the user.
     """
 
     def __init__(self, reason: str, fix: str = "") -> None:
@@ -61,8 +62,8 @@ class CheckpointNotSavedError(OSError):
     """A checkpoint could not be saved, since the disk is full.
 
     Args:
-        path: of the checkpoint.
-        before: path of the last good one; empty if there is none.
+        path: path of the checkpoint.
+        before: path of the last good checkpoint; empty if there is none.
     """
 
     def __init__(self, path: str | os.PathLike[str], before: str = "") -> None:
@@ -71,12 +72,12 @@ class CheckpointNotSavedError(OSError):
 
 
 class EngineMismatchError(RuntimeError):
-    """The engine does not sample from the policy that is trained; the message has the gap and its likely cause."""
+    """The engine does not sample from the trained policy; the message has the log-prob mismatch and a likely cause."""
 
 
 @contextmanager
 def naming_file(path: os.PathLike[str]) -> Iterator[None]:
-    """Let an error of writing to a file name it; of a full disk, the system does not."""
+    """Add the file name to an OSError raised in the context; for a full disk, the system leaves it out."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Wrong input as one sentence: what was given, the key to change with file and line, and what is accepted."""
+"""Error messages in parts: what was given, the key to change with file and line, and what is accepted."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_MOST_LISTED = 8  # names that a sentence lists although it suggests one of them
+_MOST_LISTED = 8  # largest number of names that a sentence lists in addition to a suggestion
 _KEY = re.compile(r"\b(?:(?:model|data|trainer)\.\w[\w.\[\]]*|ckpt_path\b|seed_everything\b)")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The parts of an error message. A message that comes as a sentence is all in `what`.
+    """The parts of an error message. A message without parts is in `what`.
 
     Args:
-        what: the fault, with the given value.
+        what: description of the fault, with the given value.
         key: dotted key to change.
-        missing: whether the key is absent; its place is that of the section above it.
-        suggestion: what was probably meant.
-        fix: what to do.
+        missing: whether the key is absent; its place is then that of the section above it.
+        suggestion: name that was probably meant.
+        fix: advice for the user.
         known: accepted names.
         place: file and line, or the command line, if known without searching for the key.
     """
@@ -35,7 +35,7 @@ class Problem:
 
     @property
     def keys(self) -> list[str]:
-        """The keys to look up: the given one, or those that the sentence names."""
+        """The keys to look up: `key`, or those that the text names."""
         named = [self.key] if self.key else _KEY.findall(self.what) or _KEY.findall(self.fix)
         return list(dict.fromkeys(key.rstrip(".") for key in named))
 
@@ -46,8 +46,8 @@ class Problem:
         """Return everything in one sentence.
 
         Args:
-            places: where the keys were given.
-            notes: further facts, each in brackets at the end.
+            places: files and lines in which the keys were given.
+            notes: further facts, each in parentheses at the end.
         """
         brackets = [f"key {self.key}"] if self.key and self.key not in self.what else []
         brackets += [self.place] if self.place else places
@@ -62,7 +62,7 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """Input that cannot be used; its text is one sentence for the user."""
+    """Invalid input. The message is one sentence for the user."""
 
     def __init__(self, problem: Problem | str) -> None:
         self.problem = Problem(problem) if isinstance(problem, str) else problem
@@ -70,14 +70,20 @@ class ConfigError(ValueError):
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, and the errors that it was raised from."""
+    """Yield an error and its chain of causes."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def closest(word: str, known: Sequence[str], cutoff: float = 0.6) -> str:
-    """Return the known name that a word is close to, or an empty string."""
+    """Return the known name closest to a word, or an empty string if none is close.
+
+    Args:
+        word: word to look up, in any case.
+        known: accepted names.
+        cutoff: smallest similarity, from 0 to 1.
+    """
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else ""
@@ -88,5 +94,5 @@ def one_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line with words of an error's message, or the name of its class."""
+    """Return the first nonempty line of an error's message, or the name of its class."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,6 +1,6 @@
-"""Secrets of a run: ``${NAME}`` in every record, the value only at its use.
+"""Secrets of a run: records contain only ``${NAME}``, which is replaced by its value when it is used.
 
-The processes of environments import this file, so it imports nothing but the errors.
+Environment processes import this file, so it imports only the error classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from lightning_agentrl.errors.problem import ConfigError, Problem
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
-# Before "key" or "token" in the names of secrets. Other keys and tokens are those of tokenizers and of games.
+# Words before "key" or "token" in the names of secrets; other keys and tokens are those of tokenizers and games.
 _OF_SECRETS = (
     "api|auth|oauth|access|bearer|private|secret|refresh|session|personal|bot|hf|hub|huggingface|openai|anthropic|"
     "azure|aws|google|gemini|mistral|cohere|groq|together|openrouter|deepseek|replicate|github|gitlab|slack|discord|"
@@ -24,11 +24,11 @@ _SECRET = re.compile(
     rf"({_OF_SECRETS})[_-]?(key|token))s?$|^(token|bearer)$"
 )
 _PASSWORD_IN_URL = re.compile(r"(?i)[a-z][a-z0-9+.-]*://[^/?#\s:@]*:(?![^/?#\s@]*\$\{\w+\})[^/?#\s@]+@")
-_seen: dict[str, str] = {}  # values that this process has read, and their references
+_seen: dict[str, str] = {}  # reference by value, for all secrets that this process has read
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Return whether a value is a secret that is written out: by its name, or as a URL with a password."""
+    """Return whether a value is a literal secret, judged by its name or since it is a URL with a password."""
     if isinstance(value, str) and _PASSWORD_IN_URL.match(value):
         return True
     if not _SECRET.search(name):
@@ -40,15 +40,15 @@ def is_secret(name: str, value: Any) -> bool:
 
 
 def check_secrets(given: Any, key: str = "", name: str = "") -> None:
-    """Refuse a value that is written out and looks like a secret, since configs and logs would hold it.
+    """Refuse literal values that look like secrets, since configs and logs would contain them.
 
     Args:
-        given: a value, or a mapping or list of values.
-        key: the key of the config that holds it.
-        name: the name that says what it is: the last part of the key, or the part above it that names secrets.
+        given: value, or mapping or list of values.
+        key: config key of the value.
+        name: name that describes the value: the last part of the key, or a part above it that names a secret.
 
     Raises:
-        ConfigError: with the key, without the value.
+        ConfigError: a value looks like a secret; the message has the key and not the value.
     """
     if isinstance(given, Mapping):
         for own, item in given.items():
@@ -63,18 +63,18 @@ def check_secrets(given: Any, key: str = "", name: str = "") -> None:
             variable, kind = "PASSWORD", "has a URL with a password"
         what = f"'{key}' {kind}, so config.yaml, run.json, checkpoints and logs would hold it"
         fix = (
-            f"put it into an environment variable and write ${{{variable}}} in its place, on a command line in single "
-            "quotes; only arguments of environments and urls of engines take this, other classes can read the variable"
+            f"put it into an environment variable and write ${{{variable}}} instead, on a command line in single "
+            "quotes; only arguments of environments and urls of engines allow this, other classes can read the variable"
         )
         raise ConfigError(Problem(what, key=key, fix=fix))
 
 
 def filled(value: Any, key: str) -> Any:
-    """Return arguments with the values of environment variables in place of their references.
+    """Return arguments with references ``${NAME}`` replaced by the values of the environment variables.
 
     Args:
-        value: arguments, or a value in them.
-        key: the key of the config that holds it.
+        value: arguments, or one value of them.
+        key: config key of the value, for the error message.
 
     Raises:
         ConfigError: a variable is not set.
@@ -87,7 +87,7 @@ def filled(value: Any, key: str) -> Any:
 
 
 def masked(text: str) -> str:
-    """Return the text with references in place of the values that this process has read."""
+    """Return a text in which secrets that this process has read are replaced by their references."""
     for secret in sorted(_seen, key=len, reverse=True):
         text = text.replace(secret, _seen[secret])
     return text

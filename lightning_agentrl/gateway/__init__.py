@@ -1,1 +1,1 @@
-"""Agent programs that call a model over HTTP, and are environments to the trainer. Nothing here imports torch."""
+"""Agent programs that call a model over HTTP and act as environments of the trainer. Nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""An agent program in a separate process, which ends with its episode and with the trainer, children included."""
+"""Agent program in a separate process, which ends with its episode or the trainer, together with its descendants."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import IO
 from lightning_agentrl.gateway import descendants
 from lightning_agentrl.gateway.warm import Warm
 
-PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")  # of the trainer's variables
-EXCERPT = 2000  # characters of what a program wrote last, for an error
-INFRASTRUCTURE = 75  # exit code of a program that could not do its work; as EX_TEMPFAIL of sysexits.h
+PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")  # variables that agents inherit
+EXCERPT = 2000  # characters from the end of a program's output that an error shows
+INFRASTRUCTURE = 75  # exit code after which an episode is lost instead of failed; EX_TEMPFAIL of sysexits.h
 
 
 class AgentProcess:
@@ -26,9 +26,10 @@ class AgentProcess:
 
     Args:
         command: program and arguments.
-        variables: of its environment, beside those that are passed on.
-        passed_on: names of further variables of the trainer that it gets.
-        preload: modules that the command's interpreter imports once, and then forks; none: each program begins anew.
+        variables: environment variables to set, in addition to the inherited ones.
+        passed_on: names of further environment variables that it inherits from the trainer.
+        preload: modules that a Python interpreter imports once, before it forks for each program; empty: each program
+            starts a new interpreter.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class AgentProcess:
         passed_on: Sequence[str] = (),
         preload: Sequence[str] = (),
     ) -> None:
-        self._written: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the program
+        self._written: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the program runs
         own = {name: os.environ[name] for name in (*PASSED_ON, *passed_on) if name in os.environ}
         self._masked = [variables[name] for name in variables if "KEY" in name or "URL" in name]
         self._masked += [own[name] for name in passed_on if name in own and _is_secret(name)]
@@ -67,7 +68,7 @@ class AgentProcess:
         return self._code
 
     def end(self) -> None:
-        """End the program and all its descendants: their guard sees that its standard input is closed."""
+        """End the program and all its descendants, by closing the standard input of their guard."""
         if self._process is None:
             os.close(self._end)
             if self._code is None:
@@ -81,7 +82,7 @@ class AgentProcess:
         self._written.close()
 
     def excerpt(self) -> str:
-        """Return the end of what it wrote, without secrets."""
+        """Return the end of its output, with secrets masked."""
         size = self._written.seek(0, os.SEEK_END)
         self._written.seek(max(size - EXCERPT, 0))
         text = self._written.read().decode(errors="replace").strip()

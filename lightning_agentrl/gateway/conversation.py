@@ -1,4 +1,4 @@
-"""Calls of an agent: what it sent, which earlier turn a call follows, and the reply to it. Nothing here does I/O."""
+"""Model calls of an agent, their replies, and the search for the earlier turn that a call continues. No I/O."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES = ("system", "user", "assistant", "tool")
-REMEMBERED = 8192  # messages whose digest is remembered
+REMEMBERED = 8192  # messages whose digest is cached
 
 
 class Refusal(Exception):
     """Refusal of a client's request.
 
     Args:
-        message: one sentence.
-        status: of the answer; never one that clients repeat.
+        message: one sentence for the client.
+        status: HTTP status of the answer; clients must not retry it.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -31,7 +31,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool in a reply; ``arguments`` is JSON text."""
+    """A tool call in a reply; ``arguments`` is JSON text."""
 
     id: str
     name: str
@@ -43,11 +43,11 @@ class ChatMessage:
     """One message of a conversation.
 
     Args:
-        role: who speaks.
-        parts: texts and, as bytes of their files, images, in order.
-        tool_calls: of an assistant.
-        answers: id of the call that a tool message answers.
-        name: of the tool, if the client gives it.
+        role: author of the message.
+        parts: texts and images in order; an image is the bytes of its file.
+        tool_calls: tool calls of an assistant's message.
+        answers: id of the tool call that a tool's message answers.
+        name: name of the tool, if the client sends it.
     """
 
     role: Role
@@ -58,7 +58,7 @@ class ChatMessage:
 
     @property
     def text(self) -> str:
-        """All texts."""
+        """All texts, concatenated."""
         return "".join(part for part in self.parts if isinstance(part, str))
 
     @property
@@ -71,13 +71,13 @@ class Call:
     """One call of the model.
 
     Args:
-        messages: of the whole conversation, at least one.
-        tools: that may be called, as JSON schemas in the form of OpenAI's chat completions.
-        stop: texts that end the reply; they are not part of it.
-        max_tokens: most tokens of the reply; None: the run's own limit.
-        model: the name that the client asks for. It only separates metrics.
-        calls_tools: whether tool calls are read from the reply.
-        must_call: whether the client asks for a reply with a tool call.
+        messages: messages of the whole conversation, at least one.
+        tools: tools that the model may call, as JSON schemas in the format of OpenAI's chat completions.
+        stop: texts that end the reply and are removed from it.
+        max_tokens: largest number of tokens of the reply; None: the run's limit.
+        model: model name that the client sends; metrics are split by it.
+        calls_tools: whether tool calls are parsed from the reply.
+        must_call: whether the client requires a tool call in the reply.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -90,33 +90,33 @@ class Call:
 
     @cached_property
     def beginnings(self) -> list[Beginning]:
-        """The conversation before its first message, after the first one, and so on."""
+        """All prefixes of the conversation, from the one before its first message to the whole."""
         found = [Beginning(_digest(b"", _canonical(self.tools)))]
         for message in self.messages:
-            then = Beginning.then if message.images else _then  # images are not remembered
+            then = Beginning.then if message.images else _then  # messages with images are too large to cache
             found.append(then(found[-1], message))
         return found
 
     @cached_property
     def digest(self) -> str:
-        """Digest of all that a reply follows from: messages, tools, and what limits the reply."""
+        """Digest of everything that determines the reply: messages, tools and limits of the reply."""
         limits = _canonical([self.stop, self.max_tokens, self.calls_tools])
         return _digest(self.beginnings[-1].digest, limits).hex()
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The beginning of a conversation, in as much as another call that goes on from it must share.
+    """Prefix of a conversation, for comparison with the prefixes of other calls.
 
-    Ids that were generated do not count, only which of the open tool calls a message answers. A text in one part or in
-    several is the same.
+    Generated ids are not compared, only the index of the tool call that a message answers. A text may be in one part or
+    in several.
     """
 
     digest: bytes
-    open_calls: tuple[str, ...] = ()  # ids of the last assistant message
+    open_calls: tuple[str, ...] = ()  # ids of the tool calls of the last assistant message
 
     def then(self, message: ChatMessage) -> Beginning:
-        """Return the beginning with one more message."""
+        """Return the prefix that is longer by one message."""
         answered = self.open_calls.index(message.answers) if message.answers in self.open_calls else None
         images = [hashlib.blake2b(image, digest_size=16).hexdigest() for image in message.images]
         calls = [(call.name, _canonical(_as_json(call.arguments))) for call in message.tool_calls]
@@ -133,11 +133,11 @@ class Reply:
     """An assistant's reply.
 
     Args:
-        text: without what was read as tool calls.
-        tool_calls: read from it.
-        finish_reason: ``stop``; ``length``: it was cut; ``tool_calls``: it has some.
-        prompt_tokens: that were read.
-        tokens: that were sampled.
+        text: text of the reply, without the tool calls.
+        tool_calls: tool calls that were parsed from the reply.
+        finish_reason: ``stop``: it ended; ``length``: it was truncated; ``tool_calls``: it has tool calls.
+        prompt_tokens: number of prompt tokens.
+        tokens: number of sampled tokens.
     """
 
     text: str
@@ -148,13 +148,13 @@ class Reply:
 
     @property
     def message(self) -> ChatMessage:
-        """The message that a client sends back."""
+        """The reply as a message, as a client sends it back with its next call."""
         return ChatMessage("assistant", (self.text,), self.tool_calls)
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward that an agent posts; ``call`` is the id of a completion, empty for the last one."""
+    """A reward that an agent posts. ``call`` is the id of the completion that earned it; empty: the last one."""
 
     value: float
     call: str = ""
@@ -162,13 +162,13 @@ class Reward:
 
 @dataclass(eq=False)
 class Pending:
-    """A call that waits for its reply, and the client that waits.
+    """A call and the state of its reply.
 
     Args:
-        id: of the completion.
-        call: what was asked.
-        request: digest of its path and body, by which a repeated request is recognized.
-        instructed: whether its first message is the instructions of this call alone.
+        id: id of the completion.
+        call: call to answer.
+        request: digest of the request's path and body, which identifies a repeated request.
+        instructed: whether its first message holds instructions that apply to this call only.
     """
 
     id: str
@@ -176,8 +176,8 @@ class Pending:
     request: bytes
     instructed: bool = False
     reply: Reply | Refusal | None = None
-    delivered: bool = False  # a client got the reply
-    waiting: int = 0  # clients that wait for it
+    delivered: bool = False  # whether a client received the reply
+    waiting: int = 0  # number of clients that wait for it
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -186,9 +186,9 @@ class Place:
     """Place of a call in its episode.
 
     Args:
-        follows: number of the turn that it continues; None: it begins anew.
-        known: messages up to and with the reply of that turn, which are not new.
-        occurrence: earlier calls of the episode with the same digest.
+        follows: index of the turn that it continues; None: it starts a new conversation.
+        known: number of leading messages that are not new: up to and including the reply of that turn.
+        occurrence: number of earlier calls of the episode with the same digest.
     """
 
     follows: int | None
@@ -198,16 +198,17 @@ class Place:
 
 @dataclass
 class Episode:
-    """The turns of an episode, found again by what a call begins with."""
+    """Index of the turns of an episode, which finds the turn that a call continues."""
 
     turns: int = 0
-    _replied: dict[bytes, int] = field(default_factory=dict)  # turns by the beginning that ends with their reply
-    _seen: Counter[str] = field(default_factory=Counter)  # calls by digest
+    _replied: dict[bytes, int] = field(default_factory=dict)  # index of a turn by the prefix that ends with its reply
+    _seen: Counter[str] = field(default_factory=Counter)  # number of calls by digest
 
     def place(self, call: Call) -> Place:
         """Return the turn that a call continues, and count the call.
 
-        The longest beginning that ends with a reply of ours is what is known, if a message follows it.
+        A call continues the turn whose reply ends the longest known prefix of its messages. At least one message must
+        follow that reply.
         """
         occurrence = self._seen[call.digest]
         self._seen[call.digest] += 1
@@ -217,14 +218,14 @@ class Episode:
         return Place(None, 0, occurrence)
 
     def add(self, call: Call, reply: Reply) -> int:
-        """Add a turn, and return its number. Of equal turns a later call goes on from the last one."""
+        """Add a turn and return its index. If turns are equal, later calls continue the last of them."""
         self._replied[call.beginnings[-1].then(reply.message).digest] = self.turns
         self.turns += 1
         return self.turns - 1
 
 
 def _as_json(arguments: str) -> Any:
-    """Return arguments without what clients change when they read and write them, such as blanks."""
+    """Return parsed arguments, so that formatting such as whitespace does not matter in comparisons."""
     try:
         return json.loads(arguments)
     except ValueError:
@@ -240,10 +241,10 @@ def _digest(before: bytes, content: bytes) -> bytes:
 
 
 def checked_text(value: Any, what: str) -> str:
-    """Return a text of a client.
+    """Return a value from a client if it is a text; ``what`` names it in the message.
 
     Raises:
-        Refusal: it is something else.
+        Refusal: it is not a text.
     """
     if not isinstance(value, str):
         raise Refusal(f"{what} must be a text")
@@ -251,10 +252,10 @@ def checked_text(value: Any, what: str) -> str:
 
 
 def checked_list(value: Any, what: str) -> Sequence[Any]:
-    """Return a list of a client.
+    """Return a value from a client if it is a list; ``what`` names it in the message.
 
     Raises:
-        Refusal: it is something else.
+        Refusal: it is not a list.
     """
     if not isinstance(value, list):
         raise Refusal(f"{what} must be a list")

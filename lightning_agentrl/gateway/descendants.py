@@ -1,4 +1,4 @@
-"""A guard process that ends a process with all its descendants. It imports the standard library only."""
+"""Guard process that ends a process together with all its descendants. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import signal
 from contextlib import suppress
 from typing import NoReturn
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # options of prctl
 
 
 def guard_descendants() -> None:
-    """Fork, and return in the child, whose descendants all end with it. The parent stays as its guard.
+    """Fork and return in the child; the parent stays as a guard that ends the child with all its descendants.
 
     Call it first in a new process whose standard input is a pipe that only its creator holds open. The guard waits
-    until the child ends, the creator closes the pipe or ends in any way, or SIGTERM arrives. Then it kills the child
-    and its descendants, and ends with the child's exit status. Orphans become children of the guard and not of the
-    system's first process, so the guard finds descendants in other sessions too. A child that hangs cannot stop it.
-    The child reads an empty standard input, and what it executes stays guarded.
+    until the child ends, the creator closes the pipe or ends, or SIGTERM arrives. Then it kills the child and its
+    descendants, and exits with the child's exit status. Orphans become children of the guard and not of the system's
+    first process, so the guard also finds descendants in other sessions. A hanging child cannot stop it. The child's
+    standard input is empty. If the child calls exec, the new program stays guarded.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child can be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the signal is ignored, waiting for children fails
     waking = {signal.SIGCHLD, signal.SIGIO, signal.SIGTERM}
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, waking)
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the guard
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # kill the child when the guard dies
         os.setpgid(0, 0)  # signals that the child sends to its group do not reach the guard
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -39,7 +39,7 @@ def guard_descendants() -> None:
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO when the pipe is closed
     status = None
-    if not select.select([0], [], [], 0)[0]:  # not closed before the kernel was asked
+    if not select.select([0], [], [], 0)[0]:  # else the pipe was closed before SIGIO was enabled
         while status is None and signal.sigwait(waking) == signal.SIGCHLD:
             status = _reap(child)
     refused = set[int]()
@@ -56,7 +56,7 @@ def guard_descendants() -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Reap all children that have ended; return the status of the named one, None if it runs."""
+    """Reap all children that have ended; return the status of ``child``, or None if it is running."""
     status = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -65,7 +65,7 @@ def _reap(child: int) -> int | None:
 
 
 def _children() -> set[int]:
-    """Return the children of this process; not every kernel lists them by their parent."""
+    """Return the children of this process, from ``/proc``, since not every kernel lists children directly."""
     found = set[int]()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
@@ -75,9 +75,9 @@ def _children() -> set[int]:
 
 
 def _end_as(code: int) -> NoReturn:
-    """End this process with an exit code, or by the signal whose negative number it is."""
+    """End this process with an exit code; a negative code ends it by the signal of that number."""
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has written its own
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has already written a core dump
         with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
@@ -85,7 +85,7 @@ def _end_as(code: int) -> NoReturn:
     os._exit(code)
 
 
-if __name__ == "__main__":  # run with a command, which takes the place of the guarded child
+if __name__ == "__main__":  # the arguments are the command to guard
     import sys
 
     guard_descendants()

@@ -1,8 +1,8 @@
-"""The server that agents call in place of a provider: it hands calls out and waits for their replies.
+"""HTTP server that agents call instead of a provider: it queues their calls and sends the replies.
 
 A training run has one server per process, on a port of 127.0.0.1 that the system chooses, in a thread with a separate
-event loop. The path of a call holds the token of its episode, so an agent reaches its own episode only. The server
-executes nothing.
+event loop. The path of a call contains the token of its episode, so an agent can reach only its own episode. The
+server executes no code of agents.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from aiohttp.typedefs import Handler
 from lightning_agentrl.gateway.conversation import ChatMessage, Pending, Refusal, Reply, Reward
 from lightning_agentrl.gateway.wire import OF_THE_RUN, PROTOCOLS, Protocol, unknown_fields
 
-MOST_BYTES = 32 * 2**20  # of a body
-WAITING_SECONDS = 1.0  # between two signs that a reply is still to come, so that clients do not time out
+MOST_BYTES = 32 * 2**20  # largest size of a request's body
+WAITING_SECONDS = 1.0  # time between two keep-alive writes, so that clients do not time out
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class Line:
-    """The line of an agent to its episode: its calls and rewards in the order of arrival.
+    """Queue from an agent to its episode: its calls and rewards in order of arrival.
 
     Args:
-        gateway: that serves it.
+        gateway: server that receives the calls.
         parallel: whether several calls may wait at once.
-        most: calls that are remembered, for repeated requests and for those that go on from a response; None: all.
+        most: largest number of calls that are stored, for retries and for calls that continue a response; None: no
+            limit.
     """
 
     def __init__(self, gateway: Gateway, parallel: bool = True, most: int | None = None) -> None:
@@ -46,17 +47,17 @@ class Line:
         self.events: queue.Queue[Pending | Reward] = queue.Queue()
         self.parallel = parallel
         self.closed = False
-        self.refused = ""  # why a call was refused last
+        self.refused = ""  # reason of the last refusal
         self.calls: deque[Pending] = deque(maxlen=most)
         self._gateway = gateway
 
     @property
     def url(self) -> str:
-        """Base URL in the form of Anthropic's clients; OpenAI's add ``/v1``."""
+        """Base URL for Anthropic's clients; OpenAI's clients need ``/v1`` appended."""
         return f"http://127.0.0.1:{self._gateway.port}/{self.token}"
 
     def answer(self, pending: Pending, reply: Reply | Refusal) -> None:
-        """Give the client that waits for a call its reply. Called from any thread."""
+        """Send the reply to the client that waits for a call. Can be called from any thread."""
 
         def deliver() -> None:
             pending.reply = reply
@@ -65,7 +66,7 @@ class Line:
         self._gateway.loop.call_soon_threadsafe(deliver)
 
     def close(self) -> None:
-        """End the line: calls that wait, and all later ones, get the answer that the episode is over."""
+        """Close the line: refuse waiting and later calls, since the episode is over."""
         self.closed = True
         for pending in self.calls:
             if pending.reply is None:
@@ -74,11 +75,17 @@ class Line:
 
     @property
     def abandoned(self) -> int:
-        """Calls with a reply that no client got."""
+        """Number of calls whose reply no client received."""
         return sum(isinstance(one.reply, Reply) and not one.delivered for one in self.calls)
 
     def repeated(self, digest: bytes, again: bool) -> Pending | None:
-        """Return the call that a request repeats: by its own word, or after the connection of the same was closed."""
+        """Return the earlier call that a request repeats, or None.
+
+        Args:
+            digest: digest of the request's path and body.
+            again: whether the client marks it as a retry. Without that mark, an equal request is a retry if no client
+                waits for the earlier one any more.
+        """
         for pending in reversed(self.calls):
             if pending.request == digest:
                 left = not pending.delivered and not pending.waiting
@@ -87,12 +94,12 @@ class Line:
 
 
 class Gateway:
-    """A server with a line for each episode; or with a single line for all calls, without tokens in paths.
+    """Server with one line per episode, or with a single line for all calls and no tokens in paths.
 
     Args:
-        listening: where it listens; None: on a port of 127.0.0.1 that the system chooses.
-        most: calls that a single line remembers; None: there is a line for each episode.
-        secret: that clients of a single line send as their API key; empty: none.
+        listening: socket on which it listens; None: a port of 127.0.0.1 that the system chooses.
+        most: number of calls that the single line stores; None: there is one line per episode.
+        secret: API key that clients of the single line must send; empty: none is needed.
     """
 
     def __init__(self, listening: socket.socket | None = None, most: int | None = None, secret: str = "") -> None:
@@ -101,7 +108,7 @@ class Gateway:
         self._secret = secret
         self._listening = listening or socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
-        self.told: set[str] = set()  # what was warned of once
+        self.told: set[str] = set()  # fields that were already reported
         self.notes: queue.Queue[str] = queue.Queue()  # warnings for the run
         self.loop = asyncio.new_event_loop()
         started = threading.Event()
@@ -128,13 +135,13 @@ class Gateway:
         for path in ("reward", "v1/reward"):
             app.router.add_post(f"{base}/{path}", self._reward)
         app.router.add_get(f"{base}/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None)  # it would hold the tokens
+        runner = web.AppRunner(app, access_log=None)  # an access log would contain the tokens
         await runner.setup()
         await web.SockSite(runner, self._listening).start()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse other hosts and all origins, as of a page in a browser, and say every refusal in the same form."""
+        """Refuse requests for other hosts or from web pages, and answer all refusals in the same format."""
         try:
             host = urlsplit(f"//{request.host}").hostname
             if (host not in _LOOPBACK and not self._secret) or "Origin" in request.headers:
@@ -149,7 +156,7 @@ class Gateway:
         except web.HTTPException as error:
             return _refused(Refusal(error.reason, error.status))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            return _refused(Refusal(f"the body is not what this call needs: {type(error).__name__} {error}"))
+            return _refused(Refusal(f"the body is not valid for this path: {type(error).__name__} {error}"))
 
     def _line(self, request: web.Request) -> Line:
         if self.only is not None:
@@ -195,15 +202,17 @@ class Gateway:
             pending.waiting -= 1
 
     def _tell(self, body: Mapping[str, Any]) -> None:
-        """Note once what an agent asks for and the run decides."""
+        """Report once each field of a request that has no effect."""
         own = [f"{name}={body[name]}" for name in OF_THE_RUN if body.get(name) is not None and name not in self.told]
         self.told.update(name for name in OF_THE_RUN if body.get(name) is not None)
         new = [name for name in unknown_fields(body) if name not in self.told]
         self.told.update(new)
         if own:
-            self.notes.put(f"an agent asks for {', '.join(own)}; replies are sampled as the run says")
+            self.notes.put(
+                f"an agent requests {', '.join(own)}, which has no effect: the run sets how replies are sampled"
+            )
         if new:
-            self.notes.put(f"an agent sends {', '.join(new)}, which nothing here reads")
+            self.notes.put(f"an agent sends {', '.join(new)}, which is not supported and has no effect")
 
 
 @cache
@@ -213,7 +222,7 @@ def gateway() -> Gateway:
 
 
 def _before(line: Line, body: Mapping[str, Any]) -> list[ChatMessage]:
-    """Return the messages, without instructions, up to the response that a body names as the previous one."""
+    """Return the messages, without instructions, up to the response that a body names in `previous_response_id`."""
     name = body.get("previous_response_id")
     if not name:
         return []
@@ -231,7 +240,10 @@ async def _json(request: web.Request) -> dict[str, Any]:
 
 
 async def _answered(request: web.Request, protocol: Protocol, pending: Pending, streamed: bool) -> web.StreamResponse:
-    """Send the reply once it is there, and signs of life until then; a refusal that comes at once has its status."""
+    """Send keep-alive bytes until the reply is there, and then the reply.
+
+    A refusal within the first ``WAITING_SECONDS`` is sent with its HTTP status, a later one only in the body.
+    """
     with suppress(TimeoutError):
         await asyncio.wait_for(pending.answered.wait(), WAITING_SECONDS)
     if isinstance(pending.reply, Refusal):
@@ -248,7 +260,7 @@ async def _answered(request: web.Request, protocol: Protocol, pending: Pending, 
             await response.write(part)
         await response.write_eof()
     except (ConnectionError, asyncio.CancelledError):
-        return response  # the client is gone; if it asks again, it gets this reply
+        return response  # the client is gone; if it retries, it gets this reply
     pending.delivered = isinstance(pending.reply, Reply)
     return response
 

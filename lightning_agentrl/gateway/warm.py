@@ -1,7 +1,8 @@
-"""A Python interpreter that has imported what agents import, and forks for each of them.
+"""Python interpreter that has imported the modules of agents, and forks for each agent.
 
-Importing a client takes a second of processor time, a fork a tenth of that. The trainer runs this file as a script with
-the interpreter of the agents' command, which need not have this package; so it imports the standard library only.
+Importing a client takes a second of CPU time, a fork a tenth of that. The trainer runs this file as a script with the
+interpreter of the agents' command. That interpreter may lack this package, so the file imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-MOST_BYTES = 1 << 20  # of a request: arguments and variables, the task among them
+MOST_BYTES = 1 << 20  # largest size of a request: arguments and variables, including the task
 _DESCENDANTS = Path(__file__).with_name("descendants.py")
 
 
 class Warm:
-    """A warm interpreter, seen from the trainer.
+    """Handle of a warm interpreter in the trainer's process.
 
     Args:
-        interpreter: of the agents' command.
-        modules: that it imports once.
-        variables: of its environment.
+        interpreter: Python executable of the agents' command.
+        modules: modules that it imports once.
+        variables: environment variables of the interpreter.
     """
 
     def __init__(self, interpreter: str, modules: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -49,13 +50,13 @@ class Warm:
         """Start an agent.
 
         Args:
-            arguments: of the interpreter: a file, or ``-m`` and a module, and what they get.
-            variables: its whole environment.
-            written: file descriptor for what it writes.
+            arguments: arguments of the interpreter: a file, or ``-m`` and a module, followed by its arguments.
+            variables: all environment variables of the agent.
+            written: file descriptor for its standard output and standard error.
 
         Returns:
-            File descriptors: closing the first ends the agent with all its descendants; the second gives its exit code
-            as text when it has ended.
+            Two file descriptors. Closing the first ends the agent with all its descendants. The second yields its exit
+            code as text when it has ended.
         """
         alive, end = os.pipe()
         status, ended = os.pipe()
@@ -68,8 +69,8 @@ class Warm:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Fork for each request; what is asked for last is what the children are, so nothing is kept."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for here
+    """Fork for each request, until the trainer closes the socket."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped automatically
     while True:
         text, handed, _, _ = requests.recvmsg(MOST_BYTES, socket.CMSG_LEN(3 * 4))
         if not text:
@@ -84,7 +85,14 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _tell(request: dict, alive: int, written: int, ended: int) -> None:
-    """Run an agent in a child, and write its exit code. Never returns."""
+    """Run an agent in a child process, and write its exit code to ``ended``. Never returns.
+
+    Args:
+        request: arguments, variables and folder of the agent.
+        alive: pipe whose closing ends the agent.
+        written: file descriptor for its output.
+        ended: file descriptor for its exit code.
+    """
     guard = os.fork()
     if guard == 0:
         os.close(ended)
@@ -104,7 +112,7 @@ def _tell(request: dict, alive: int, written: int, ended: int) -> None:
 
 
 def _run(request: dict) -> None:
-    """Become the agent: the guard stays behind as the parent of the process that goes on here."""
+    """Run the agent in a child of this process, which stays as its guard."""
     runpy.run_path(str(_DESCENDANTS))["guard_descendants"]()
     os.chdir(request["folder"])
     os.environ.clear()
@@ -124,13 +132,13 @@ def _run(request: dict) -> None:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001 - as an interpreter does at its end
+    except BaseException:  # noqa: BLE001 - reported like an uncaught error of an interpreter
         sys.excepthook(*sys.exc_info())
         code = 1
     finally:
         import threading
 
-        for thread in threading.enumerate():  # as at the end of an interpreter
+        for thread in threading.enumerate():  # an interpreter joins them at its end
             if thread is not threading.main_thread() and not thread.daemon:
                 thread.join()
         sys.stdout.flush()

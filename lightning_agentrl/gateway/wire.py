@@ -1,6 +1,6 @@
-"""The three protocols that agents speak, as :class:`Call` and from :class:`Reply`: each a reader and two writers.
+"""The three HTTP protocols of agents: parse requests into :class:`Call`, and write :class:`Reply` as answers.
 
-Fields that sampling of the run decides itself are read past: temperature, top_p, seed and penalties.
+Sampling fields have no effect, since the run sets them: temperature, top_p, top_k, seed and penalties.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 OF_THE_RUN = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty")
 _OTHER_NAMES: Mapping[Any, Role] = {"developer": "system", "function": "tool"}
 _REFUSED = ("logit_bias", "response_format")
-_KNOWN = {  # read, or without a meaning here
+_KNOWN = {  # fields that are read, or that can be ignored without a warning
     *("messages", "model", "max_tokens", "max_completion_tokens", "max_output_tokens", "stop", "stop_sequences"),
     *("stream", "stream_options", "tools", "tool_choice", "n", "input", "instructions", "previous_response_id"),
     *("system", "metadata", "user", "store", "include", "parallel_tool_calls", "text", "truncation"),
@@ -41,9 +41,10 @@ class Protocol:
     """One of the protocols.
 
     Args:
-        read: body -> call. A body that goes on from an earlier response also gets the messages before it.
-        write: id, call and reply -> the body of a plain answer.
-        events: id, call and reply -> events of a stream: a name, empty in the first protocol, and data.
+        read: function (body, earlier messages) -> call. Earlier messages are those of the response that it continues.
+        write: function (id, call, reply) -> body of an answer that is not streamed.
+        events: function (id, call, reply) -> events of a streamed answer, each a name and data; chat completions have
+            empty names.
     """
 
     read: Callable[[Body, Sequence[ChatMessage]], Call]
@@ -58,14 +59,16 @@ def unknown_fields(body: Body) -> list[str]:
 
 def _call(body: Body, messages: Sequence[ChatMessage], tools: Sequence[Json], stop: Any, limit: Any) -> Call:
     if body.get("n") not in (None, 1):
-        raise Refusal(f"n is {body['n']}; one reply is sampled for each call")
+        raise Refusal(f"n is {body['n']}, but only 1 reply per call is supported")
     for name in _REFUSED:
         if body.get(name) and body[name] != {"type": "text"}:
-            raise Refusal(f"{name} would change what is sampled, so that the policy could not be trained on it")
+            raise Refusal(
+                f"{name} is not supported: it changes sampling, so the policy could not be trained on the reply"
+            )
     if not messages:
         raise Refusal("there is no message")
     if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise Refusal(f"the most tokens of a reply must be a whole number of at least 1, got {limit}")
+        raise Refusal(f"the largest number of tokens of a reply must be an integer of at least 1, got {limit}")
     choice = body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else choice
     return Call(
@@ -80,7 +83,12 @@ def _call(body: Body, messages: Sequence[ChatMessage], tools: Sequence[Json], st
 
 
 def _parts(content: Any, what: str) -> tuple[str | bytes, ...]:
-    """Return texts and images of a content, a text or a list of parts, in any of the three forms."""
+    """Return the texts and images of a message's content in any of the three protocols.
+
+    Args:
+        content: text or list of parts.
+        what: name of the message, for errors.
+    """
     if content is None:
         return ()
     if isinstance(content, str):
@@ -97,25 +105,25 @@ def _parts(content: Any, what: str) -> tuple[str | bytes, ...]:
         elif kind == "image" and part.get("source", {}).get("type") == "base64":
             parts.append(base64.b64decode(part["source"]["data"]))
         elif kind not in ("thinking", "redacted_thinking", "reasoning"):
-            raise Refusal(f"{what} has a part of type {kind!r}; known are texts and images")
+            raise Refusal(f"{what} has a part of type {kind!r}; only texts and images are supported")
     return tuple(parts)
 
 
 def _image(url: Any) -> bytes:
     head, _, data = str(url).partition(",")
     if not head.startswith("data:") or not head.endswith(";base64"):
-        raise Refusal("an image must be given as data:image/...;base64,...; nothing is fetched")
+        raise Refusal("an image must be a URL data:image/...;base64,...; images are not downloaded")
     return base64.b64decode(data)
 
 
 def _function(tool: Any) -> Json:
-    """Return a tool in the form of chat completions, which chat templates know."""
+    """Return a tool in the format of chat completions, which chat templates expect."""
     if not isinstance(tool, dict):
         raise Refusal("a tool must be a JSON object")
     if isinstance(tool.get("function"), dict):
         return {"type": "function", "function": dict(tool["function"])}
     if tool.get("type") not in (None, "function", "custom") or "name" not in tool:
-        raise Refusal(f"a tool of type {tool.get('type')!r} is not known; give functions")
+        raise Refusal(f"a tool of type {tool.get('type')!r} is not supported; only functions are")
     schema = tool.get("input_schema", tool.get("parameters"))
     described = {"name": tool["name"], "description": tool.get("description") or "", "parameters": schema or {}}
     return {"type": "function", "function": described}
@@ -195,15 +203,15 @@ def _read_responses(body: Body, before: Sequence[ChatMessage]) -> Call:
         elif kind == "function_call":
             call = ToolCall(item["call_id"], item["name"], item["arguments"])
             last = messages[-1] if messages else None
-            if last is not None and last.role == "assistant":  # one reply, as it was sampled
+            if last is not None and last.role == "assistant":  # text and tool calls belong to one sampled reply
                 messages[-1] = ChatMessage("assistant", last.parts, (*last.tool_calls, call))
             else:
                 messages.append(ChatMessage("assistant", (), (call,)))
         elif kind == "function_call_output":
             messages.append(ChatMessage("tool", _parts(item.get("output"), "an output"), (), item["call_id"]))
         elif kind != "reasoning":
-            raise Refusal(f"an input of type {kind!r} is not known")
-    if body.get("instructions"):  # of this call alone, in place of those of a call that it goes on from
+            raise Refusal(f"an input of type {kind!r} is not supported")
+    if body.get("instructions"):  # for this call only; they replace those of the call that it continues
         messages = [ChatMessage("system", (str(body["instructions"]),)), *messages]
     form = (body.get("text") or {}).get("format") or {}
     checked = {**body, "response_format": form if form.get("type") not in (None, "text") else None}
@@ -308,7 +316,7 @@ def _read_messages(body: Body, before: Sequence[ChatMessage]) -> Call:
             for block in blocks
             if block.get("type") == "tool_use"
         ]
-        for block in blocks:  # results come first in a message of the user
+        for block in blocks:  # tool results come first in a user message
             if block.get("type") == "tool_result":
                 parts = _parts(block.get("content"), "a result")
                 messages.append(ChatMessage("tool", parts, (), block["tool_use_id"]))
@@ -362,7 +370,7 @@ def _message_events(name: str, call: Call, reply: Reply) -> Iterator[tuple[str, 
     yield event("message_stop")
 
 
-PROTOCOLS = {  # by path below the base URL
+PROTOCOLS = {  # by path relative to the base URL
     "chat/completions": Protocol(_read_chat, _write_chat, _chat_events),
     "responses": Protocol(_read_responses, _write_response, _response_events),
     "messages": Protocol(_read_messages, _write_message, _message_events),

@@ -434,7 +434,7 @@ def test_a_model_that_reads_images_sees_those_of_a_call(tmp_path: Path) -> None:
 def test_images_are_refused_by_a_model_without_eyes_and_from_the_net(tmp_path: Path, tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match="reads text only"):
         train(tmp_path, tiny_folder, looking(tmp_path, picture(3)), iterations=1)
-    with pytest.raises(EnvError, match="a call was refused: an image must be given as data:"):
+    with pytest.raises(EnvError, match="a call was refused: an image must be a URL data:"):
         train(tmp_path, tiny_folder, looking(tmp_path, "http://127.0.0.1/x.png"), iterations=1)
 
 
