@@ -343,7 +343,7 @@ def test_a_config_is_planned_without_its_devices_its_engine_and_the_hub(
     given = yaml.safe_load(path.read_text())
     bundled = given["model"]["init_args"]["model"].startswith("demo")
     assert bool(re.search(r"\none prompt: \d+ tokens", shown)) is bundled
-    assert ("the prompt is missing" in shown) is not bundled
+    assert ("no prompt is shown" in shown) is not bundled
     assert re.search(r"expected peak +[\d.]+ GiB", shown)
     if given["trainer"]["accelerator"] == "gpu":
         (size,) = re.findall(r"needs +GPUs of (\d+) GB", shown)

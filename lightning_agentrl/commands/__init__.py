@@ -1,1 +1,1 @@
-"""The command `agentrl`, one file for each of its subcommands."""
+"""The command `agentrl`, with one file per subcommand."""

@@ -1,4 +1,4 @@
-"""`agentrl audit-critic`: compare a run's critic and estimators with values measured by playing on."""
+"""`agentrl audit-critic`: compare a run's critic and advantage estimators with returns measured by extra episodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_agentrl.tools.replay import CONFIG, checkpoint_before
 from lightning_agentrl.tools.view import build_report
 from lightning_agentrl.types import ForkPlan
 
-LONGER = 1_000_000  # iterations than the run, so that another one is played; then the audit ends
+LONGER = 1_000_000  # iterations added to the run's limit; the audit ends after the first of them
 
 
 class AuditCLI(RunConfigCLI):
@@ -33,7 +33,7 @@ class AuditCLI(RunConfigCLI):
         self.plan = ForkPlan(branches, every, gamma=1.0)  # refuses wrong numbers before anything is built
         path = Path(checkpoint) if checkpoint else checkpoint_before(run, None)[0]
         if checkpoint and not Path(checkpoint).exists():
-            raise ConfigError(f"there is no checkpoint '{checkpoint}'; name one that is there (argument --checkpoint)")
+            raise ConfigError(f"there is no checkpoint '{checkpoint}'; name an existing one (argument --checkpoint)")
         if path is None:
             raise ConfigError(
                 f"the run '{run}' has no checkpoint, so there is no critic to audit; name one (--checkpoint)"
@@ -42,18 +42,18 @@ class AuditCLI(RunConfigCLI):
         super().__init__(["--config", str(run / CONFIG)])
 
     def before_instantiate_classes(self) -> None:
-        """Play on one device, for one rollout more than the run had, and write nothing into its folder."""
+        """Set the trainer to one device, no logger and no limit that would prevent another rollout."""
         trainer = self.settings.trainer
         trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
         if trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
             trainer.accelerator = "cpu"  # the run may have been on another machine
-        trainer.logger, trainer.default_root_dir = False, str(self.run)  # wherever it was moved since
+        trainer.logger, trainer.default_root_dir = False, str(self.run)  # the folder may have moved
         trainer.max_epochs = LONGER if trainer.max_epochs is None else trainer.max_epochs + LONGER
         trainer.max_steps, trainer.max_time = -1, None
         super().before_instantiate_classes()
 
     def audit(self) -> tuple[Audit, list[dict[str, Any]]]:
-        """Play and compare; return what was found, and the turns as a page shows them."""
+        """Play a rollout and compare; return the findings and the turns, as records for the page."""
         trainer = cast(Any, self.trainer)
         forked = Forked(self.plan.branches, self.plan.every, self.model.advantage.turn_discount, whiten=False)
         callback = AuditCritic(forked)
@@ -71,24 +71,24 @@ class AuditCLI(RunConfigCLI):
             what = f"{error.problem.what} (argument --checkpoint)"
             raise ConfigError(replace(error.problem, what=what, key="")) from error
         if callback.found is None:
-            raise ConfigError(f"the run ended before a rollout from '{self.checkpoint}' was played")
+            raise ConfigError(f"the run ended before it had played a rollout from '{self.checkpoint}'")
         return callback.found, callback.records
 
 
 def audit_run(
     run: Path, checkpoint: str | None = None, branches: int = 4, every: int = 1, out: Path | None = None
 ) -> str:
-    """Compare a critic's values and the estimators' advantages with returns measured by playing on from each state.
+    """Compare a critic's values and the estimators' advantages with measured returns of episodes from the same states.
 
     Args:
         run: folder of the run with config.yaml and checkpoints. Of several versions, the newest is used.
         checkpoint: checkpoint of the run. Default: the newest one. The audit plays the next rollout without training.
         branches: number of episodes to play from each state.
-        every: measure the state of every n-th turn, and the first state of each episode.
+        every: n, to measure the state of every n-th turn and the first state of each episode.
         out: file of the page. Default: audit.html in the folder of the run.
 
     Returns:
-        What was found, for a terminal.
+        The findings as text for a terminal.
     """
     leave_out_noise()
     run = one_run(run, FACTS)

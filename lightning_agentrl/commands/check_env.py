@@ -1,4 +1,4 @@
-"""`agentrl check-env`: a certificate of one environment, or whether an agent program replays."""
+"""`agentrl check-env`: write the certificate of an environment, or check that an agent program is deterministic."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def check_env(
         seconds: time limit of the checks, without imports and resets.
         cap: time limit in seconds of the whole command; the certificate names the checks that are missing.
         max_prompt_tokens: prompt limit of the planned run; report longer prompts.
-        agent: command line of an agent program instead of an environment, such as "python agent.py": play it twice
-            with the same replies and report whether it makes the same calls.
+        agent: command line of an agent program to check instead of an environment, such as "python agent.py". It is
+            run twice with the same replies and must make the same calls.
         tasks: task file of --agent.
-        model: hub id or folder of a model, in whose form the probing replies of --agent call tools. Default: the agent
-            is given the calls as messages.
-        environment: names of variables that --agent gets, as data.init_args.env.init_args.environment.
+        model: hub id or folder of a model whose chat template formats the tool calls in the replies to --agent.
+            Default: the agent gets the tool calls as messages.
+        environment: names of environment variables that --agent inherits, as data.init_args.env.init_args.environment.
     """
     if (env is None) == (agent is None):
         raise ValueError("give either the id of an environment or --agent with the command line of an agent program")
@@ -68,17 +68,17 @@ def check_environment(
     """Check an environment, print and write its certificate, and return whether it has no errors.
 
     Raises:
-        ValueError: a number is out of range, a file cannot be written, or a secret is written out.
+        ValueError: a number is out of range, a file cannot be written, or an argument contains a secret.
     """
     check_secrets(recipe_of(env, kwargs)[1])
     for name, value in (("seconds", seconds), ("cap", cap), ("max_prompt_tokens", most_tokens)):
         if not value > 0:
-            raise ValueError(f"--{name} is {value}; give a number above 0")
+            raise ValueError(f"--{name} must be above 0, got {value}")
     for file, begins, argument in ((json_file, b"{", "json"), (html_file, PAGE, "html")):
         if file is not None:
             make_room_for(file, begins, argument)
     if json_file is not None and html_file is not None and json_file.resolve() == html_file.resolve():
-        raise ValueError(f"'{html_file}' cannot be both files; name another one (argument --html)")
+        raise ValueError(f"--json and --html are the same file '{html_file}'; name another one (argument --html)")
     certificate = certify(env, kwargs, seconds, cap, most_tokens)
     if train:
         certificate.train = _trained(certificate, *recipe_of(env, kwargs))
@@ -90,21 +90,21 @@ def check_environment(
     return certificate.passed
 
 
-AGENT_SEEDS, AGENT_CALLS = (0, 1, 2), 20  # episodes of an agent, and the most calls of each
+AGENT_SEEDS, AGENT_CALLS = (0, 1, 2), 20  # seeds of an agent's episodes, and the most calls in each
 
 
 def check_agent(agent: str, tasks: str | None, model: str | None, environment: Sequence[str], seconds: float) -> bool:
-    """Play an agent program twice with the same replies; print and return whether it makes the same calls.
+    """Run an agent program twice with the same replies; print and return whether it makes the same calls.
 
     Args:
         agent: command line of the program.
         tasks: file of tasks, one JSON object per line.
-        model: folder or hub id of a model, in whose form tool calls are written; None: they are given as messages.
-        environment: names of variables that are passed on.
-        seconds: most seconds between two calls.
+        model: folder or hub id of a model whose chat template formats tool calls; None: they are passed as messages.
+        environment: names of environment variables that the program inherits.
+        seconds: time limit between two calls, in seconds.
 
     Raises:
-        ValueError: the program or the tasks are not there, or the template has no tools; in a sentence.
+        ValueError: the program or the task file does not exist, or the chat template does not support tools.
     """
     from lightning_agentrl.models.loading import load_tokenizer
     from lightning_agentrl.prompts.template import ChatTemplate
@@ -123,16 +123,16 @@ def check_agent(agent: str, tasks: str | None, model: str | None, environment: S
         return False
     if differs:
         print(
-            f"error: '{agent}' does not replay, so a run with it cannot go on where it ended: {differs}. Put no clock, "
-            "random id, set or temporary path into prompts, and take random numbers from AGENTRL_SEED."
+            f"error: '{agent}' is not deterministic, so a run with it cannot be resumed: {differs}. Put no clock, "
+            "random id, set or temporary path into prompts, and seed random numbers with AGENTRL_SEED."
         )
         return False
-    print(f"'{agent}' replays: {same} calls of {len(AGENT_SEEDS)} episodes were the same when they were played again")
+    print(f"'{agent}' is deterministic: {same} calls of {len(AGENT_SEEDS)} episodes were the same in a second run")
     return True
 
 
 def _trained(certificate: Certificate, env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what training says, or why there is none: the rest of the certificate is not to be lost with it."""
+    """Return the result of training, or why it was not tried; errors must not lose the rest of the certificate."""
     if not certificate.passed:
         return _not_tried("there are errors to mend first")
     if certificate.texts is None or not (returns := certificate.texts.pop("returns")):

@@ -1,4 +1,4 @@
-"""`agentrl check-env --train`: whether a small policy climbs above random replies."""
+"""`agentrl check-env --train`: test whether the return of a small policy rises above that of random replies."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from lightning_agentrl.types import Rollout
 
 SEEDS = (0, 1, 2)
 ITERATIONS = 30
-NUM_ENVS, TURNS_PER_ENV, MINI_BATCHES, UPDATE_EPOCHS = 16, 12, 2, 2  # of an iteration
-LONGEST = 1024  # tokens of a prompt that the small model reads
+NUM_ENVS, TURNS_PER_ENV, MINI_BATCHES, UPDATE_EPOCHS = 16, 12, 2, 2  # sizes of an iteration
+LONGEST = 1024  # most tokens of a prompt for the small model
 MOST_REPLIES = 60
 ENTROPY_BONUS = 0.01
-POINTS = 10  # of the mean in a drawing
-_STUDENT = 4.303  # of 95 % with three seeds
+POINTS = 10  # points of the mean curve in the plot
+_STUDENT = 4.303  # t-value of a 95 % interval with three seeds
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Texts:
     """Texts of an environment that a small model needs.
 
     Args:
-        words: of its texts.
-        replies: that it takes.
-        named: whether these are named actions.
-        system: system text, as `PromptFormat` takes it: None for that of the environment.
-        longest: words of its longest prompt.
+        words: all words of its texts, the vocabulary.
+        replies: replies that it accepts.
+        named: whether the replies are named actions.
+        system: system text for `PromptFormat`; None: the environment's.
+        longest: number of words of its longest prompt.
     """
 
     words: Sequence[str]
@@ -60,8 +60,9 @@ class Texts:
 
 
 class _Curve(RolloutCallback):
-    """The mean return of the episodes that end in each iteration, as random ones are counted: by the environment's own
-    rewards. Where none ends, the one before.
+    """Record the mean return of the episodes that end in each iteration, or repeat the last mean if none ends.
+
+    Returns are sums of the environment's rewards, as for random replies.
     """
 
     def __init__(self) -> None:
@@ -81,18 +82,18 @@ class _Curve(RolloutCallback):
 def train(
     env_id: str, kwargs: Mapping[str, Any], texts: Texts, returns: Sequence[float], iterations: int = ITERATIONS
 ) -> dict[str, Any]:
-    """Train with three seeds and say whether the last quarter is above random replies.
+    """Train with three seeds and test whether the returns of the last quarter are above those of random replies.
 
     Args:
-        env_id: as ``gymnasium.make`` takes it.
-        kwargs: its arguments.
-        texts: of the environment.
-        returns: of random episodes, the control.
-        iterations: of each run.
+        env_id: id of the environment for ``gymnasium.make``.
+        kwargs: arguments of the environment.
+        texts: texts of the environment.
+        returns: returns of episodes with random replies, the control.
+        iterations: number of iterations of each run.
 
     Returns:
-        Curves by seed, points of the mean of all seeds with its interval, the interval of the control, that of the last
-        quarter, verdict, and a sentence.
+        Curves by seed, points of the mean curve with intervals, the intervals of the control and of the last quarter,
+        the verdict, and a sentence.
     """
     control = interval(returns, 2.0)
     if texts.longest > LONGEST or not texts.replies:
@@ -103,7 +104,7 @@ def train(
     curves = []
     for seed in SEEDS:
         curves.append(_run(env_id, kwargs, texts, seed, iterations))
-        climb = f"seed {seed}: a return of {curves[-1][0]:.3g} at first, {curves[-1][-1]:.3g} at last"
+        climb = f"seed {seed}: a return of {curves[-1][0]:.3g} at the start, {curves[-1][-1]:.3g} at the end"
         print(f"training: {climb}, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     last = interval([statistics.fmean(curve[-max(iterations // 4, 1) :]) for curve in curves], _STUDENT)
     verdict = "climbs" if last["low"] > control["high"] else "not seen"
@@ -122,13 +123,13 @@ def train(
 
 
 def points(curves: Sequence[Sequence[float]]) -> list[dict[str, float]]:
-    """Return the mean of all seeds over a few iterations at a time, with its interval of 95 %.
+    """Return the mean over all seeds and a few iterations at a time, with its 95 % interval.
 
     Args:
-        curves: of three seeds, a value for each iteration.
+        curves: curves of three seeds, one value per iteration.
 
     Returns:
-        For each point the number of its last iteration, mean, low and high.
+        For each point, the number of its last iteration, and the mean with the bounds of its interval.
     """
     length = len(curves[0])
     ends = [round((number + 1) * length / min(POINTS, length)) for number in range(min(POINTS, length))]
@@ -139,7 +140,7 @@ def points(curves: Sequence[Sequence[float]]) -> list[dict[str, float]]:
 
 
 def interval(values: Sequence[float], width: float) -> dict[str, float]:
-    """Return the mean and its interval of so many standard errors to each side."""
+    """Return the mean of values, and its interval of ``width`` standard errors to each side."""
     mean = statistics.fmean(values)
     half = width * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
     return {"mean": mean, "low": mean - half, "high": mean + half}

@@ -58,39 +58,39 @@ class CloneCLI(RunConfigCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments; all that is written goes to the folder of the model."""
+        """Parse and check the given arguments; the output folder becomes the run folder."""
         super().parse_arguments(parser, args)
         config = self.config
         if config.ckpt_path is not None:
             raise ConfigError(
-                "a clone begins with the weights of its model; export the checkpoint with `agentrl export`, and name "
-                "its folder as model.init_args.model (argument --ckpt_path)"
+                "behavior cloning cannot start from a checkpoint; export it with `agentrl export`, and set "
+                "model.init_args.model to the exported folder (argument --ckpt_path)"
             )
         if config.out is None:
-            raise ConfigError("name the folder that the model is written to (argument --out)")
+            raise ConfigError("the output folder of the model is missing (argument --out)")
         out = Path(config.out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"'{out}' exists and is not an empty folder; name another one (argument --out)")
         if config.recorded is not None and config.episodes is not None:
             raise ConfigError(
-                "--episodes is how many scripted players play, and --recorded takes those of a run; give one of them"
+                "--episodes is for scripted players and --recorded for the episodes of a run; give only one of them"
             )
         make_folder(out, "--out")
         config.trainer.default_root_dir = str(out)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Train for the given number of steps, whatever ends the run of the config."""
+        """Train for the number of steps given by `--steps`, and ignore the config's limits."""
         iterations = math.ceil(self.settings.steps / self.datamodule.steps_per_iteration)
         return super().instantiate_trainer(max_epochs=iterations, max_steps=-1, **kwargs)
 
     def clone(self) -> None:
-        """Train, play held-out episodes before and after, and write the model."""
+        """Train, evaluate on held-out episodes before and after, and write the model."""
         settings, trainer = self.settings, cast(Any, self.trainer)
         data, agent = self.datamodule, self.model
         run = settings.recorded
         bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
         trainer.callbacks, trainer.loggers = [*bars, PolicyFolder(settings.out), RunSummary()], []
-        data.validation = replace(data.validation, every=0)  # before and after is enough
+        data.validation = replace(data.validation, every=0)  # RunSummary evaluates before and after
         with guarded(self, "fit"):
             self.model = CloneAgent(
                 agent.model,
@@ -107,5 +107,5 @@ class CloneCLI(RunConfigCLI):
 
 
 def run(args: ArgsType) -> None:
-    """Clone demonstrations with the model of a config."""
+    """Run the command: behavior cloning of the config's model."""
     CloneCLI(args).clone()

@@ -29,7 +29,7 @@ from lightning_agentrl.errors.config_errors import Given
 from lightning_agentrl.errors.foreign_messages import disk_full, out_of_memory
 
 _NOISE = (
-    r".*isinstance\(treespec, LeafSpec\).*",  # between lightning and torch
+    r".*isinstance\(treespec, LeafSpec\).*",  # Lightning uses a deprecated function of torch
     r".*is not supported by the model summary.*",
     r".*does not have many workers.*",  # the stream is not a DataLoader
     r".*Checkpoint directory .* exists and is not empty.*",  # a second run in one folder is fine
@@ -40,7 +40,7 @@ _LESS_MODEL = (
     "use a smaller model (model.init_args.model), LoRA (model.init_args.lora), SharedCritic (model.init_args.critic) "
     "or model.init_args.kl.reward 0, which keeps no copy of the initial policy"
 )
-_LESS_MEMORY = {  # by the stage in which it ran out
+_LESS_MEMORY = {  # advice by the stage that ran out of memory
     "load": _LESS_MODEL,
     "collect": f"lower {_BATCH}, data.init_args.num_envs or data.init_args.prompt.max_prompt_tokens",
     "score": f"lower {_TOKENS}",
@@ -52,7 +52,7 @@ _ANY_STAGE = f"while collecting, {_LESS_MEMORY['collect']}; in training, {_LESS_
 
 def leave_out_noise() -> None:
     """Hide warnings of libraries that a user cannot act on."""
-    from transformers.utils import logging as transformers_logging  # slow
+    from transformers.utils import logging as transformers_logging  # slow to import
 
     transformers_logging.disable_progress_bar()
     for pattern in _NOISE:
@@ -62,10 +62,10 @@ def leave_out_noise() -> None:
 
 
 def end_quietly() -> None:
-    """Drop what libraries below vLLM write once Python has ended: some 30 lines about objects that were not freed.
+    """Discard standard error at exit if vLLM was used: its libraries write some 30 lines about leaked objects.
 
-    nanobind offers no switch for that from Python. Errors are written before. Call it before anything else is
-    registered to run at the end, so that it runs last.
+    nanobind has no option to turn them off from Python. Errors have been written by then. Call this function before
+    any other ``atexit.register``, so that it runs last.
     """
 
     def drop() -> None:
@@ -77,26 +77,26 @@ def end_quietly() -> None:
 
 @contextmanager
 def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
-    """Exit with a sentence and code 2 on wrong input, 130 on Ctrl-C, 141 if the reader of the output has gone.
+    """Exit with one sentence and code 2 on wrong input, 130 on Ctrl-C, 141 if the reader of the output is gone.
 
-    Exit with 1 on an error of an environment or the engine, and after a run that stopped itself. Other errors keep
-    their traceback.
+    Exit with code 1 after an error of an environment or the engine, and after a run that a guard stopped. Other errors
+    keep their traceback.
 
     Args:
-        arguments: of the command, in which a wrong key is looked up; those of the process if None.
+        arguments: arguments of the command, to find the file and line of a wrong key; None: those of the process.
     """
     try:
         yield
         if sys.stdout is not None:
-            sys.stdout.flush()  # later, an error could not be reported
+            sys.stdout.flush()  # after this context an error could not be reported
     except KeyboardInterrupt as stop:
         _write(f"agentrl: {str(stop) or 'stopped'}")
         sys.exit(130)
     except Exception as error:
         if lost_reader(error):
             if notes := _notes(error):
-                _write(f"agentrl: nobody reads the output any more; {'; '.join(notes)}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains as it ends
+                _write(f"agentrl: the reader of the output is gone; {'; '.join(notes)}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports an error at exit
             sys.exit(128 + signal.SIGPIPE)
         wrong_input = error if isinstance(error, ConfigError) else explained(error)
         if wrong_input is not None:
@@ -111,10 +111,10 @@ def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
 
 
 def explained(error: BaseException, stage: str = "") -> ConfigError | None:
-    """Return a sentence for an error that a user can fix; None for all others, which need their traceback.
+    """Return a ConfigError for an error that a user can fix; None for all others, which need their traceback.
 
     Args:
-        error: what ended the run, not a ConfigError.
+        error: error that ended the run; not a ConfigError.
         stage: stage of :class:`StageClock` that raised it, or ``load``; empty if unknown.
     """
     if isinstance(error, EnvError):
@@ -129,14 +129,14 @@ def explained(error: BaseException, stage: str = "") -> ConfigError | None:
 
 
 def lost_reader(error: BaseException) -> bool:
-    """Return whether the reader of the process's output has gone, as `head` does."""
+    """Return whether an error means that the reader of standard output has closed the pipe, as `head` does."""
     if not any(isinstance(cause, BrokenPipeError) for cause in causes(error)):
         return False
     try:
         polled = select.poll()
-        polled.register(sys.stdout, 0)  # errors are reported without being asked for
+        polled.register(sys.stdout, 0)  # errors are reported without being requested
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in polled.poll(0))
-    except (TypeError, ValueError, OSError):  # the output is no file of the system
+    except (TypeError, ValueError, OSError):  # standard output has no file descriptor
         return False
 
 
@@ -149,7 +149,7 @@ def _memory(error: BaseException, stage: str) -> Problem | None:
 
 
 def _disk(error: BaseException) -> Problem | None:
-    """Describe a file that cannot be written: the disk is full, or its folder may not be used."""
+    """Describe a file that cannot be written, since the disk is full or access to its folder is denied."""
     if not isinstance(error, OSError) or error.errno == errno.ENOENT:
         return None
     if isinstance(error, CheckpointNotSavedError):
@@ -157,9 +157,9 @@ def _disk(error: BaseException) -> Problem | None:
         fix = "free some space, choose another folder (trainer.default_root_dir), or keep fewer checkpoints "
         fix += f"(RunCheckpoints: every_n_epochs, keep); {then}"
         return Problem(f"the disk is full, cannot write '{error.filename}'", fix=fix)
-    if disk_full(error):  # the system does not always say which file
+    if disk_full(error):  # the error does not always name the file
         where = f", cannot write '{error.filename}'" if error.filename else ""
-        fix = "free some space there, or give what writes there (the run, a logger, a callback) another folder"
+        fix = "free some space there, or choose another folder for the writer (the run, a logger, a callback)"
         return Problem(f"the disk is full{where}", fix=fix)
     fix = "choose another folder (trainer.default_root_dir, the logger's save_dir, ModelCheckpoint's dirpath)"
     return Problem(f"'{error.filename}' cannot be used: {error.strerror}", fix=fix) if error.filename else None
@@ -168,7 +168,7 @@ def _disk(error: BaseException) -> Problem | None:
 def _places(problem: Problem, arguments: Sequence[str]) -> list[str]:
     try:
         return Given(arguments).places(problem)
-    except ConfigError:  # a file that cannot be read is reported elsewhere
+    except ConfigError:  # an unreadable config file is reported elsewhere
         return []
 
 
@@ -178,6 +178,6 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _write(text: str) -> None:
-    """Write everything at once, since several processes may write."""
+    """Write a text to standard error in one call, since several processes may write at the same time."""
     sys.stderr.write(text.rstrip("\n") + "\n")
     sys.stderr.flush()

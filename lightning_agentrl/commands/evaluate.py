@@ -1,4 +1,4 @@
-"""The command `agentrl evaluate`: several policies on equal held-out seeds of several environments."""
+"""The command `agentrl evaluate`: compare policies on the same held-out seeds of several environments."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lightning_agentrl.commands.run_config import DataOnlyCLI
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.tools.evaluate import evaluate
 
-# Of a suite without an agent and a seed; the parser needs an agent, which is not used.
+# A suite has no agent and no seed. The parser requires an agent, which is not used.
 DEFAULTS = ["--model=PPOAgent", "--model.init_args.model=demo", "--seed_everything=false", "--quiet=true"]
 
 
 class EvaluateCLI(DataOnlyCLI):
     """Evaluate policies on the environments of a suite: checkpoints, exported folders, hub ids, demo, random, scripted.
 
-    A suite is the section `data` of a config; other sections are not used.
+    A suite is a config of which only the section `data` is used.
     """
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -37,7 +37,7 @@ class EvaluateCLI(DataOnlyCLI):
 
 
 def run(args: list[str]) -> None:
-    """Evaluate the policies that the arguments begin with, print the table, and write figures and page."""
+    """Run the command: evaluate the policies named by the first arguments, print a table, and write JSON and page."""
     policies = list(takewhile(lambda argument: not argument.startswith("-"), args))
     options: ArgsType = [*DEFAULTS, *args[len(policies) :]]
     cli = EvaluateCLI(options)

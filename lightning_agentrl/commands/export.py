@@ -1,4 +1,4 @@
-"""`agentrl export`: from a checkpoint of a run to a folder that transformers or peft load."""
+"""`agentrl export`: write the policy of a checkpoint as a folder for transformers or peft."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from lightning_agentrl.models.export import DRAFT, export_policy
 def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None, model: str | None = None) -> str:
     """Write the policy of a checkpoint as a transformers folder.
 
-    It has the tokenizer, the dtype that the policy was trained in, and beside the weights how the policy is prompted.
+    The folder contains the tokenizer, the weights in the dtype of training, and the settings of the prompts.
 
     Args:
-        checkpoint: a checkpoint of `agentrl fit`.
+        checkpoint: checkpoint of `agentrl fit`.
         folder: output folder; it must be empty or not exist.
-        merge: merge adapters into the model (default), or write the adapters alone.
+        merge: whether to merge adapters into the model (default), or to write only the adapters.
         model: hub id or folder of the base model, if it moved after the run.
 
     Returns:
-        What was done, for a terminal.
+        A message for the terminal.
 
     Raises:
-        ValueError: one sentence; the file is missing or not such a checkpoint, the folder is not empty, or ``merge`` is
+        ValueError: the file is missing or not a checkpoint of `agentrl fit`, the folder is not empty, or ``merge`` is
             given without adapters.
         ImportError: the checkpoint has adapters, and peft is not installed.
     """
     if folder.exists() and (not folder.is_dir() or any(path.name != DRAFT for path in folder.iterdir())):
-        raise ValueError(f"the folder '{folder}' exists and is not empty; give another one")
+        raise ValueError(f"the folder '{folder}' exists and is not empty; name another one")
     with naming_argument():
         saved = find_policy(checkpoint, model)
         if saved.lora is None and merge is not None:

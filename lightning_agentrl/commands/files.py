@@ -1,4 +1,4 @@
-"""Files that commands read and write: shipped configs, and room for what is written at the end of a command."""
+"""Files that commands read and write: shipped configs, and checks that output files can be written."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 import lightning_agentrl
 from lightning_agentrl.errors import ConfigError, Problem, closest, naming_file
 
-PAGE = b"<!doctype html>"  # what a page begins with
+PAGE = b"<!doctype html>"  # first bytes of a page
 _PACKAGE = Path(lightning_agentrl.__file__).parent
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return the shipped configs and suites by name: those of the wheel, or of the repository beside the package."""
+    """Return the shipped configs and suites by name, from the installed package or from the repository."""
     folder = next((folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()), None)
     return {} if folder is None else {path.stem: path for path in sorted(folder.rglob("*.yaml"))}
 
 
-ANY_GAME = "any_game"  # the shipped config of a game that is named by an option
+ANY_GAME = "any_game"  # shipped config for any game that `--env` names
 SHORT = {"--env": "--data.init_args.env.id", "--policy": "--model.init_args.model"}
 
 
 def with_game(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with the keys that `--env` and `--policy` stand for, behind the shipped config for any game.
+    """Replace `--env` and `--policy` by their full keys, and add the shipped config for any game if no config is given.
 
-    Keys of a config that is given as well hold unless these set them.
+    The options override the keys of the config.
     """
     found, short = list[str](), False
     for argument in arguments:
@@ -40,10 +40,10 @@ def with_game(arguments: Sequence[str]) -> list[str]:
 
 
 def with_shipped_configs(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with a path in place of the name of a shipped config; a file of that name comes first.
+    """Replace the names of shipped configs by their paths. An existing file with that name takes precedence.
 
     Raises:
-        ConfigError: a config is neither a file nor shipped.
+        ConfigError: a config is neither a file nor a shipped config.
     """
     known = shipped_configs()
 
@@ -69,28 +69,32 @@ def with_shipped_configs(arguments: Sequence[str]) -> list[str]:
 
 
 def make_folder(folder: str | Path, key: str) -> None:
-    """Make a folder at the start of a command, since hours may pass before it is written to.
+    """Create an output folder at the start of a command, since hours may pass before it is used.
+
+    Args:
+        folder: folder to create; it may exist.
+        key: key or argument that names it, for the error message.
 
     Raises:
-        ConfigError: it cannot be made, with the key or argument that names it.
+        ConfigError: it cannot be created.
     """
     try:
         Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"the folder '{folder}' cannot be made: {error.strerror}"
-        raise ConfigError(Problem(what, key=key, fix="give another one")) from error
+        what = f"the folder '{folder}' cannot be created: {error.strerror}"
+        raise ConfigError(Problem(what, key=key, fix="name another one")) from error
 
 
 def make_room_for(file: Path, begins: bytes, argument: str) -> None:
-    """Make the folder of a file that is written later, and refuse to replace a file of another kind.
+    """Create the folder of an output file, and refuse to replace a file that this command has not written.
 
     Args:
-        file: to be written; an empty one and one from an earlier call are replaced.
-        begins: first bytes of such a file.
-        argument: the argument that names it.
+        file: output file; an empty file, and one with the first bytes ``begins``, may be replaced.
+        begins: first bytes of the output.
+        argument: name of the argument that gives the file, for the error message.
 
     Raises:
-        ConfigError: with the argument to change.
+        ConfigError: the file cannot be written, or is of another kind.
     """
     if file.is_dir():
         raise ConfigError(f"'{file}' is a folder; name the file to write (argument --{argument})")
@@ -106,7 +110,7 @@ def make_room_for(file: Path, begins: bytes, argument: str) -> None:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file, also in a new folder; an error names it."""
+    """Write a text file and create its folder; an error names the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with naming_file(file):
         file.write_text(text, encoding="utf-8")
@@ -114,10 +118,10 @@ def write(file: Path, text: str) -> None:
 
 @contextmanager
 def naming_argument() -> Iterator[None]:
-    """Let a sentence about a model name the argument --model in place of the key.
+    """Turn a ValueError into a ConfigError that names the argument --model instead of the key model.init_args.model.
 
     Raises:
-        ConfigError: the sentence of a ValueError.
+        ConfigError: a ValueError was raised in the context.
     """
     try:
         yield

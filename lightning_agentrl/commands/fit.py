@@ -1,4 +1,4 @@
-"""`agentrl fit` and `agentrl validate`: LightningCLI with the defaults, checks and errors that suit agents."""
+"""`agentrl fit` and `agentrl validate`: LightningCLI with defaults, checks and error messages for agents."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ from lightning_agentrl.rollout import RolloutDataModule
 
 
 class AgentParser(LightningArgumentParser):
-    """A parser that reads `null` on a command line in keys of a class too."""
+    """LightningArgumentParser that also accepts `null` for keys of a class on the command line."""
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse options. The parser gives those of a class to an inner one, written as Python writes the values."""
+        """Parse options. An inner parser gets the keys of a class as Python text, in which null has become `None`."""
         args = args and [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
         return super().parse_args(args, *rest, **kwargs)
 
 
 class AgentCLI(LightningCLI):
-    """Model and data by class_path, defaults that suit agents, errors in one sentence.
+    """LightningCLI with agent and data module by class_path, defaults for agents, and errors in one sentence.
 
-    ``settings`` are the parsed keys, those of the subcommand if there is one; ``start`` are the objects made from them,
-    and the checkpoint to start from.
+    ``settings`` holds the parsed keys, of the subcommand if there is one. ``start`` holds the objects that were built
+    from them, and the checkpoint to start from.
     """
 
     model: Agent
     datamodule: RolloutDataModule
     config: Any
-    place: Place | None = None  # of a run that is only planned
+    place: Place | None = None  # set in a dry run
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         parser = {"allow_abbrev": False, "exit_on_error": False}
@@ -74,7 +74,7 @@ class AgentCLI(LightningCLI):
             subclass_mode_data=True,
             trainer_class=CheckpointedTrainer,
             auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,  # the agent saves its hyperparameters as from Python
+            load_from_checkpoint_support=False,  # the agent saves its hyperparameters itself
             save_config_callback=RunRecord,
             args=args,
             run=run,
@@ -90,19 +90,19 @@ class AgentCLI(LightningCLI):
         add = parser.add_argument
         add("--quiet", type=bool, default=False, help="Show warnings and results only.")
         add("--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop.")
-        changes = "Keys, with commas between them, that may differ from those of the run that saved ckpt_path."
+        changes = "Comma-separated keys that may differ from those of the run that saved ckpt_path."
         add("--resume_with_changes", type=str, default="", help=changes)
 
     # Keys
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the keys; what the parser refuses is described with its place."""
+        """Parse the arguments; an error names the key with its file and line."""
         self.given = with_shipped_configs(args if isinstance(args, list) else sys.argv[1:])
         given = Given(self.given)
         for name, _ in options_of(self.given):
-            if re.match(r"data\.(init_args\.)?envs\b.", name):  # the parser would change the last one
-                what = f"--{name} would change one of several sources and does not say which"
-                raise ConfigError(f"{what}; change the list in the config, or give a whole one with --data.envs")
+            if re.match(r"data\.(init_args\.)?envs\b.", name):  # the parser would change the last source
+                what = f"--{name} does not say which of the sources it changes"
+                raise ConfigError(f"{what}; change the list in the config, or give the whole list with --data.envs")
         try:
             self.config = parser.parse_object(args) if isinstance(args, dict) else parser.parse_args(self.given)
         except ArgumentError as error:
@@ -117,20 +117,20 @@ class AgentCLI(LightningCLI):
                 logging.getLogger(name).setLevel(logging.WARNING)
 
     def before_instantiate_classes(self) -> None:
-        """Refuse settings that conflict with ours or would fail late."""
+        """Refuse settings that are not supported or would fail late."""
         if self.subcommand is not None:
             self.settings.ckpt_path = self._ckpt_path
         trainer, checkpoint = self.settings.trainer, self.settings.get("ckpt_path")
         if self.settings.get("dry_run") and self.subcommand != "fit":
-            raise ConfigError("a dry run plans a training run; give --dry-run to fit, not to another command")
+            raise ConfigError("--dry-run plans a training run; use it with fit, not with another command")
         refuse_foreign_keys(trainer)
         for arguments in (callback.get("init_args") or {} for callback in _listed(trainer.callbacks)):
             for key in [key for key, value in arguments.items() if isinstance(value, Enum)]:
-                arguments[key] = arguments[key].value  # a default of Lightning's Timer, which no YAML could hold
+                arguments[key] = arguments[key].value  # Lightning's Timer has an enum default, which YAML cannot hold
         limits = (trainer.max_epochs, trainer.max_steps, trainer.max_time, trainer.fast_dev_run)
         if self.subcommand == "fit" and limits == (None, -1, None, False):  # Lightning would take 1000 epochs
             what, key = "the key trainer.max_epochs is missing", "trainer.max_epochs"
-            fix = "it is the number of iterations, those of a critic warm-up included"
+            fix = "set it to the number of iterations, including those of a critic warm-up"
             raise ConfigError(Problem(what, key=key, missing=True, fix=fix))
         if checkpoint and checkpoint not in WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
@@ -138,7 +138,7 @@ class AgentCLI(LightningCLI):
     # Objects
 
     def instantiate_classes(self) -> None:
-        """Make agent, data module and trainer; an error of a constructor names its class and key."""
+        """Build agent, data module and trainer; a constructor's error names its class and key."""
         refused: list[tuple[type, Exception]] = []
 
         def make(class_type: type, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +146,7 @@ class AgentCLI(LightningCLI):
                 check_arguments(class_type, kwargs)
                 return class_type(*args, **kwargs)
             except (ValueError, ImportError, MisconfigurationException) as error:
-                refused.append((class_type, error))  # the parser puts many words around it
+                refused.append((class_type, error))  # the parser wraps it in a long message
                 raise
 
         try:
@@ -160,7 +160,7 @@ class AgentCLI(LightningCLI):
         self.trainer = self.instantiate_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add progress, a report of rollouts and checkpoints if the config has none; heed quiet runs."""
+        """Build the trainer, with callbacks for progress, reports and checkpoints unless turned off."""
         config = self.start.trainer
         callbacks = _listed(config.callbacks)
         if quiet := self.settings.get("quiet", False):
@@ -179,15 +179,15 @@ class AgentCLI(LightningCLI):
             raise ConfigError(f"trainer: {one_line(str(error))}") from error
 
     def after_instantiate_classes(self) -> None:
-        """Find the checkpoint that ``ckpt_path`` means, and the changes that a resumed run may have.
+        """Resolve ``ckpt_path`` to a checkpoint, and set the keys that a resumed run may change.
 
-        A job that SLURM starts again continues what it saved, whatever its first start continued.
+        A job that SLURM requeued continues its own last checkpoint, even if ``ckpt_path`` names another one.
         """
         accepted = self.settings.get("resume_with_changes", "").split(",")
         self.model.resume_with_changes = [key.strip() for key in accepted if key.strip()]
         requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
-            self.start["ckpt_path"] = "last"  # it may have saved another one since, before its machine failed
+            self.start["ckpt_path"] = "last"  # it may be newer than the checkpoint that Lightning saved for SLURM
         if (word := self.start.get("ckpt_path")) in WORDS:
             self.start["ckpt_path"] = str(named_checkpoint(word, self.trainer))
 
@@ -207,7 +207,7 @@ class AgentCLI(LightningCLI):
             self.trainer.validate(**kwargs)
 
     def after_validate(self) -> None:
-        """Print the held-out episodes of each source."""
+        """Print the results of each source on held-out episodes."""
         numbers = {name: float(number) for name, number in self.trainer.callback_metrics.items()}
         rank_zero_only(print)(held_out_table(numbers, self.datamodule.pool.names), flush=True)
 

@@ -1,4 +1,4 @@
-"""A run of the command: after an error, engine and environments are stopped, and the error gets its sentence."""
+"""Context of a run in a command: stops engine and environments after an error, and turns the error into a sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lightning_agentrl.errors.config_errors import OWN_PACKAGES
 from lightning_agentrl.rollout.stopping import Stopped
 
 _NOT_A_USERS = {*OWN_PACKAGES, "lightning", "lightning_utilities", "torch", *sys.stdlib_module_names}
-# gloo reports a lost process as text only.
+# gloo reports a lost process only as text.
 _LOST = re.compile(
     r"gloo.*(?:(?P<closed>Connection (?:closed|reset) by peer|Broken pipe)|[Tt]imed out|timeout|No route|unreachable)"
     r"|Application timeout caused pair closure",
@@ -38,27 +38,27 @@ _PEER = re.compile(r"\[([\d.]+|[\da-fA-F:]+:[\da-fA-F:]+)\]:\d+")
 
 @contextmanager
 def guarded(cli: Any, stage: str) -> Iterator[None]:
-    """Refuse strategies and keys before processes start. After an error, stop engine and environments.
+    """Check strategy and keys before processes start. After an error, stop engine and environments.
 
     Args:
-        cli: the :class:`AgentCLI` that made agent, data module and trainer.
-        stage: of Lightning.
+        cli: :class:`AgentCLI` that built agent, data module and trainer.
+        stage: Lightning's name of the stage, ``fit`` or ``validate``.
 
     Raises:
-        ConfigError: an error that a user can fix; before the first rollout every ValueError of ours is one.
+        ConfigError: an error that a user can fix; before the first rollout every ValueError of this package is one.
     """
     try:
         check_strategy(cli.trainer, cli.model.lora is not None)
         if stage == "fit":
-            check_keys(cli.trainer)  # some callbacks raise in their own setup, which comes first
+            check_keys(cli.trainer)  # before the setup of callbacks, which may raise other errors
         yield
     except BaseException as error:
         playing = bool(cli.datamodule.sessions)
         interrupted = isinstance(error.__context__, KeyboardInterrupt)  # Lightning has shut down and exits with 1
         with _ending(error, cli.signals.ends_at) if interrupted or isinstance(error, Stopped) else nullcontext():
-            cli.datamodule.teardown(stage)  # a thread inside torch would abort the process as it exits
+            cli.datamodule.teardown(stage)  # a thread that is inside torch at exit would abort the process
         path = last_good_checkpoint(cli.trainer)
-        # until the run plays, Lightning's counts are not those of the checkpoint that it continues
+        # Before the first rollout, Lightning's counts do not yet include those of the checkpoint.
         when = f"after iteration {cli.trainer.current_epoch}" if playing else "before its first rollout"
         then = f"continue with --ckpt_path {path}" if path else "there is no checkpoint yet"
         continues = f"stopped {when}; {then}" if cli.subcommand == "fit" else ""
@@ -74,7 +74,7 @@ def guarded(cli: Any, stage: str) -> Iterator[None]:
 
 
 def _config_error(cli: Any, error: BaseException, playing: bool) -> ConfigError | None:
-    """Return the sentence of an error that a user can fix; None for others, and for one that has a sentence."""
+    """Return a ConfigError for an error that a user can fix; None for others, and if it is a ConfigError already."""
     if isinstance(error, ConfigError):
         return None
     if isinstance(error, CheckpointError):
@@ -90,17 +90,17 @@ def _config_error(cli: Any, error: BaseException, playing: bool) -> ConfigError 
     package = packages[0] if packages else ""
     ours = package in OWN_PACKAGES and isinstance(error, ValueError | ImportError) and not playing
     lightnings = package == "lightning" and isinstance(error, MisconfigurationException | RuntimeError)
-    # a user's own code that misuses Lightning needs its traceback
+    # An error of the user's code that misuses Lightning keeps its traceback.
     if ours or (lightnings and not set(packages) - _NOT_A_USERS):
         return ConfigError(one_line(str(error)))
     return None
 
 
 def lost_process(error: BaseException, saved: bool) -> Problem | None:
-    """Describe processes that never met, or of which one was lost; None for other errors.
+    """Describe a failed rendezvous of the run's processes, or the loss of one; None for other errors.
 
     Args:
-        error: what ended this process.
+        error: error that ended this process.
         saved: whether there is a checkpoint to continue from.
     """
     then = "continue with --ckpt_path last" if saved else "start again, as there is no checkpoint"
@@ -108,22 +108,24 @@ def lost_process(error: BaseException, saved: bool) -> Problem | None:
         if isinstance(cause, DistStoreError | DistNetworkError):
             place = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
             what = f"the processes of this run did not meet at {place} ({one_line(first_line(cause))})"
-            fix = "start the command on all nodes (trainer.num_nodes) with the address of the first, whose port they "
-            return Problem(what, fix=f"{fix}must reach")
+            fix = (
+                "start the command on all nodes (trainer.num_nodes) with the address of the first node, and check that "
+            )
+            return Problem(what, fix=f"{fix}they can reach its port")
         if isinstance(cause, RuntimeError) and (lost := _LOST.search(str(cause))):
             address = _PEER.search(str(cause))
             who = "another process of this run" + (f" at {address[1]}" if address else "")
             if lost["closed"]:
-                return Problem(f"{who} has ended", fix=f"its own output says why; then {then}")
-            fix = "look at its machine, and at the network to it; if it hangs, its own output says where, and if it "
-            fix += f"is slow, raise trainer.strategy.init_args.timeout; then {then}"
-            return Problem(f"{who} did not take part in time", fix=fix)
+                return Problem(f"{who} has ended", fix=f"its output has the reason; then {then}")
+            fix = "check its machine and the network; if it hangs, its output shows where, and if it is slow, "
+            fix += f"raise trainer.strategy.init_args.timeout; then {then}"
+            return Problem(f"{who} did not answer in time", fix=fix)
     return None
 
 
 @contextmanager
 def _ending(error: BaseException, ends_at: float | None) -> Iterator[None]:
-    """End the process at the second Ctrl-C, and when its time is over, since teardown waits for running replies."""
+    """End the process at a second Ctrl-C or at the time limit, since teardown waits for running replies."""
     seconds = math.inf if ends_at is None else max(ends_at - time.monotonic(), 0.0)
     timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), os._exit, [getattr(error, "code", 130)])
     timer.daemon = True

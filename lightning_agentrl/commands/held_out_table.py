@@ -1,4 +1,4 @@
-"""The table of `agentrl validate`: held-out episodes of each source, with intervals and standard errors."""
+"""Table of `agentrl validate`: results of each source on held-out episodes, with intervals and standard errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ MEAN = "mean of the sources"
 
 
 def held_out_table(numbers: Mapping[str, float], names: Sequence[str]) -> str:
-    """Return a line for each source, and for several the mean in which each of them counts alike.
+    """Return a table with one line per source; with several sources, the last line is their unweighted mean.
 
     Args:
-        numbers: of a validation, as they are logged.
-        names: of the sources.
+        numbers: metrics of a validation by their logged names.
+        names: names of the sources.
     """
     several = len(names) > 1
     rows = [_row(name, numbers, f"val/source/{name}/" if several else "val/") for name in names]

@@ -1,4 +1,4 @@
-"""The command `agentrl inspect`: episodes of the untrained policy, and a page about the start of training."""
+"""The command `agentrl inspect`: play episodes before training, and write a page with what could stop it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from lightning_agentrl.types import Rollout, Segment, input_of
 
 @dataclass(frozen=True)
 class Inspection:
-    """Played episodes: reports by source, and turns."""
+    """Results of played episodes."""
 
-    reports: Sequence[Report]
-    turns: Sequence[dict[str, Any]]  # as a page shows them
-    lost: int  # episodes without a turn, which no page can show
+    reports: Sequence[Report]  # one per source
+    turns: Sequence[dict[str, Any]]  # records for the page
+    lost: int  # number of episodes that were lost before their first turn
 
 
 class InspectCLI(RunConfigCLI):
@@ -49,18 +49,18 @@ class InspectCLI(RunConfigCLI):
         parser.add_argument("--out", type=str | None, default=None, help=where)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments, and play on one device."""
+        """Parse the given arguments, and set the trainer to one device."""
         super().parse_arguments(parser, args)
         trainer, most = self.config.trainer, len(held_out_seeds())
         trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
-        trainer.limit_val_batches = None  # else the config may leave out what is played
+        trainer.limit_val_batches = None  # the config's value could skip the validation
         if not 1 <= self.config.episodes <= most:
             raise ConfigError(f"--episodes must be from 1 to {most}, got {self.config.episodes}")
         if self.config.out is not None:
             make_room_for(Path(self.config.out), PAGE, "out")
 
     def inspect(self) -> None:
-        """Play, print the summary and write the page; a signal may end it before."""
+        """Play, print the summary and write the page, unless a signal ends the command earlier."""
         trainer = cast(Any, self.trainer)
         out = Path(self.settings.out or Path(trainer.default_root_dir) / "inspect.html")
         make_room_for(out, PAGE, "out")
@@ -82,7 +82,7 @@ class InspectCLI(RunConfigCLI):
 
 
 def played_by(agent: Agent, episodes: int) -> Inspection:
-    """Let a connected agent play whole episodes on the first held-out seeds, and look at them."""
+    """Play whole episodes on the first held-out seeds with a connected agent, and inspect them."""
     data, seeds = agent.datamodule, held_out_seeds()[:episodes]
     config = replace(data.validation, temperature=agent.temperature)
     _, played = data.collector.play_held_out(seeds, config, watched=len(seeds))
@@ -92,7 +92,7 @@ def played_by(agent: Agent, episodes: int) -> Inspection:
 def inspect_episodes(
     played: Sequence[WholeEpisode], data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase
 ) -> Inspection:
-    """Look at episodes, for each source by itself."""
+    """Return a report for each source, and the records of all turns."""
     reports, records = [], []
     texts: dict[int, str] = {}
     for kind, source in enumerate(data.pool.sources):
@@ -112,7 +112,7 @@ def inspect_episodes(
 
 
 def _seen(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> list[SeenEpisode]:
-    """Return what was seen in an episode; of a game of several sides in that of each side."""
+    """Return the observations of an episode for the report; in a game with several sides, those of each side."""
     names, sides = spellings(episode.contract.actions, episode.contract.aliases), dict[int, list[SeenTurn]]()
     for one in _turns(episode, names, tokenizer):
         sides.setdefault(one.turn.episode, []).append(one)
@@ -129,5 +129,5 @@ def _turns(episode: WholeEpisode, names: Collection[str], tokenizer: PreTrainedT
 
 
 def run(args: ArgsType) -> None:
-    """Play episodes of a config's policy and write a page about them."""
+    """Run the command: play episodes with a config's policy and write a page about them."""
     InspectCLI(args).inspect()

@@ -1,4 +1,4 @@
-"""The command `agentrl`: its subcommands, and what happens around each of them."""
+"""The command `agentrl`: help text, dispatch of subcommands, and exit codes."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def new(folder: Path) -> str:
     return f"written to {folder}: {', '.join(names)}\nnext: cd {there} && agentrl fit --config config.yaml --dry-run"
 
 
-OF_A_RUN = ("fit", "validate", "evaluate", "verify-engine", "inspect", "clone")  # commands with the config of a run
-OWN = {  # commands whose arguments are those of a function: its file and name
+OF_A_RUN = ("fit", "validate", "evaluate", "verify-engine", "inspect", "clone")  # commands that need a run's config
+OWN = {  # commands with the arguments of a function: file and name of the function
     "new": "main:new",
     "play": "play:play_environment",
     "view": "view:view_runs",
@@ -121,8 +121,8 @@ OWN = {  # commands whose arguments are those of a function: its file and name
     "serve-env": "serve_env:serve_env",
     "serve-policy": "serve_policy:serve_policy",
 }
-OPTIONS = "options"  # of another program, after --
-MAY_FOLLOW = {  # optional positional arguments behind the others
+OPTIONS = "options"  # parameter for the options of another program, given after --
+MAY_FOLLOW = {  # optional last positional argument: name and help
     "view": ("other", "folder of a second run, to compare"),
     "check-env": ("env", "id as in a config, such as agentrl_envs:GuessNumber-v0, or the URL of an OpenEnv server"),
 }
@@ -131,7 +131,7 @@ MAY_FOLLOW = {  # optional positional arguments behind the others
 def main() -> None:
     """Run the command of this process."""
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-        # no byte that is typed, and no text of a game, ends a command
+        # Undecodable input and unencodable output must not raise an error.
         if isinstance(stream, io.TextIOWrapper):
             with suppress(io.UnsupportedOperation):
                 stream.reconfigure(errors=errors)
@@ -143,7 +143,7 @@ def main() -> None:
         if arguments[0] == "--version":
             print(f"agentrl {__version__}")
             return
-        sys.path.append("")  # a user's own module is where the command is run
+        sys.path.append("")  # so that modules in the current folder can be imported
         found = _run(arguments, typed=True)
         if isinstance(found, str):
             print(found)
@@ -152,15 +152,15 @@ def main() -> None:
 
 
 def run(args: Sequence[str] | Mapping[str, Any] | None = None) -> Any:
-    """Run a command as `agentrl` does; errors are raised as they are.
+    """Run a command like `agentrl`, but raise errors instead of printing them.
 
     Args:
         args: command and options, such as ``["fit", "--config", "quickstart", "--dry-run"]``, or a config as a mapping,
-            whose key `subcommand` is `fit` or `validate`. None: those of this process.
+            whose key `subcommand` is `fit` or `validate`. None: the arguments of this process.
 
     Returns:
-        What the command has made: of `fit` and `validate` the :class:`AgentCLI` with agent, data module and trainer, of
-        others a text or path, or whether a check has passed.
+        For `fit` and `validate`, the :class:`AgentCLI` with agent, data module and trainer; for other commands, a text
+        or path, or whether a check has passed.
     """
     from lightning_agentrl.commands.fit import AgentCLI
 
@@ -178,11 +178,11 @@ def with_flag_values(arguments: Sequence[str]) -> list[str]:
 
 
 def _run(arguments: Sequence[str], typed: bool = False) -> Any:
-    """Run a command with arguments in the form of the parser, and return what it has made.
+    """Run a command and return its result.
 
     Args:
-        arguments: command and options.
-        typed: the process runs this command alone, so the parser finds them in ``sys.argv``.
+        arguments: command and options, in the form that the parser expects.
+        typed: whether the process runs only this command; the parser then reads ``sys.argv``.
     """
     command = arguments[0]
     if command in OWN:
@@ -208,7 +208,7 @@ def _run(arguments: Sequence[str], typed: bool = False) -> Any:
 
 
 def _run_own(command: str, arguments: Sequence[str]) -> Any:
-    """Run a command whose arguments are those of a function, and return what that returns."""
+    """Run a command that is a function: parse its arguments, call it, and return its result."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     module, _, name = OWN[command].partition(":")
@@ -238,7 +238,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> Any:
         raise ConfigError(f"{str(error).splitlines()[0]}; see agentrl {command} --help") from error
     try:
         return function(**settings, **options)
-    except ConfigError:  # has its place
+    except ConfigError:  # already names its key
         raise
     except OSError as error:
         what = f"'{error.filename}' cannot be used: {error.strerror}" if error.filename else str(error)

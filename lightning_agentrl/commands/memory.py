@@ -1,4 +1,4 @@
-"""Memory that a run needs on each device, counted from the shapes of its models before any weight is read."""
+"""Estimate of the memory that a run needs on each device, from the shapes of its models, without loading weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
 from lightning_agentrl.models.loading import decoder_layers
 from lightning_agentrl.models.lora import has_adapters
 
-GPUS = (24, 40, 48, 80, 141)  # memory of common ones, in GB of 10^9 bytes
-ROOM = 1.05  # times what is counted is left to the allocator and libraries
-HOLES = 0.5  # of the activations; 0.25 to 0.75 were measured (docs/results/speed.md)
+GPUS = (24, 40, 48, 80, 141)  # memory of common GPUs, in GB of 10^9 bytes
+ROOM = 1.05  # factor on the estimate, for allocator and libraries
+HOLES = 0.5  # fragmentation as a share of the activations; 0.25 to 0.75 were measured (docs/results/speed.md)
 
 Rows = list[tuple[str, str]]
 Sharing = Literal["", "ddp", "fsdp2", "zero1", "zero2"]
@@ -27,14 +27,14 @@ Sharing = Literal["", "ddp", "fsdp2", "zero1", "zero2"]
 
 @dataclass(frozen=True)
 class Place:
-    """The devices of a run, and what they share.
+    """The devices of a run, and how they shard weights, gradients and optimizer state.
 
     Args:
-        on_gpu: whether GPUs or processors compute.
-        processes: of the run, one for each device.
-        nodes: that they are spread over.
-        sharing: of weights, gradients and Adam state.
-        precision: of the trainer.
+        on_gpu: whether the run uses GPUs rather than CPUs.
+        processes: number of processes, one per device.
+        nodes: number of nodes.
+        sharing: kind of sharding or data parallelism; empty: none.
+        precision: precision of the trainer.
     """
 
     on_gpu: bool = False
@@ -45,29 +45,29 @@ class Place:
 
     @property
     def computes_in(self) -> torch.dtype:
-        """The dtype of matrix products."""
+        """The dtype of matrix multiplications."""
         return {"bf16": torch.bfloat16, "64": torch.float64}.get(self.precision.split("-")[0], torch.float32)
 
     @property
     def mixed(self) -> bool:
-        """Whether weights are float32 and products are bfloat16."""
+        """Whether weights are float32 and matrix multiplications bfloat16."""
         return self.precision == "bf16-mixed"
 
     @property
     def shards(self) -> int:
-        """Processes that share each weight."""
+        """Number of processes over which each weight is sharded."""
         return self.processes if self.sharing == "fsdp2" else 1
 
 
 @dataclass(frozen=True)
 class Step:
-    """Tokens that one process reads for an optimizer step.
+    """Size of an optimizer step on one process.
 
     Args:
-        micro_batches: their number.
-        tokens: of the largest micro-batch.
-        reads: the most replied tokens in one.
-        total: tokens of all.
+        micro_batches: number of micro-batches.
+        tokens: number of tokens of the largest micro-batch.
+        reads: largest number of reply tokens in a micro-batch.
+        total: number of tokens of all micro-batches.
     """
 
     micro_batches: int
@@ -81,20 +81,20 @@ class MemoryPlan:
     """Memory of one process at its peak, in bytes."""
 
     program: int  # interpreter and libraries, on a CPU only
-    weights: int  # of actor, critic and reference
+    weights: int  # actor, critic and reference
     gradients: int
-    optimizer: int  # two moments of every trained parameter, and under ZeRO and bf16-true a copy of the weights
-    gathered: int  # under FSDP2: the units that are whole at a time, and their gradients
-    activations: int  # of the largest micro-batch, with copies of weights that autocast makes
+    optimizer: int  # two moments of every trained parameter; with ZeRO and bf16-true also a copy of the weights
+    gathered: int  # with FSDP2: the units that are gathered at the same time, and their gradients
+    activations: int  # largest micro-batch, including weights that autocast has cast
     fragmentation: int  # on a CPU: freed memory that is too small for the activations of the next micro-batch
-    engine: int  # what it holds all the time
-    sampling: int  # of the engine while it samples, with what is gathered of a sharded policy; not in the update
-    share: float = 0.0  # of a GPU, that the engine takes on top
-    released: bool = False  # whether it gives that share back before an update
-    copied: int = 0  # weights of the policy that the share has to hold, beside keys and values
+    engine: int  # memory that the engine never releases
+    sampling: int  # memory of the engine and of gathered weights during sampling; released before an update
+    share: float = 0.0  # fraction of a GPU's memory that the engine reserves in addition
+    released: bool = False  # whether the engine releases that fraction before an update
+    copied: int = 0  # weights of the policy that must fit into that fraction, besides keys and values
 
     def peaks(self, gpu: int = 0) -> tuple[int, int]:
-        """Return the bytes of an update and of a collection on a GPU with so many."""
+        """Return the bytes needed by an update and by a collection; ``gpu`` is the size of the GPU in bytes."""
         always = self.program + self.weights + self.optimizer + self.engine
         share = int(self.share * gpu)
         update = self.gradients + self.gathered + self.activations + self.fragmentation + share * (not self.released)
@@ -102,26 +102,26 @@ class MemoryPlan:
 
     @property
     def peak(self) -> int:
-        """Bytes without the engine's share of a GPU."""
+        """Peak memory in bytes, without the engine's fraction of a GPU."""
         return max(self.peaks())
 
     def fits(self, gpu: int) -> bool:
-        """Return whether a GPU with so many bytes is large enough."""
+        """Return whether a GPU with ``gpu`` bytes is large enough."""
         return ROOM * max(self.peaks(gpu)) <= gpu and ROOM * self.copied <= self.share * gpu
 
     @property
     def smallest_gpu(self) -> int | None:
-        """The smallest common GPU that is large enough, in GB; None: none is."""
+        """The size in GB of the smallest common GPU that is large enough, or None."""
         return next((size for size in GPUS if self.fits(size * 10**9)), None)
 
     def lines(self) -> Rows:
-        """Return the parts that there are, and the peak, in words."""
+        """Return rows (name, size) of the nonzero parts and the peak, as text."""
         sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("share", "released", "copied")}
         rows = [(name, size_text(size)) for name, size in sizes.items() if size]
         if self.share:
             when = "while it samples" if self.released else "all the time"
             rows.append(("engine", f"{self.share:g} of the GPU, {when}"))
-        beside = " beside the engine" if self.share and not self.released else ""
+        beside = " besides the engine" if self.share and not self.released else ""
         return [*rows, ("expected peak", f"{size_text(self.peak)}{beside}")]
 
 
@@ -134,21 +134,21 @@ def memory_plan(
     sends_layers: bool = False,
     program: int = 0,
 ) -> MemoryPlan:
-    """Count what a process needs.
+    """Estimate the memory of one process.
 
     Args:
-        models: on the meta device, not sharded.
-        compute: the agent's settings.
-        place: of the run.
-        step: of its updates.
-        engine: what samples needs.
-        sends_layers: the engine takes a sharded policy layer by layer, not whole.
+        models: models on the meta device, not sharded.
+        compute: compute settings of the agent.
+        place: devices of the run.
+        step: size of an optimizer step.
+        engine: memory of the engine.
+        sends_layers: whether the engine gathers a sharded policy layer by layer instead of all at once.
         program: bytes of interpreter and libraries.
     """
     parts = [model for model in (models.actor, models.critic, models.reference) if model is not None]
     weights = unique(p for part in parts for p in part.parameters())
     held = count(weights)
-    if place.shards > 1 and models.critic is not None:  # with LoRA, each trained model has its own frozen weights
+    if place.shards > 1 and models.critic is not None:  # with LoRA and FSDP2, actor and critic share no frozen weights
         actors = {id(p) for p in models.actor.parameters()}
         held += count(p for p in unique(models.critic.parameters()) if id(p) in actors)
     gradients, optimizer = trained_state([p for p in weights if p.requires_grad], place)
@@ -175,10 +175,11 @@ def memory_plan(
 
 
 def trained_state(trained: Iterable[nn.Parameter], place: Place) -> tuple[int, int]:
-    """Return the bytes of gradients and of the optimizer on a process.
+    """Return the bytes of gradients and of the optimizer state on one process.
 
-    ZeRO shares out the optimizer, with a copy of the weights, and from stage 2 on the gradients. DDP keeps a second
-    copy of the gradients in its buckets. With bf16-true gradients are summed, and weights stepped on, in float32.
+    ZeRO shards the optimizer state, which includes a copy of the weights, and from stage 2 on the gradients. DDP has a
+    second copy of the gradients in its buckets. With bf16-true, gradients are accumulated and weights updated in
+    float32.
     """
     trained = list(trained)
     own = count(trained) // place.shards
@@ -189,12 +190,12 @@ def trained_state(trained: Iterable[nn.Parameter], place: Place) -> tuple[int, i
 
 
 def unit_bytes(model: nn.Module, place: Place, trained: bool = False) -> int:
-    """Return the bytes of what is whole at a time under FSDP2: what is in no layer, and two layers.
+    """Return the bytes that FSDP2 gathers at the same time: the weights outside layers, and two layers.
 
     Args:
-        model: a policy.
-        place: of the run.
-        trained: with the gradients of what is in no layer, as they arise and as they are summed in float32.
+        model: policy on the meta device.
+        place: devices of the run.
+        trained: whether to add the gradients of the weights outside layers, and their float32 sums.
     """
     layers = decoder_layers(model)
     inside = {id(p) for layer in layers for p in layer.parameters()}
@@ -206,26 +207,27 @@ def unit_bytes(model: nn.Module, place: Place, trained: bool = False) -> int:
 
 
 def activation_bytes(models: Models, compute: Compute, place: Place, tokens: int, reads: int) -> int:
-    """Return the most bytes of a micro-batch's forward and backward pass, beside the gradients that are summed.
+    """Estimate the peak bytes of a micro-batch's forward and backward pass, without the accumulated gradients.
 
-    A layer stores inputs of its norms, attention and feed-forward network in the dtype of products, and the residual
-    stream in that of the weights. With gradient checkpointing, one layer stores these, and all layers their inputs.
-    Log-probs and entropy store five arrays of logits, of one chunk of replied tokens if they are recomputed. After the
-    activations are freed, up to three copies of an embedding's gradient exist, since that of a tied head is added.
+    A layer stores inputs of its norms, attention and feed-forward network in the dtype of matrix multiplications, and
+    the residual stream in that of the weights. With gradient checkpointing, one layer stores these, and all layers
+    store only their inputs. Log-probs and entropy store five arrays of logits, for one chunk of reply tokens if logits
+    are recomputed. After the activations are freed, up to three copies of an embedding's gradient exist, since that of
+    a tied head is added.
 
     Args:
-        models: on the meta device.
-        compute: the agent's settings.
-        place: of the run.
-        tokens: that the micro-batch computes.
-        reads: replied tokens among them.
+        models: models on the meta device.
+        compute: compute settings of the agent.
+        place: devices of the run.
+        tokens: number of tokens of the micro-batch.
+        reads: number of reply tokens among them.
     """
     lm = models.actor.lm
     embedding, head = cast(nn.Embedding, lm.get_input_embeddings()), cast(nn.Linear, lm.get_output_embeddings())
     hidden, layers, wide, queries, keys = layer_sizes(lm.config.get_text_config())
     width = place.computes_in.itemsize
     residual = 4 if place.mixed and place.shards == 1 else width
-    # Rotary positions are in float32 under autocast, and the kernel of a CPU reads what they give.
+    # Under autocast, rotary embeddings return float32, and the CPU's attention kernel stores that.
     attention = 2 * (residual if not place.on_gpu else width) * (queries + keys)
     layer = 2 * (2 * residual + width) * hidden + attention + width * (4 * wide + (queries if place.mixed else 0))
     backward = width * (queries + keys + 2 * wide) + 2 * residual * hidden
@@ -239,7 +241,7 @@ def activation_bytes(models: Models, compute: Compute, place: Place, tokens: int
 
 
 def layer_sizes(config: PreTrainedConfig) -> tuple[int, int, int, int, int]:
-    """Return hidden size, number of layers, and the numbers that a token has in a network, in queries and in keys."""
+    """Return hidden size, number of layers, and the sizes per token of feed-forward network, queries and keys."""
     sizes: Any = config
     hidden, heads = sizes.hidden_size, sizes.num_attention_heads
     head = getattr(sizes, "head_dim", None) or hidden // heads
@@ -251,10 +253,10 @@ def layer_sizes(config: PreTrainedConfig) -> tuple[int, int, int, int, int]:
 
 
 def cast_bytes(models: Models, place: Place) -> tuple[int, int]:
-    """Return the bytes of the copies that autocast keeps of trained weights, and of the policy's gradients of them.
+    """Return the bytes of autocast's cached casts of trained weights, and of the gradients of the policy's casts.
 
-    From the second micro-batch on, these gradients wait for the end of the backward pass. FSDP2 gathers weights in
-    bfloat16 instead.
+    From the second micro-batch on, these gradients exist until the end of the backward pass. With FSDP2 both are 0,
+    since it gathers weights in bfloat16.
     """
     if not place.mixed or place.shards > 1:
         return 0, 0
@@ -268,29 +270,29 @@ def cast_bytes(models: Models, place: Place) -> tuple[int, int]:
 
 
 def turn_bytes(prompt: int, reply: int) -> int:
-    """Return the main memory of a turn of a rollout: ids as Python numbers, log-probs, text, and a row of tensors.
+    """Return the bytes of main memory of a turn of a rollout: ids as Python integers, log-probs, text and a tensor row.
 
     Args:
-        prompt: its tokens.
-        reply: tokens of the longest reply.
+        prompt: number of tokens of the prompt.
+        reply: number of tokens of the longest reply.
     """
     return 36 * (prompt + reply) + 32 * reply + 48 * reply  # measured for Crafter: docs/many_devices.md
 
 
 def budget_text(peak: Callable[[int], int], budget: int, tokens: int, gpu: int) -> str:
-    """Return which token budget of a micro-batch fits a GPU.
+    """Describe the largest useful token budget of a micro-batch that fits a GPU.
 
     Args:
-        peak: gives the bytes for a budget.
-        budget: the configured one.
-        tokens: of an optimizer step; a larger budget than that saves nothing more.
-        gpu: its bytes.
+        peak: function that returns the peak bytes for a budget.
+        budget: configured budget, in tokens.
+        tokens: number of tokens of an optimizer step; a larger budget has no effect.
+        gpu: memory of the GPU, in bytes.
     """
     sizes = [budget * factor // 4 or 1 for factor in (1, 2, 4, 8, 16, 32)]
     fitting = [size for size in sizes if ROOM * peak(size) <= gpu]
     useful = [size for size in fitting if size < 2 * tokens or size <= budget]
     if not useful:
-        return f"none fits into {size_text(gpu)}; turn on gradient_checkpointing or use more GPUs"
+        return f"none fits into {size_text(gpu)}; set compute.gradient_checkpointing to true, or use more GPUs"
     best = useful[-1]
     what = f"{best} tokens need {size_text(peak(best))} of {size_text(gpu)}"
     return f"{what}; keep it" if best == budget else f"{what}; set compute.max_tokens_per_micro_batch to it"
@@ -302,10 +304,10 @@ def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def count(parameters: Iterable[Tensor]) -> int:
-    """Return the bytes of parameters."""
+    """Return the total bytes of parameters."""
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
 def size_text(size: int) -> str:
-    """Return bytes in GiB or MiB."""
+    """Return a number of bytes as text in GiB or MiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"

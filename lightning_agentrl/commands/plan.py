@@ -48,11 +48,11 @@ from lightning_agentrl.rollout.collector import endless_session
 from lightning_agentrl.rollout.groups import group_session
 from lightning_agentrl.types import ModelInput, Row
 
-GPU = ("gpu", "cuda")  # as trainer.accelerator names it
+GPU = ("gpu", "cuda")  # values of trainer.accelerator
 
 
 def planned_trainer(given: Any) -> tuple[Place, dict[str, Any]]:
-    """Return the place of a run, and arguments with which a machine without its devices can make its trainer.
+    """Return the devices of a run, and the Trainer arguments to replace on a machine without these devices.
 
     Args:
         given: arguments of the Trainer by name; `strategy` may be an object.
@@ -67,8 +67,8 @@ def planned_trainer(given: Any) -> tuple[Place, dict[str, Any]]:
     strategy, instead = given["strategy"], dict[str, Any]()
     stage = (strategy.config or {})["zero_optimization"]["stage"] if isinstance(strategy, DeepSpeedStrategy) else None
     if isinstance(strategy, str) and strategy.startswith("deepspeed"):
-        stage = int(strategy[-1]) if strategy[-1].isdigit() else 2  # as Lightning reads it
-    if stage in (1, 2):  # its trainer would look for a GPU
+        stage = int(strategy[-1]) if strategy[-1].isdigit() else 2  # Lightning's default
+    if stage in (1, 2):  # a Trainer with DeepSpeed requires a GPU
         instead["strategy"] = "ddp"
     if accelerator in (*GPU, "auto"):
         instead |= {"accelerator": "cpu", "devices": devices}
@@ -77,24 +77,24 @@ def planned_trainer(given: Any) -> tuple[Place, dict[str, Any]]:
 
 
 def sharing_of(strategy: Strategy) -> Sharing:
-    """Return what the processes of a strategy share; that of ZeRO is known before its trainer is made."""
+    """Return the kind of sharding or data parallelism of a strategy, except ZeRO, which `planned_trainer` handles."""
     if isinstance(strategy, ModelParallelStrategy):
         return "fsdp2"
     return "ddp" if isinstance(strategy, DDPStrategy) else ""
 
 
 class RunPlan:
-    """The plan of a run, made without reading weights, starting processes or an engine. Close it after use.
+    """Plan of a run, made without loading weights or starting processes or an engine. Close it after use.
 
     Args:
-        trainer: that would run; its accelerator does not matter.
-        agent: to be trained.
-        data: its data module.
-        place: of the run; by default what the trainer says, on the processor.
-        checkpoint: that the run continues.
+        trainer: trainer of the run; its accelerator does not matter.
+        agent: agent to train.
+        data: data module of the run.
+        place: devices of the run; None: the trainer's processes and nodes, on CPUs.
+        checkpoint: checkpoint from which the run continues.
 
     Raises:
-        ValueError: what the start of the run would refuse, as far as it follows from the configuration.
+        ValueError: the config has a fault that would also stop the run at its start.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RunPlan:
         for source in data.pool.sources:
             if isinstance(source, EnvConfig):
                 source.check_id()
-        if self.shape_known:  # else there is no tokenizer, and data sets of environments may be on the hub, too
+        if self.shape_known:  # else the hub cannot be reached, so there may be no tokenizer and no data sets
             data.pool.make_one_of_each()
             self.tokenizer, self.reader, context = readers_for(agent)
             data.check(self.tokenizer, context, self.reader)
@@ -141,7 +141,7 @@ class RunPlan:
         self.memory = self._memory()
 
     def close(self) -> None:
-        """Close what environments the plan has made."""
+        """Close the environments of the plan."""
         self.data.teardown("fit")
 
     def _build(self) -> Models:
@@ -155,19 +155,22 @@ class RunPlan:
         )
 
     def _rows(self) -> list[Row]:
-        """Return rows of an optimizer step on the processes that read together, with replies of full length.
+        """Return example rows of an optimizer step, with replies of full length; empty without a tokenizer.
 
-        There are none without a tokenizer.
+        They are the rows of one process, or of all processes of a sequence-parallel group.
         """
         turns = step_turns(self.data, self.place.processes) * self.agent.compute.sequence_parallel
         return example_rows(self.prompts, turns, self.data) if self.prompts else []
 
     def _step(self) -> Step:
-        """Return what a process reads; of rows that it reads with others a share, but maybe all replies."""
+        """Return the size of an optimizer step on one process.
+
+        With sequence parallelism a process has a share of the tokens, but possibly all reply tokens.
+        """
         compute, reply = self.agent.compute, self.data.interaction.max_reply_tokens
         parts = compute.sequence_parallel
         budget = parts * compute.max_tokens_per_micro_batch
-        if not self.rows:  # the longest there can be, with nothing in common
+        if not self.rows:  # assume turns of maximal length without common prefixes
             turns, longest = step_turns(self.data, self.place.processes) * parts, self.data.longest_turn
             fitting = max(budget // longest, 1)
             tokens, reads = min(turns, fitting) * longest, min(turns, fitting) * reply
@@ -178,7 +181,7 @@ class RunPlan:
         batches = [[self.rows[i] for i in index] for index in plans]
         sizes = [pack(rows, share=share, reader=self.reader).tokens for rows in batches]
         most_reads = max(sum(len(row.logit_positions) for row in rows) for rows in batches)
-        # Other rows may fill the budget, which a single one of them may exceed.
+        # Other rows of the run may fill the budget, and a single row may exceed it.
         largest = max([*sizes, *[budget] * (len(plans) > 1)])
         return Step(len(plans), math.ceil(largest / parts), most_reads, sum(sizes) // parts)
 
@@ -210,8 +213,8 @@ class RunPlan:
     def _prompt(self) -> list[str]:
         if not self.prompts:
             return [
-                f"the prompt is missing: the tokenizer of {self.agent.model} is not in the cache, and the hub cannot",
-                "be reached. Sizes are from the table of shipped configs; all turns were taken as long as they can be.",
+                f"no prompt is shown: the tokenizer of {self.agent.model} is not in the cache, and the hub cannot",
+                "be reached. Sizes are from the table of shipped configs, and all turns have their maximal length.",
             ]
         with first_session(self.data) as session:
             parts = prompt_parts(session, self.data.player.renderer)
@@ -226,7 +229,7 @@ class RunPlan:
         if models.critic is not None:
             rows.append(("critic", f"{type(models.critic).__name__}, {_trained(models.critic)}"))
         rows.append(("reference", reference_text(agent)))
-        return [*rows, ("tried", f"{', '.join(self.tried)}, on a rollout of random numbers")] if self.tried else rows
+        return [*rows, ("tested", f"{', '.join(self.tried)}, on a rollout of random numbers")] if self.tried else rows
 
     def _iteration(self) -> Rows:
         data, world = self.data, self.place.processes
@@ -247,12 +250,12 @@ class RunPlan:
         ]
 
     def _fitting(self) -> Rows:
-        """Return which GPUs and budgets fit, and the main memory of a node while models are read."""
+        """Return rows about fitting GPUs and token budgets, and about a node's main memory while models are loaded."""
         if not self.place.on_gpu:
             return []
         here = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
         size = self.memory.smallest_gpu
-        fits = f"GPUs of {size} GB, by this count" if size else "no common GPU; shard over more, or train adapters"
+        fits = f"GPUs of {size} GB" if size else "more than any common GPU; shard over more GPUs, or train adapters"
         gpu = here or (size or 0) * 10**9
         rows = [("needs", fits)]
         if gpu:
@@ -266,10 +269,10 @@ class RunPlan:
             rows.append(("micro-batch budget", budget_text(peak, compute.max_tokens_per_micro_batch, step.total, gpu)))
         whole = 4 * sum(p.numel() for p in self.models.actor.parameters())
         node = whole * self.place.processes // self.place.nodes
-        return [*rows, ("main memory of a node", f"{size_text(node)} while models are read")]
+        return [*rows, ("main memory of a node", f"{size_text(node)} while models are loaded")]
 
     def _warmup(self) -> Rows:
-        """Return the main memory of the rollouts of a critic warm-up, which are stored as token ids."""
+        """Return a row about the main memory of a critic warm-up, which stores its rollouts as token ids."""
         rows, data = [], self.data
         for callback in cast(Any, self.trainer).callbacks:
             if isinstance(callback, CriticWarmup) and data.groups is None:
@@ -281,7 +284,7 @@ class RunPlan:
 
 
 def _take_progress(trainer: L.Trainer, checkpoint: Path) -> None:
-    """Let a trainer and its summary say what the run has done that a checkpoint is of."""
+    """Set the progress of a trainer and its summary to that of a checkpoint."""
     saved = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)
     counts = saved["loops"]["fit_loop"]["epoch_progress"]["current"]
     trainer.fit_loop.epoch_progress.current.completed = counts["ready"]
@@ -290,14 +293,14 @@ def _take_progress(trainer: L.Trainer, checkpoint: Path) -> None:
             callback.load_state_dict(saved["callbacks"][callback.state_key])
 
 
-MOST_PROMPTS = 16  # that are looked at before a run
+MOST_PROMPTS = 16  # largest number of prompts to render for a plan
 
 
 def first_prompts(data: RolloutDataModule, world: int = 1) -> list[ModelInput]:
-    """Return the first prompts of some training environments of the first rank."""
+    """Return the first prompts of up to ``MOST_PROMPTS`` training environments of rank 0."""
     prompts = []
     groups = data.sizes.groups
-    step = 1 if groups is None else groups.size  # all episodes of a group begin alike
+    step = 1 if groups is None else groups.size  # all episodes of a group start with the same prompt
     for index in data.sizes.own_envs(0, world)[: MOST_PROMPTS * step : step]:
         with first_session(data, index) as session:
             prompts.append(session.prompt().input)
@@ -306,7 +309,7 @@ def first_prompts(data: RolloutDataModule, world: int = 1) -> list[ModelInput]:
 
 @contextmanager
 def first_session(data: RolloutDataModule, index: int = 0) -> Iterator[Session]:
-    """Yield a session at the start of its first training episode, apart from those that are trained on."""
+    """Yield a separate session at the start of its first training episode."""
     player, groups = data.player, data.sizes.groups
     if groups is None:
         kind, session = player.pool.kind(index), endless_session(player, index)
@@ -326,7 +329,7 @@ def reference_text(agent: Agent) -> str:
         return "none"
     if agent.reference != agent.model:
         return f"{agent.reference}, frozen"
-    return "frozen copy of the initial policy" if agent.lora is None else "the frozen model below the adapters"
+    return "frozen copy of the initial policy" if agent.lora is None else "frozen base model without the adapters"
 
 
 def _trained(module: torch.nn.Module) -> str:
@@ -347,7 +350,7 @@ def _sizes(data: RolloutDataModule, per_process: str) -> Rows:
         turns = f"{sizes.num_envs} environments * {sizes.turns_per_env} turns = {sizes.turns_per_rollout}{per_process}"
         steps = f"{sizes.steps_per_iteration}, each on {sizes.mini_batch_turns} turns"
         return [("turns", turns), *ahead, ("optimizer steps", steps)]
-    episodes = f"{groups.per_rollout} groups * {groups.size} = {groups.episodes}, of as many turns as they take"
+    episodes = f"{groups.per_rollout} groups * {groups.size} = {groups.episodes}, each played to its end"
     return [
         ("episodes", episodes),
         ("at a time", f"{sizes.num_envs} environments{per_process}"),
@@ -358,12 +361,12 @@ def _sizes(data: RolloutDataModule, per_process: str) -> Rows:
 
 def _growth(data: RolloutDataModule) -> str:
     if data.groups is not None:
-        return "; more where episodes have more than one turn"
-    return ", fewer as episodes grow" if data.memory.grows else ""
+        return "; more if episodes have several turns"
+    return ", fewer turns as prompts grow" if data.memory.grows else ""
 
 
 def step_turns(data: RolloutDataModule, world: int) -> int:
-    """Return the turns of an optimizer step on each process; with groups the fewest possible, one per episode."""
+    """Return the number of turns of an optimizer step on each process; with groups, the minimum of one per episode."""
     turns = (
         data.sizes.mini_batch_turns
         if data.groups is None
@@ -378,10 +381,10 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
     done = f", {trainer.current_epoch} of them done" if trainer.current_epoch else ""
     rows = [("epochs", ("no limit" if epochs is None else str(epochs)) + done)]
     if warmup:
-        rows.append(("critic warm-up", f"{warmup} epochs, in which only the critic learns"))
+        rows.append(("critic warm-up", f"{warmup} epochs, in which only the critic is trained"))
     if epochs is not None:
         left = max(epochs - warmup, 0)
-        note = "" if left else "; the actor would never be trained, raise trainer.max_epochs"
+        note = "" if left else "; the actor is never trained, raise trainer.max_epochs"
         groups = data.groups
         size = f"{left * (data.sizes.turns_per_rollout if groups is None else groups.episodes):,}"
         rows.append(("iterations of training", f"{left}, {size} {data.sizes.unit}{note}"))
@@ -393,7 +396,7 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
 def _rates(trainer: L.Trainer, agent: Agent) -> Rows:
     full, name = agent.optim.rates, "learning rate of the"
     if not agent.steps.follows_schedule:
-        return [("learning rates", "by what configure_optimizers returns")]
+        return [("learning rates", "set by configure_optimizers")]
     trained = agent.critic is not None and not agent.critic.fitted
     groups = [group for group in full if group == "actor" or trained]
     steps, schedules = planned_steps(trainer), agent.optim.schedule.of
@@ -401,12 +404,12 @@ def _rates(trainer: L.Trainer, agent: Agent) -> Rows:
 
 
 def rate_text(schedule: Schedule, full: float, run: int | None) -> str:
-    """Return in words how a learning rate changes over the steps of its group.
+    """Describe how a learning rate changes over the optimizer steps of its group.
 
     Args:
-        schedule: of the group.
-        full: the rate that is configured.
-        run: steps that the group takes in the run; None: not known.
+        schedule: schedule of the parameter group.
+        full: configured learning rate.
+        run: number of steps of the group in the run; None: unknown.
     """
     text = f"rises over {schedule.warmup_steps} steps to {full:g}" if schedule.warmup_steps else f"{full:g}"
     if run is not None and 0 < run <= schedule.warmup_steps:
@@ -420,9 +423,9 @@ def rate_text(schedule: Schedule, full: float, run: int | None) -> str:
 
 
 def held_out_plays(trainer: L.Trainer, validation: ValidationConfig, epochs: int | None) -> str:
-    """Return when held-out episodes are played: at validations, and before and after the run for its summary.
+    """Describe when held-out episodes are played: at validations, and before and after the run for its summary.
 
-    If a run continues a checkpoint, the iterations that it has played are left out.
+    If a run continues a checkpoint, only the remaining iterations count.
     """
     summaries = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, RunSummary)]
     before, after = any(summary.before is None for summary in summaries), bool(summaries)
@@ -443,8 +446,13 @@ def held_out_plays(trainer: L.Trainer, validation: ValidationConfig, epochs: int
 def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataModule) -> list[Row]:
     """Return ``turns`` different rows with the given prompts and replies of full length.
 
-    Where there are more rows than prompts, text prompts part where a given one parts from the most similar of the
-    others, since later turns are about as similar.
+    If there are more rows than prompts, text prompts are repeated with other tokens after the prefix that they share
+    with the most similar prompt, since later turns share prefixes of about that length.
+
+    Args:
+        prompts: prompts to use.
+        turns: number of rows.
+        data: data module, for the length of replies.
     """
     reply = data.interaction.max_reply_tokens
     partings = _partings([prompt.keys for prompt in prompts])
@@ -459,11 +467,11 @@ def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataMod
 
 
 def _partings(rows: Sequence[Keys]) -> list[int]:
-    """Return for each row how long a prefix it shares with the most similar of the different ones.
+    """Return for each row the length of the prefix that it shares with the most similar different row.
 
-    Where all are equal, that is all of it: nothing tells where they part.
+    If all rows are equal, that is the length of the row.
     """
-    different = sorted(set(rows))  # the most similar one is a neighbour
+    different = sorted(set(rows))  # the most similar row is adjacent
     shared = [shared_length(*pair) for pair in pairwise(different)]
     longest = [max(sides) for sides in zip([0, *shared], [*shared, 0], strict=True)]
     partings = dict(zip(different, longest, strict=True)) if shared else {}

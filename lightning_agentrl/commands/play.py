@@ -1,4 +1,4 @@
-"""`agentrl play`: a person in place of the policy, who reads exactly what the model would read."""
+"""`agentrl play`: play an environment as a human, with exactly the prompts that the model would get."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def play_environment(
     """Play an environment yourself: read the prompt of the model with its token count, and type the reply.
 
     Args:
-        id: id of the environment, as in a config, such as agentrl_envs:GuessNumber-v0. If the config has one of this
-            id, its arguments and words count.
+        id: id of the environment, as in a config, such as agentrl_envs:GuessNumber-v0. If the config has an
+            environment with this id, its arguments and texts are used.
         config: config of a run, for its prompts, memory, interaction and model. Default: the default of each key.
         model: hub id or folder of the model with the chat template and tokenizer, or a checkpoint, whose prompts are
             shown unless a config is given. Default: the config's model, or demo.
         kwargs: arguments of the environment, such as '{highest: 9}'.
-        seed: seed of the first episode; the next one has the next.
+        seed: seed of the first episode; it grows by 1 with each episode.
 
     Raises:
-        ValueError: wrong input, in a sentence.
+        ValueError: an argument is wrong.
     """
     leave_out_noise()
     kwargs = kwargs or {}

@@ -1,4 +1,4 @@
-"""Base of the commands that use a run's config for something other than training, and a look at a connected agent."""
+"""Base classes of commands that use a run's config for something other than training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Found = TypeVar("Found")
 
 
 class RunConfigCLI(AgentCLI):
-    """A command with the config of a run or of a validation."""
+    """Base class of commands that read a run's config."""
 
     def __init__(self, args: ArgsType = None) -> None:
-        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # callbacks of a run write
+        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # about a run's callbacks
         super().__init__(args, run=False)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -40,30 +40,30 @@ class RunConfigCLI(AgentCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments. A config names the checkpoint that its run continued from, which is not used."""
+        """Parse the given arguments. Ignore a checkpoint in the config file: the run itself continued from that one."""
         super().parse_arguments(parser, args)
         if "ckpt_path" not in dict(options_of(self.given)):
             self.config.ckpt_path = None
 
 
 class DataOnlyCLI(RunConfigCLI):
-    """A command with the environments and prompts of a config, without its trainer."""
+    """Base class of commands that use the environments and prompts of a config, but not its trainer."""
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Return one that is not used: the config's may need devices that are not here."""
+        """Return an unused trainer, since the config's may require devices that this machine lacks."""
         bare: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
         return L.Trainer(**bare, enable_progress_bar=False, enable_model_summary=False)
 
 
 class Looked(Exception):
-    """The end of a look, raised once everything was played so that nothing else is done."""
+    """Raised to end a validation once :class:`LookOnce` has its result."""
 
 
 class LookOnce(L.Callback, Generic[Found]):
     """Call a function with the connected agent when a validation begins, and end the validation.
 
     Args:
-        what: takes the agent and returns what was found.
+        what: function that takes the agent; its result is stored in ``found``.
     """
 
     def __init__(self, what: Callable[[Agent], Found]) -> None:
@@ -78,7 +78,7 @@ class LookOnce(L.Callback, Generic[Found]):
 def validate_until_looked(
     trainer: L.Trainer, agent: Agent, data: RolloutDataModule, ckpt_path: str | None = None
 ) -> None:
-    """Connect an agent by a validation, which the callback :class:`LookOnce` ends."""
+    """Start a validation, which connects the agent, and stop when the callback :class:`LookOnce` ends it."""
     try:
         trainer.validate(agent, data, ckpt_path=ckpt_path, verbose=False)
     except Looked:

@@ -1,4 +1,4 @@
-"""`agentrl serve`: a vLLM server as `VLLMServerEngine` needs it."""
+"""`agentrl serve`: start a vLLM server with the options that `VLLMServerEngine` requires."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 from lightning_agentrl.errors.vllm_version import check_installed
 from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, EXTENSION, MODE
 
-DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server takes no weights
-SPAWN = "VLLM_WORKER_MULTIPROC_METHOD"  # without it, the engine's processes may not import `server_process`
+DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server does not accept weights
+SPAWN = "VLLM_WORKER_MULTIPROC_METHOD"  # without spawn, the engine's processes may not import `server_process`
 PROCESS = "lightning_agentrl.vllm_worker.server_process"
-KV_CACHE_BYTES = 2**30  # on a CPU, where vLLM would take most of the memory
+KV_CACHE_BYTES = 2**30  # on a CPU; vLLM's default is most of the memory
 
 
 def server_command(model: str, port: int, host: str, options: Sequence[str], on_cpu: bool) -> list[str]:
     """Return the command line of a server; later options win over earlier ones.
 
     Args:
-        model: folder or hub id.
-        port: to listen on.
-        host: to listen on.
+        model: folder or hub id of the model.
+        port: port to listen on.
+        host: address to listen on.
         options: further options of ``vllm serve``.
         on_cpu: whether it runs without a GPU.
     """
@@ -39,7 +39,7 @@ def server_command(model: str, port: int, host: str, options: Sequence[str], on_
 
 
 def _entry(model: str) -> list[str]:
-    """Return ``vllm serve`` as a module, or its server alone, since the command does not run in the build for CPUs."""
+    """Return module and arguments of ``vllm serve``; with the CPU build, of its API server, as the command fails."""
     try:
         metadata.version("vllm")
     except metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def _entry(model: str) -> list[str]:
 def serve_model(model: str, port: int = 8001, host: str = "127.0.0.1", options: Sequence[str] = ()) -> None:
     """Start a vLLM server for VLLMServerEngine; options after -- go to vLLM, such as -- --tensor-parallel-size 2.
 
-    It takes the place of this process.
+    The server replaces this process.
 
     Args:
         model: hub id or folder of the model, or demo; the same as in the config of the run.
@@ -61,13 +61,13 @@ def serve_model(model: str, port: int = 8001, host: str = "127.0.0.1", options: 
 
     Raises:
         ImportError: vLLM is not installed.
-        ValueError: its version was not tested.
+        ValueError: its version is not supported.
     """
     check_installed("agentrl serve")
     on_cpu = not torch.cuda.is_available()
     if model in ("demo", "demo-tools"):
         from lightning_agentrl.models.loading import (
-            resolve_model,  # transformers takes seconds, which no other model needs
+            resolve_model,  # importing transformers takes seconds, and only the demo models need it
         )
 
         model = resolve_model(model)

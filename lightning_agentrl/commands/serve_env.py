@@ -1,4 +1,4 @@
-"""`agentrl serve-env`: an OpenEnv server that gives each web socket an environment, so that other trainers can play."""
+"""`agentrl serve-env`: OpenEnv server with one environment per web socket, for other trainers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from lightning_agentrl.episodes.recipe import ENV, Recipe
 from lightning_agentrl.errors import ConfigError, EnvError
 from lightning_agentrl.errors.secrets import check_secrets, filled
 
-_NOT_TOLD = ("render_mode", "worker", "deterministic")  # of the contract: about where an environment runs
-_MOST_BYTES = 4 * 2**20  # of a message: some million characters of an action
-_MOST_WAITING = 16  # messages of a socket; clients send the next one after the answer
+_NOT_TOLD = ("render_mode", "worker", "deterministic")  # fields of the contract that matter only on the server
+_MOST_BYTES = 4 * 2**20  # largest size of a message: some million characters of an action
+_MOST_WAITING = 16  # unanswered messages of a socket; clients should wait for each answer
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PING_SECONDS = 30.0  # a client that does not answer a ping is gone, and its environment is closed
-_ENDING_SECONDS = 3.0  # for steps that are under way when the server is told to end; no thread can be ended
+_ENDING_SECONDS = 3.0  # time for running steps when the server ends; a thread cannot be stopped
 _TEXT = {"type": "string"}
 _PNG = {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}
 _SCHEMA = {
@@ -48,7 +48,7 @@ _SCHEMA = {
 
 
 class _Refused(Exception):
-    """A message that is answered with an error."""
+    """Raised for a message that is answered with an error."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -64,10 +64,10 @@ class _Played:
     episode_id: str = ""
     steps: int = 0
     running: bool = False
-    known: Contract | None = None  # what the client knows of the contract
+    known: Contract | None = None  # contract that was sent to the client
 
     async def reply(self, text: str) -> dict[str, Any] | None:
-        """Return the answer to a message, None if it is the last one."""
+        """Return the answer to a message, or None if it closes the socket."""
         try:
             kind, data = _parsed(text)
             if kind == "close":
@@ -101,7 +101,7 @@ class _Played:
             raise _Refused("VALIDATION_ERROR", "an action has one field, text, a string")
         if not self.running:
             raise _Refused("EXECUTION_ERROR", "the episode is over or has not begun; send reset")
-        self.running = False  # unless the answer says otherwise
+        self.running = False  # stays False if the step fails
         answer = await self.worker.step(data["text"])
         self.steps += 1
         self.running = not (answer.terminated or answer.truncated)
@@ -109,7 +109,7 @@ class _Played:
 
     def _observation_data(self, answer: Answer, first: bool) -> dict[str, Any]:
         metadata: dict[str, Any] = {
-            "truncated": answer.truncated and not answer.terminated,  # where both are said, training takes it as over
+            "truncated": answer.truncated and not answer.terminated,  # if both are set, training counts termination
             "long_term_text": answer.observation,
             "short_term_text": answer.short_term,
             "metrics": {name: value for name, value in answer.metrics.items() if math.isfinite(value)},
@@ -118,7 +118,7 @@ class _Played:
         metadata |= {
             name: read(answer.info[name]) for name, read in readers.items() if answer.info.get(name) is not None
         }
-        if not math.isfinite(metadata.get("progression", 0.0)):  # JSON has no such numbers
+        if not math.isfinite(metadata.get("progression", 0.0)):  # JSON has no NaN or infinity
             del metadata["progression"]
         offered = {
             one.name: getattr(answer.contract, one.name) for one in fields(Contract) if one.name not in _NOT_TOLD
@@ -138,12 +138,12 @@ class _Played:
 
 
 def _encoded(images: Sequence[np.ndarray]) -> list[str]:
-    """Return each picture as a PNG in base64."""
+    """Return each image as a PNG in base64."""
     return [b64encode(png((image,))).decode() for image in images]
 
 
 def _item(part: str | None) -> dict[str, str]:
-    """Return a text of a message, or a place for the next picture."""
+    """Return a text part of a message; None is the placeholder of the next image."""
     return {"type": "image"} if part is None else {"type": "text", "text": part}
 
 
@@ -163,7 +163,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 @web.middleware
 async def _refuse_sites(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what a browser sends for a page of another site."""
+    """Refuse requests that a browser sends for pages of other sites."""
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc != request.host:
         raise web.HTTPForbidden(text=f"pages of {origin} may not use this server")
@@ -172,7 +172,7 @@ async def _refuse_sites(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def _refuse_names(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse any host name but those of this machine's loopback: a page may let its own name resolve to it."""
+    """Refuse host names other than loopback names, since a web page can let its own name resolve to this machine."""
     if urlsplit(f"//{request.host}").hostname not in _LOOPBACK:
         raise web.HTTPForbidden(text=f"this server is not {request.host}; start it with --token to allow this")
     return await handler(request)
@@ -189,7 +189,7 @@ def _token_needed(token: str) -> Middleware:
 
 
 def _given_token(request: web.Request) -> str:
-    """Return a bearer token, or the password of a URL such as http://user:token@host; clients may know only that."""
+    """Return the bearer token, or the password of a URL such as http://user:token@host, for clients without headers."""
     kind, _, value = request.headers.get("Authorization", "").partition(" ")
     if kind == "Basic":
         with suppress(ValueError):
@@ -198,12 +198,12 @@ def _given_token(request: web.Request) -> str:
 
 
 def environment_app(recipe: Recipe, sessions: int, token: str = "") -> web.Application:
-    """Return a server that gives each web socket a separate environment.
+    """Return a server application with a separate environment for each web socket.
 
     Args:
-        recipe: of the environments.
-        sessions: most sockets at a time.
-        token: that clients must send; empty: none, and only loopback host names are accepted.
+        recipe: recipe of the environments.
+        sessions: largest number of concurrent sockets.
+        token: secret that clients must send; empty: none is needed, and only loopback host names are accepted.
     """
     sockets: set[web.WebSocketResponse] = set()
 
@@ -213,12 +213,12 @@ def environment_app(recipe: Recipe, sessions: int, token: str = "") -> web.Appli
         if len(sockets) >= sessions:
             why = f"{sessions} of {sessions} sessions are in use"
             if left := sum(other.closed for other in sockets):
-                why += f", {left} of them until a call of the environment ends whose client has gone"
+                why += f", {left} of them by running calls of clients that have disconnected"
             await connected.send_json({"type": "error", "data": {"message": why, "code": "CAPACITY_REACHED"}})
             await connected.close()
             return connected
         sockets.add(connected)
-        pool = ThreadPoolExecutor(1)  # of its own, so that nothing is called beside a call that does not come back
+        pool = ThreadPoolExecutor(1)  # one thread per environment, so that a hanging call blocks only its own
         try:
             await _play(connected, recipe, pool)
         finally:
@@ -246,9 +246,9 @@ def environment_app(recipe: Recipe, sessions: int, token: str = "") -> web.Appli
 
 
 async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPoolExecutor) -> None:
-    """Answer the messages of a socket one after the other, and its pings meanwhile.
+    """Answer the messages of a socket in order, and its pings at any time.
 
-    When the client has gone, a call that is under way is ended if it can be, and the environment is closed after it.
+    When the client disconnects, a running call is canceled if possible, and the environment is closed afterwards.
     """
     try:
         worker = await asyncio.get_running_loop().run_in_executor(pool, make_worker, recipe, pool)
@@ -274,7 +274,7 @@ async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPo
                     await connected.close(code=WSCloseCode.POLICY_VIOLATION, message=why.encode())
                 elif message.type is WSMsgType.TEXT:
                     asked.put_nowait(message.data)
-                elif message.type is WSMsgType.BINARY:  # else who sent it would wait for ever
+                elif message.type is WSMsgType.BINARY:  # read as text, since the client waits for an answer
                     asked.put_nowait(message.data.decode(errors="replace"))
             if not told_to_close:
                 replies.cancel()
@@ -301,7 +301,7 @@ def serve_env(
         token: secret that clients must send. Write '${NAME}' to read it from an environment variable.
 
     Raises:
-        ValueError: the environment cannot be made or played, nothing can listen there, or the token is missing.
+        ValueError: the environment cannot be created or played, the address cannot be used, or the token is missing.
     """
     token = filled(token, "--token")
     if not token and host not in _LOOPBACK:
@@ -321,12 +321,12 @@ def serve_env(
         raise ValueError(str(error)) from error
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:  # in use, of another machine, or no port at all
+    except (OSError, OverflowError) as error:  # in use, not an address of this machine, or not a port number
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"cannot listen on {host}, port {port}: {why}; choose another --port or --host") from error
     address = f"[{host}]" if ":" in host else host
     print(f"{id} at http://{address}:{listening.getsockname()[1]}", flush=True)
     web.run_app(environment_app(recipe, sessions, token), sock=listening, print=None, shutdown_timeout=1.0)
-    timer = threading.Timer(_ENDING_SECONDS, os._exit, [0])  # the end of the process waits for its threads
+    timer = threading.Timer(_ENDING_SECONDS, os._exit, [0])  # the process would wait for its threads
     timer.daemon = True
     timer.start()

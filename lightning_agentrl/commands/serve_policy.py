@@ -1,4 +1,4 @@
-"""`agentrl serve-policy`: the server of agents for a trained policy, so that an agent runs unchanged after training."""
+"""`agentrl serve-policy`: HTTP server of a trained policy, with the protocols that agents use in training."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.rollout.event_loop import LoopThread
 
-REMEMBERED = 256  # calls, for repeated requests and responses that are continued
+REMEMBERED = 256  # calls that are stored, for retries and for calls that continue a response
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class CallAnswers:
-    """Replies of a policy to calls. Nothing is recorded.
+    """Sampler of a policy's replies to calls, without a record of episodes.
 
     Args:
-        model: of the policy.
-        tokenizer: of the model.
-        max_reply_tokens: most tokens of a reply; a call may ask for fewer.
-        temperature: of sampling.
+        model: model of the policy.
+        tokenizer: tokenizer of the model.
+        max_reply_tokens: largest number of tokens of a reply; a call may set a lower limit.
+        temperature: temperature of sampling.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class CallAnswers:
         self.room = model.context_length - max_reply_tokens
         if self.room < 1:
             raise ValueError(
-                f"replies of {max_reply_tokens} tokens leave no room in the model's context of {model.context_length}; "
-                "lower --max_reply_tokens"
+                f"replies of {max_reply_tokens} tokens leave no room for a prompt in the model's context of "
+                f"{model.context_length} tokens; lower --max_reply_tokens"
             )
         prompt = PromptFormat(max_prompt_tokens=self.room)
         self.renderer = ChatRenderer(tokenizer, prompt, model.image_reader).free_text
@@ -61,7 +61,7 @@ class CallAnswers:
         self._seed, self._numbers = secrets.randbits(32), itertools.count()
 
     async def reply(self, call: Call) -> Reply | Refusal:
-        """Return the reply to a call, or why there is none."""
+        """Return the reply to a call, or a refusal with the reason."""
         chat, number = conversations_of(self.renderer), next(self._numbers)
         asked: dict[str, Any] = observation_of(call, Place(None, 0, 0))["call"]
         try:
@@ -71,7 +71,7 @@ class CallAnswers:
         except (RefusedMessagesError, ValueError) as error:
             return Refusal(str(error))
         if len(prompt) > self.room:
-            return Refusal(f"the prompt has {len(prompt)} tokens, and {self.room} fit beside the reply")
+            return Refusal(f"the prompt has {len(prompt)} tokens, and the limit is {self.room}")
         most = min(call.max_tokens or self.max_reply_tokens, self.max_reply_tokens)
         seed = derive_seed(self._seed, number)
         sampled = await self.engine.generate(
@@ -83,20 +83,20 @@ class CallAnswers:
 
 
 def serve(policy: CallAnswers, gateway: Gateway) -> None:
-    """Answer the calls of a gateway with a single line; does not return."""
+    """Answer the calls of a single-line gateway forever."""
     line, loop = gateway.only, LoopThread()
     assert line is not None
 
     async def answer(pending: Pending) -> None:
         try:
             reply = await policy.reply(pending.call)
-        except Exception as error:  # noqa: BLE001 - one call fails, and the others go on
+        except Exception as error:  # noqa: BLE001 - only this call fails
             reply = Refusal(f"the policy cannot reply: {type(error).__name__}: {error}")
         line.answer(pending, reply)
 
     while True:
         event = line.events.get()
-        if isinstance(event, Pending):  # rewards count in training only
+        if isinstance(event, Pending):  # rewards have no effect outside training
             loop.begin(answer(event))
 
 
@@ -109,19 +109,19 @@ def serve_policy(
     max_reply_tokens: int | None = None,
     temperature: float | None = None,
 ) -> None:
-    """Start a server of a trained policy, which its agent calls as in training: OpenAI's and Anthropic's protocols.
+    """Start a server of a trained policy, which agents call as in training with OpenAI's or Anthropic's protocol.
 
     Args:
-        checkpoint: a checkpoint of `agentrl fit`, or a folder written by `agentrl export`.
+        checkpoint: checkpoint of `agentrl fit`, or folder written by `agentrl export`.
         host: address to listen on. An address that other machines can reach requires a token.
         port: port to listen on, or 0 for a free one.
         token: secret that clients must send as their API key. Write '${NAME}' to read it from an environment variable.
         model: hub id or folder of the base model, if it moved after the run.
-        max_reply_tokens: most tokens of a reply. Default: that of the run, or 512 for a model without a run.
-        temperature: of sampling, 0 for the most likely tokens. Default: that of the run, or 1 for a model without one.
+        max_reply_tokens: largest number of tokens of a reply. Default: the run's, or 512 without a run.
+        temperature: temperature of sampling; 0: the most likely token. Default: the run's, or 1 without a run.
 
     Raises:
-        ValueError: one sentence with the argument to change.
+        ValueError: an argument is wrong, or the address cannot be used; the message names the argument to change.
     """
     leave_out_noise()
     token = filled(token, "--token")

@@ -1,6 +1,7 @@
 """The command `agentrl verify-engine`: check samples and log-probs of the engine against the trained weights.
 
-The comparison of the callback ``EngineCheck`` with more rounds, in float32, and with the likely cause of a mismatch.
+It makes the same comparison as the callback ``EngineCheck``, but with more rounds, in float32, and with the likely
+cause of a mismatch.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from lightning_agentrl.errors.config_errors import options_of
 from lightning_agentrl.metrics.mismatch import EXACT, ROUGH, Bounds
 from lightning_agentrl.tools.engine_causes import likely_cause
 
-ROUNDS = 3  # the last with the policy's own weights, all others with moved ones
+ROUNDS = 3  # all but the last with changed weights, the last with the policy's own weights
 
 
 def verified(agent: Agent, largest: float | None, mean: float | None) -> bool:
-    """Compare the engine of a connected agent with its policy, show every round, and return whether all fit.
+    """Compare the engine of an agent with its policy, print every round, and return whether all are within the bounds.
 
     Args:
-        agent: connected.
-        largest: largest accepted mismatch; None: what rounding explains.
-        mean: largest accepted mean mismatch of a round; None: what rounding explains.
+        agent: agent that is connected to its trainer.
+        largest: largest accepted log-prob mismatch of a token; None: the bound that rounding explains.
+        mean: largest accepted mean mismatch of a round; None: the bound that rounding explains.
     """
     trainer, comparison = cast(Any, agent.trainer), comparison_of(agent)
     usual = comparison.bounds
@@ -47,7 +48,7 @@ def verified(agent: Agent, largest: float | None, mean: float | None) -> bool:
         only_rounded = replace(wrong.seen, bounds=usual).fits
         cause = f"rounding, which explains {usual}" if only_rounded else likely_cause(comparison, rounds, wrong)
         bounds = wrong.seen.allowed
-        show(f"round {wrong.number + 1} is above the bounds ({bounds}), or sampled otherwise; likely cause: {cause}")
+        show(f"round {wrong.number + 1} exceeds the bounds ({bounds}) or has other samples; likely cause: {cause}")
     largest, mean = (max(getattr(found.seen, name) for found in rounds) for name in ("largest", "mean"))
     show(f"gap_max={largest:.3g} gap_mean={mean:.3g} {'ok' if wrong is None else 'FAILED'}", flush=True)
     return wrong is None
@@ -75,12 +76,12 @@ class VerifyCLI(RunConfigCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
+        """Parse the given arguments. ``sys.argv`` is not changed, since DDP starts processes with it."""
         super().parse_arguments(parser, args)
         self._compare_exactly(dict(options_of(self.given)))
 
     def _compare_exactly(self, given: Collection[str]) -> None:
-        """Let trainer and engine compute in float32, unless the command line says otherwise; rounding hides much."""
+        """Set trainer and engine to float32 unless the command line sets a dtype, since rounding hides mismatches."""
         config = self.config
         if "trainer.precision" not in given:
             config.trainer.precision = "32-true"
@@ -90,7 +91,7 @@ class VerifyCLI(RunConfigCLI):
             engine.init_args.dtype = "auto"
 
     def verify(self) -> bool:
-        """Compare engine and trainer; return whether the gap is within the bound."""
+        """Compare engine and trainer; return whether the log-prob mismatch is within the bounds."""
         trainer, settings = cast(Any, self.trainer), self.settings
         callback = LookOnce(lambda agent: verified(agent, settings.bound, settings.mean_bound))
         trainer.callbacks, trainer.loggers = [callback], []
@@ -100,6 +101,6 @@ class VerifyCLI(RunConfigCLI):
 
 
 def run(args: ArgsType) -> None:
-    """Compare engine and trainer; exit with 1 if they differ by more than the bound."""
+    """Run the command: compare engine and trainer, and exit with 1 if they differ by more than the bounds."""
     if not VerifyCLI(args).verify():
         raise SystemExit(1)

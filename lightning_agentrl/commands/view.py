@@ -1,4 +1,4 @@
-"""`agentrl view`: the page of a run or of two, as a file or live, or a list of the runs to choose from."""
+"""`agentrl view`: write or serve the page of one or two runs, or list the runs of a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_agentrl.tools.view.build import build_page, page_file
 from lightning_agentrl.tools.view.listing import list_runs
 from lightning_agentrl.tools.view.serve import PageServer
 
-PORT = 8002  # the same at each start, since browsers keep stars and notes by the address of a page
+PORT = 8002  # fixed, since browsers store stars and notes by the address of a page
 
 
 def view_runs(
@@ -33,18 +33,18 @@ def view_runs(
         port: port of --serve, or 0 for a free one. Default: 8002. Browsers store stars and notes per port.
 
     Raises:
-        ValueError: the folders hold no run to show, or the arguments do not fit together.
+        ValueError: the folders contain no run, or arguments contradict each other.
     """
     if serve and out is not None:
-        raise ValueError("a page is either offered or written: give --serve or --out, not both")
+        raise ValueError("a page is either served or written: give --serve or --out, not both")
     if not serve and port is not None:
-        raise ValueError("--port is where a page is offered; give --serve, too, or leave it out")
+        raise ValueError("--port needs --serve; add --serve, or leave --port out")
     if other is None and out is None and not serve and last is None and run.is_dir() and several(run):
         print(list_runs(run))
     elif serve:
         for each in filter(None, (run, other)):
             if each.is_dir() and several(each):
-                find_run(each)  # says which there are; to wait would not help
+                find_run(each)  # raises an error that lists the runs
         _offer(run, other, last, PORT if port is None else port)
     else:
         page = page_file(run, out, other)
@@ -59,11 +59,11 @@ def _offer(run: Path, other: Path | None, last: int | None, port: int) -> None:
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise ValueError(
-                f"port {port} is taken, maybe by the page of another run; end that, or give another port, and always "
-                "the same one for this run, since a browser keeps stars and notes by it (argument --port)"
+                f"port {port} is in use, maybe by the page of another run; end that, or choose another port. Always "
+                "use the same port for this run, since a browser stores stars and notes by it (argument --port)"
             ) from error
         raise ValueError(
-            f"cannot listen on port {port} ({error}); give another one, or 0 for any (argument --port)"
+            f"cannot listen on port {port} ({error}); choose another one, or 0 for a free one (argument --port)"
         ) from error
     with server:
         print(f"live at {server.address} until Ctrl-C; only this machine can open it", flush=True)

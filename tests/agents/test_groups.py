@@ -287,7 +287,7 @@ def test_the_plan_and_the_record_tell_of_groups(tmp_path, tiny_folder):
     plan = RunPlan(make_trainer(tmp_path, 7), agent_of(tiny_folder, GRPO()), group_data())
     text = plan.text()
     plan.close()
-    for line in ("2 groups * 3 = 6, of as many turns as they take", "2, each on a share of 1/2 of the turns"):
+    for line in ("2 groups * 3 = 6", "2, each on a share of 1/2 of the turns"):
         assert line in text
     assert "7, 42 episodes" in text
     agent, trainer = agent_of(tiny_folder, GRPO()), make_trainer(tmp_path, 1)

@@ -41,7 +41,7 @@ def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, a
         (("--out", "x", "--lr", "-1"), "optim.lr_actor must be at least 0, got -1"),
         (("--out", "x", "--action_share", "3"), "action_share"),
         (("--out", "x", "--recorded", "nowhere"), "nowhere"),
-        (("--out", "x", "--recorded", "nowhere", "--episodes", "5"), "give one of them"),
+        (("--out", "x", "--recorded", "nowhere", "--episodes", "5"), "--episodes is for scripted players"),
         (("--out", "x", "--ckpt_path", "last"), "export the checkpoint"),
         pytest.param(("--out", "x", "--min_return", "4"), "min_return", marks=pytest.mark.slow),
         (("--out", "x", "--data.init_args.env.kwargs.fault", "raises"), "no way from here"),
@@ -61,7 +61,9 @@ def test_the_config_of_a_run_is_taken(signs: Config, agentrl: Command) -> None:
     assert "--out" in sentence(agentrl(config=saved, command="clone"))
     code, printed = agentrl("--out", "x", "--steps", "1", "--episodes", "4", "--quiet", config=saved, command="clone")
     assert code == 0, printed
-    assert "not to another command" in sentence(agentrl("--out", "y", "--dry-run", config=saved, command="clone"))
+    assert "--dry-run plans a training run" in sentence(
+        agentrl("--out", "y", "--dry-run", config=saved, command="clone")
+    )
 
 
 @pytest.mark.slow

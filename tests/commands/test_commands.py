@@ -99,7 +99,7 @@ def test_runs_are_listed_and_two_are_compared(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr("lightning_agentrl.commands.view.PORT", taken.getsockname()[1])
         code, _, printed = agentrl("view", str(one), "--serve")
-        assert f"port {taken.getsockname()[1]} is taken" in printed
+        assert f"port {taken.getsockname()[1]} is in use" in printed
     assert code == 2
     assert "--port" in printed
 

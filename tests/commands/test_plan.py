@@ -57,7 +57,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], st
     for line in (
         "4 environments * 2 turns = 8",
         "2, each on 4 turns",
-        "3 epochs, in which only the critic learns",
+        "3 epochs, in which only the critic",
         "7, 56 turns",
         "SharedCritic, 33 parameters",
         "frozen copy of the initial policy",
@@ -90,7 +90,7 @@ def test_plan_suggests_the_largest_useful_micro_batch_that_fits(gpu: int, tokens
 
 @pytest.mark.slow
 def test_a_warm_up_that_outlasts_the_run_is_told(dry_run: Callable[[int], str]) -> None:
-    assert "0, 0 turns; the actor would never be trained, raise trainer.max_epochs" in dry_run(3)
+    assert "0, 0 turns; the actor is never trained, raise trainer.max_epochs" in dry_run(3)
 
 
 @pytest.mark.slow

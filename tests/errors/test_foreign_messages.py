@@ -77,7 +77,7 @@ def reduce_with(rank: int, folder: Path, other: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("other", "what"), [("ends", r"at [\d.]+ has ended"), ("hangs", "did not take part in time")])
+@pytest.mark.parametrize(("other", "what"), [("ends", r"at [\d.]+ has ended"), ("hangs", "did not answer in time")])
 def test_a_process_that_gloo_lost_is_reported(tmp_path: Path, other: str, what: str) -> None:
     (_, output), _ = outcomes(2, reduce_with, tmp_path, other, folder=tmp_path, seconds=120)
     saved, unsaved = (lost_process(RuntimeError(output), saved) for saved in (True, False))

@@ -116,7 +116,7 @@ def test_a_client_that_retries_joins_its_own_call(line: Line) -> None:
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
-        ({"n": 2}, "one reply"),
+        ({"n": 2}, "n is 2"),
         ({"logit_bias": {"3": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"max_tokens": 0}, "whole number"),

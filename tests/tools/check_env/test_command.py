@@ -88,7 +88,7 @@ def test_one_file_for_json_and_page_is_refused_before_anything_is_played(
     files = ["--json", str(tmp_path / "a"), "--html", str(tmp_path / ".." / tmp_path.name / "a")]
     assert run_command(monkeypatch, "check-env", QUESTION, *files, "--seconds", "1") == 2
     answer = capsys.readouterr()
-    assert "cannot be both files" in answer.err
+    assert "the same file" in answer.err
     assert not answer.out
 
 
