@@ -1,7 +1,6 @@
-"""One environment, its episodes, and the turn loop that plays them.
+"""Environments, their episodes, and the turn loops that play them.
 
-Nothing is imported here before it is asked for: the processes of environments import modules of this room, and must not
-load torch.
+Names are imported on first access, since environment processes import modules of this package and must not load torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""An agent program as an environment: an observation is its next call, an action the reply to it."""
+"""Environment around an agent program: an observation is the program's next model call, an action the reply."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from lightning_agentrl.gateway.conversation import (
 if TYPE_CHECKING:
     from lightning_agentrl.gateway.server import Line
 
-LOOK_SECONDS = 0.05  # between two looks whether a program that makes no call still runs
-Score = Callable[[Mapping[str, Any], str], float]  # of a task and the last text of the assistant
+LOOK_SECONDS = 0.05  # polling interval: whether a program that makes no call still runs
+Score = Callable[[Mapping[str, Any], str], float]  # function (task, last text of the assistant) -> reward
 
 
 class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
-    """An agent program that is started for each episode, with one task.
+    """Environment around an agent program, which is started for each episode with one task.
 
-    An observation holds the messages of a call that are new, the turn that they follow, and what limits the reply. An
-    action is a :class:`Reply` as JSON. The episode ends with the program.
+    An observation holds the new messages of a call, the turn that they follow, and the limits of the reply. An action
+    is a :class:`Reply` as JSON. The episode ends with the program.
 
     Args:
         command: program and arguments.
-        tasks: lines of the task file; each episode has one, by its seed.
-        score: adds to the reward of the last call; None: nothing does.
-        held_out: give each task once, in order, as validation plays them.
-        seconds_between_calls: most seconds that the program may take by itself.
-        max_calls: calls after which the episode is truncated; None: no limit.
+        tasks: tasks of the file; the seed of an episode selects one.
+        score: function whose result is added to the reward of the last call; None: nothing is added.
+        held_out: whether to use each task once, in order, for validation.
+        seconds_between_calls: time limit between a reply and the program's next call, in seconds.
+        max_calls: number of calls after which the episode is truncated; None: no limit.
         parallel: whether several calls may wait at once.
-        on_error: reward where the program fails after its first reply; None: that is a fault.
-        environment: names of variables that are passed on.
-        preload: modules that the command's interpreter imports once, and then forks.
+        on_error: reward if the program fails after its first reply; None: the failure is an EnvError.
+        environment: names of environment variables that the program inherits.
+        preload: modules that a Python interpreter imports once, before it forks for each episode.
     """
 
     free_text = True
@@ -78,7 +78,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         self.parallel, self.on_error, self.environment, self.preload = parallel, on_error, environment, preload
         self.observation_space = gymnasium.spaces.Dict()
         self.action_space = gymnasium.spaces.Text(max_length=2**20, min_length=0)
-        self.tool_schemas: Sequence[Mapping[str, Any]] = ()  # of the call that waits
+        self.tool_schemas: Sequence[Mapping[str, Any]] = ()  # tools of the waiting call
         self.task: Mapping[str, Any] = {}
         self._line: Line | None = None
         self._process: AgentProcess | None = None
@@ -96,10 +96,10 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
             chosen = held_out_seeds().index(seed) % len(self.tasks)
         self.task = self.tasks[chosen]
         self._episode, self._counts = Episode(), Counter[str]()
-        self._turns: dict[str, int] = {}  # by the id of a completion
-        self._text = ""  # of the last reply
-        self._now: tuple[Pending, Place] | None = None  # the call that the observation shows
-        self._others: list[tuple[Pending, Place]] = []  # that came before it was asked for
+        self._turns: dict[str, int] = {}  # index of a turn by the id of its completion
+        self._text = ""  # text of the last reply
+        self._now: tuple[Pending, Place] | None = None  # the call of the current observation
+        self._others: list[tuple[Pending, Place]] = []  # calls that wait for their turn
         self._line = gateway().open(self.parallel)
         self._folder = tempfile.TemporaryDirectory(prefix="agentrl-agent-")
         self._result = Path(self._folder.name) / "result.json"
@@ -143,7 +143,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         return observation, reward, ended, truncated, self._info(rewards, ended, truncated)
 
     def _find(self, key: str | None) -> None:
-        """Let the call of this key be the one that is answered: calls at once may come in another order than before."""
+        """Select the waiting call with this key, since parallel calls may arrive in a different order."""
         while key is not None and self._now is not None and _key(*self._now) != key:
             self._others.append(self._now)
             self._now = None
@@ -153,11 +153,11 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
                 self._now = later
             elif not self.parallel or not self._waits_for_another():
                 first = observation_of(self._others[0][0].call, self._others[0][1])["call"]
-                sentence = "the agent makes another call than when the episode was played before"
+                sentence = "the agent makes another call than when the episode was recorded"
                 raise ReplayDiffersError(sentence, call=first, turn=self._episode.turns)
 
     def _waits_for_another(self) -> bool:
-        """Wait for one more call; return whether there is one."""
+        """Wait for another call, and return whether one arrived."""
         try:
             return not self._next(from_others=False)[2]
         except EnvError as error:
@@ -166,12 +166,12 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
             return False
 
     def refuse(self, sentence: str) -> None:
-        """Answer the call that waits with an error in the provider's form, as for a prompt that is too long."""
+        """Answer the waiting call with an error in the provider's format, for example for a prompt that is too long."""
         if self._line is not None and self._now is not None:
             self._line.answer(self._now[0], Refusal(sentence))
 
     def close(self) -> None:
-        """End the program and what it has started."""
+        """End the program and its descendants."""
         if self._line is not None:
             self._line.close()
         if self._process is not None:
@@ -181,7 +181,14 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         self._line = self._process = self._folder = None
 
     def _next(self, from_others: bool = True) -> tuple[dict[str, Any] | str, dict[int, float], bool]:
-        """Wait for the next call or the end; return it as an observation, and rewards of turns until then."""
+        """Wait for the next call or the end of the program.
+
+        Args:
+            from_others: whether to return a call that already waits, if there is one.
+
+        Returns:
+            The observation of the call, the rewards posted meanwhile by turn, and whether the program has ended.
+        """
         assert self._line is not None
         assert self._process is not None
         rewards: dict[int, float] = {}
@@ -191,7 +198,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
             return observation_of(self._now[0].call, self._now[1]), rewards, False
         deadline = time.monotonic() + self.seconds_between_calls
         while True:
-            ended = self._process.exit_code is not None  # looked at first: what it sent before is in the queue
+            ended = self._process.exit_code is not None  # read before the queue, so that no last event is missed
             try:
                 event = self._line.events.get(timeout=0 if ended else LOOK_SECONDS)
             except queue.Empty:
@@ -201,8 +208,8 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
                 if time.monotonic() > deadline:
                     raise EnvError(
                         "timeout",
-                        f"the agent made no call for {self.seconds_between_calls:g} s, the most that "
-                        f"seconds_between_calls allows{self._said()}",
+                        f"the agent made no call for {self.seconds_between_calls:g} s, the limit set by "
+                        f"seconds_between_calls{self._said()}",
                     ) from None
                 continue
             if isinstance(event, Reward):
@@ -220,10 +227,10 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
             return observation_of(event.call, place), rewards, False
 
     def _end(self) -> float:
-        """Return the reward of the end of the program: from its result, the scorer, or for a failure.
+        """Return the final reward: from the program's result file and the scorer, or ``on_error`` after a failure.
 
         Raises:
-            EnvError: it failed, and ``on_error`` gives no reward for that; or its result cannot be read.
+            EnvError: the program failed and ``on_error`` is None, or its result file cannot be read.
         """
         assert self._process is not None
         if code := self._process.exit_code:
@@ -247,20 +254,22 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         return reward
 
     def _info(self, rewards: Mapping[int, float], ended: bool = False, truncated: bool = False) -> dict[str, Any]:
-        """Return rewards of earlier turns, and the counts of an episode that has ended or is cut."""
+        """Return the info of a step: rewards of earlier turns and, at the end of an episode, its counts."""
         assert self._line is not None
         counts = {
             "agent/calls": self._episode.turns,
-            "agent/rows": self._counts["earlier"] + self._counts["anew"],  # where no rollout cuts the episode
+            "agent/rows": self._counts["earlier"] + self._counts["anew"],  # if no rollout cuts the episode
             **{f"agent/{name}": self._counts[name] for name in ("continued", "earlier", "anew")},
             "agent/abandoned": self._line.abandoned,
-            **({"agent/no_reward": not self._counts["rewarded"]} if ended else {}),  # a program that is cut has no say
+            **(
+                {"agent/no_reward": not self._counts["rewarded"]} if ended else {}
+            ),  # a truncated one may not have posted it yet
         }
         metrics = {name: float(count) for name, count in counts.items()} if ended or truncated else {}
         return {"earlier_rewards": dict(rewards), "metrics": metrics}
 
     def _said(self) -> str:
-        """Return why a call was refused and the end of what the program wrote, as the end of a sentence."""
+        """Return the last refusal and the end of the program's output, to append to an error message."""
         said = self._process.excerpt() if self._process is not None else ""
         refused = f"; a call was refused: {self._line.refused}" if self._line and self._line.refused else ""
         return refused + (f"; it wrote: {said}" if said else "")
@@ -271,7 +280,7 @@ def _key(pending: Pending, place: Place) -> str:
 
 
 def observation_of(call: Call, place: Place) -> dict[str, Any]:
-    """Return what a call adds to the turn that it follows."""
+    """Return the observation of a call: the messages that it adds to the turn that it follows, and its settings."""
     images: list[np.ndarray] = []
     messages = []
     for message in call.messages[place.known :]:

@@ -1,4 +1,4 @@
-"""Agent programs as a source of episodes, beside environments and task sets."""
+"""Agent programs as a source of episodes, besides environments and task sets."""
 
 from __future__ import annotations
 
@@ -27,28 +27,32 @@ from lightning_agentrl.prompts.template import RunDate
 
 @dataclass
 class AgentProgram:
-    """A program that calls a model over HTTP, such as one of OpenAI's or Anthropic's clients; it is not changed.
+    """An unchanged program that calls a model over HTTP, for example with OpenAI's or Anthropic's client.
 
-    It is started for each episode, with one task, and gets the address of the policy as ``OPENAI_BASE_URL`` and
-    ``ANTHROPIC_BASE_URL``, the keys ``OPENAI_API_KEY`` and ``ANTHROPIC_API_KEY``, its task as JSON in ``AGENTRL_TASK``,
-    a seed in ``AGENTRL_SEED``, and in ``AGENTRL_RESULT`` the name of a file for ``{"reward": ...}``.
+    It is started for each episode, with one task. Its environment variables are the address of the policy in
+    ``OPENAI_BASE_URL`` and ``ANTHROPIC_BASE_URL``, the keys ``OPENAI_API_KEY`` and ``ANTHROPIC_API_KEY``, its task as
+    JSON in ``AGENTRL_TASK``, a seed in ``AGENTRL_SEED``, and in ``AGENTRL_RESULT`` the name of a file to which it can
+    write ``{"reward": ...}``.
 
     Args:
-        command: program and arguments. It starts in the folder of the run's command. Not with ``run``.
+        command: program and arguments; it starts in the run's working folder. Not with ``run``.
         tasks: file with one JSON object per line; each episode has one of them.
-        run: a function, as ``module:function``, that is called with the task, in a process for each episode. A number
-            that it returns is the reward. Not with ``command``.
-        held_out_tasks: file of those that validation plays, each once, in order; ``tasks`` when not given.
-        scorer: scores the last text of the assistant by the task's ``answer``; None: the program says its reward.
-        preload: modules that the command's interpreter imports once, and then forks; for Python commands only.
-        seconds_between_calls: most seconds that the program may take by itself; waiting for a reply does not count.
-            An episode of a longer one is lost.
-        max_calls: calls after which an episode is truncated, with the value of the next call; None: no limit.
+        run: function, as ``module:function``, to call with the task in a separate process for each episode. If it
+            returns a number, that is the reward. Not with ``command``.
+        held_out_tasks: file of the tasks for validation, which uses each once, in order. Default: ``tasks``.
+        scorer: scorer of the last text of the assistant by the task's ``answer``; None: the program reports its reward.
+        preload: modules that a Python interpreter imports once, before it forks for each episode; only if ``command``
+            is a Python command.
+        seconds_between_calls: time limit between a reply and the program's next call, in seconds. After it, the episode
+            is lost.
+        max_calls: number of calls after which an episode is truncated and bootstrapped from the value of the next call;
+            None: no limit.
         parallel: whether several calls may wait at once; False: a second one is refused.
-        retries: how often a program that failed is started again; its side effects happen again too.
-        on_error: reward where the program fails after its first reply; None: the episode is lost.
-        environment: names of variables that it gets beside PATH, HOME, LANG, TMPDIR, VIRTUAL_ENV and PYTHONPATH.
-        share: its part of all that is played, relative to the other sources.
+        retries: number of times that a failed program is restarted; its side effects are repeated.
+        on_error: reward if the program fails after its first reply; None: the episode is lost.
+        environment: names of environment variables that it inherits in addition to PATH, HOME, LANG, TMPDIR,
+            VIRTUAL_ENV and PYTHONPATH.
+        share: weight of this source relative to the other sources.
     """
 
     command: list[str] = field(default_factory=list)
@@ -72,20 +76,22 @@ class AgentProgram:
         self.judge_timeout_seconds: float | None = None
 
     def check(self) -> None:
-        """Refuse a program or a task file that is not there, before weights are read.
+        """Check that the program and the task files exist, before weights are loaded.
 
         Raises:
-            ValueError: with the key to change.
+            ValueError: one does not exist, or arguments contradict each other; the message names the key.
         """
         if (self.run is None) == (not self.command):
-            raise ValueError(f"give either {self.key}.command, a program and its arguments, or {self.key}.run")
+            raise ValueError(f"give either {self.key}.command (a program and its arguments) or {self.key}.run")
         if self.run is not None:
             if not self.run.partition(":")[2]:
                 raise ValueError(f"{self.key}.run is '{self.run}'; write module:function")
             if self._module is None:
-                raise ValueError(f"{self.key}.run names the module '{self.run.partition(':')[0]}', which is not there")
+                raise ValueError(
+                    f"{self.key}.run names the module '{self.run.partition(':')[0]}', which does not exist"
+                )
         elif shutil.which(self.command[0]) is None:
-            raise ValueError(f"{self.key}.command names the program '{self.command[0]}', which is not there")
+            raise ValueError(f"{self.key}.command names the program '{self.command[0]}', which does not exist")
         if self.preload and self.command and not Path(self.command[0]).name.startswith("python"):
             raise ValueError(f"{self.key}.preload needs a command that begins with python, got '{self.command[0]}'")
         for name in self.command[1:]:
@@ -102,19 +108,19 @@ class AgentProgram:
 
     @property
     def label(self) -> str:
-        """The kind of source alone: what it is made of may change if ``resume_with_changes`` accepts that."""
+        """Description of the kind of source; it has no details, so ``resume_with_changes`` can accept new ones."""
         return "agent programs"
 
     @property
     def files(self) -> str:
-        """The files that the program and its tasks are read from, each with a digest of its content."""
-        named = [Path(one) for one in (*(self.command[1:] or self.command), self.tasks)]  # without an interpreter
+        """Names and content hashes of the files of the program and its tasks."""
+        named = [Path(one) for one in (*(self.command[1:] or self.command), self.tasks)]  # without the interpreter
         files = [*([self._module] if self._module else []), *(path for path in named if path.is_file())]
         return ", ".join(f"{path.name} {blake2b(path.read_bytes(), digest_size=8).hexdigest()}" for path in files)
 
     @property
     def _module(self) -> Path | None:
-        """The file of the module of ``run``, which is found without running any code of it."""
+        """The file of the module of ``run``, found without importing it."""
         folders, path = None, None
         for part in (self.run or "").partition(":")[0].split("."):
             spec = PathFinder.find_spec(part, folders)
@@ -147,7 +153,7 @@ class AgentProgram:
         )
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Return such an environment in a thread, which only waits: the program runs in a separate process."""
+        """Return a worker of such an environment in a thread, which only waits for the program's process."""
         return EnvWorker(lambda: Environment(lambda: self.make(held_out)), executor, self.retries, name=self.name)
 
     def start(self, device: torch.device) -> None:
@@ -175,15 +181,15 @@ class AgentProgram:
 
 
 def _read(path: str, key: str) -> list[Mapping[str, Any]]:
-    """Read a task file.
+    """Read a task file; ``key`` is the config key that names it, for error messages.
 
     Raises:
-        ValueError: it does not exist, is empty, or a line is no JSON object; with the key to change.
+        ValueError: it does not exist or is empty, or a line is not a JSON object.
     """
     if not path:
         raise ValueError(f"there are no tasks; give a file with one JSON object per line (key {key})")
     if not Path(path).is_file():
-        raise ValueError(f"there is no file of tasks '{path}' (key {key})")
+        raise ValueError(f"there is no task file '{path}' (key {key})")
     tasks: list[Mapping[str, Any]] = []
     for number, line in enumerate(Path(path).read_text("utf-8-sig").splitlines(), 1):
         if not line.strip():
@@ -196,5 +202,5 @@ def _read(path: str, key: str) -> list[Mapping[str, Any]]:
             raise ValueError(f"line {number} of '{path}' is not a JSON object (key {key})")
         tasks.append(task)
     if not tasks:
-        raise ValueError(f"the file of tasks '{path}' is empty (key {key})")
+        raise ValueError(f"the task file '{path}' is empty (key {key})")
     return tasks

@@ -13,32 +13,32 @@ import gymnasium
 
 from lightning_agentrl.episodes.observation import contract_error, in_short, well_formed
 
-TEXTS = ("mission", "tips")  # attributes that a system text may ask for, beside the actions
+TEXTS = ("mission", "tips")  # attributes that a system text may contain, besides the actions
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Optional attributes of an environment, found through wrappers too. They may differ from turn to turn.
+    """Optional attributes of an environment, looked up through wrappers. They may change from turn to turn.
 
     Args:
         actions: descriptions of the actions by name, in the order of the prompt.
-        aliases: other names of actions, in lower case, and the action that each means.
-        default_action: the action taken when a reply names none.
+        aliases: other names of actions, in lower case, and the action that each stands for.
+        default_action: action that is taken if a reply names none.
         system_prompt: rules and task.
-        mission: what to do in this episode, such as ``go to the red ball``, for a system text of the config.
-        tips: hints, one a line, for such a text.
+        mission: goal of this episode, such as ``go to the red ball``, for a system text of the config.
+        tips: hints, one per line, for a system text of the config.
         examples: worked examples, pairs of an observation and a reply.
-        free_text: the whole reply is the action.
-        tool_schemas: functions that a reply may call, as JSON schemas; the chat template shows them in its own form.
+        free_text: whether the whole reply is the action.
+        tool_schemas: functions that a reply may call, as JSON schemas; the chat template formats them.
         observation_role: role of the messages that follow an action, ``user`` or ``tool``; the first is ``user``.
-        one_turn: every episode has one turn, so a memory has nothing to show.
-        render_mode: with ``rgb_array`` each turn is drawn.
-        worker: ``process`` needs a separate process; ``inline`` runs in the event loop of the trainer, for steps of
-            microseconds; None runs anywhere. A class attribute, since it is read before anything is made.
-        deterministic: equal seed and actions lead to an equal episode, so that it can be replayed after an error. With
-            False, the running episode is dropped after an error in it, and when a run is resumed.
-        texts: other text attributes that a system text of the config asks for, by name.
-        text_names: names of all text attributes, if one that is asked for is not there.
+        one_turn: whether every episode has one turn, so that a memory has nothing to show.
+        render_mode: gymnasium's render mode; with ``rgb_array`` each turn is drawn.
+        worker: ``process``: it needs a separate process; ``inline``: it runs in the event loop of the trainer, for
+            steps of microseconds; None: it runs anywhere. A class attribute, read before an environment is created.
+        deterministic: whether equal seeds and actions lead to equal episodes, so that they can be replayed after an
+            error. If False, the running episode is dropped after an error, and when a run is resumed.
+        texts: further text attributes that a system text of the config contains, by name.
+        text_names: names of all text attributes, set if the system text contains one that does not exist.
     """
 
     actions: Mapping[str, str] = field(default_factory=dict)
@@ -60,15 +60,15 @@ class Contract:
 
     @property
     def places(self) -> dict[str, str]:
-        """The texts that a system text of the config may use besides the actions."""
+        """The texts that a system text of the config may contain, by name, besides the actions."""
         return {**{name: getattr(self, name) for name in TEXTS}, **self.texts}
 
 
 class ContractReader:
-    """Read the contract of an environment after each reset and step, and check it only if an attribute has changed.
+    """Reader of an environment's contract after each reset and step, which checks it only if an attribute has changed.
 
     Args:
-        texts: further attributes that a system text of the config asks for.
+        texts: names of further attributes that a system text of the config contains.
     """
 
     def __init__(self, texts: Sequence[str] = ()) -> None:
@@ -78,25 +78,25 @@ class ContractReader:
         self._offered: dict[str, Any] | None = None
 
     def read(self, env: gymnasium.Env) -> Contract:
-        """Return what an environment offers now. The outermost wrapper that has an attribute decides.
+        """Return the current contract of an environment. The outermost wrapper with an attribute takes precedence.
 
         Raises:
-            EnvError: one sentence about an attribute of a wrong type.
+            EnvError: an attribute has a wrong type.
         """
         layers, offered = [env], {}
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
         for name in _FORMS:
             value = _value(layers, name)
-            if value is not _ABSENT and (name not in TEXTS or isinstance(value, str)):  # else a use of its own
-                offered[name] = dict(value) if isinstance(value, Mapping) else value  # it may change in place
+            if value is not _ABSENT and (name not in TEXTS or isinstance(value, str)):  # else another use of the name
+                offered[name] = dict(value) if isinstance(value, Mapping) else value  # it may be changed in place
         if self._asked:
             values = {name: _value(layers, name) for name in self._asked}
             offered["texts"] = {name: value for name, value in values.items() if isinstance(value, str)}
             if len(offered["texts"]) < len(values):
                 self._text_names = self._text_names or tuple(sorted(_text_names(layers)))
                 offered["text_names"] = self._text_names
-        if offered != self._offered or [*offered.get("actions", ())] != [*self.contract.actions]:  # also the order
+        if offered != self._offered or [*offered.get("actions", ())] != [*self.contract.actions]:  # or in another order
             self.contract, self._offered = _checked(offered), deepcopy(offered)
         return self.contract
 
@@ -105,7 +105,7 @@ _ABSENT = object()
 
 
 def _value(layers: Sequence[Any], name: str) -> Any:
-    """Return an attribute of the outermost layer that has it. A property that raises is not absent."""
+    """Return an attribute from the outermost layer that has it; an error of a property is raised."""
     owner = next((one for one in layers if hasattr(type(one), name) or hasattr(one, name)), None)
     return _ABSENT if owner is None else getattr(owner, name)
 
@@ -113,7 +113,7 @@ def _value(layers: Sequence[Any], name: str) -> Any:
 def _text_names(layers: Sequence[Any]) -> Iterator[str]:
     """Yield the names of the public attributes that are texts."""
     for name in {name for one in layers for name in dir(one) if not name.startswith("_")}:
-        with suppress(Exception):  # of a property that nothing asks for
+        with suppress(Exception):  # an unused property may raise
             if isinstance(_value(layers, name), str):
                 yield name
 
@@ -137,7 +137,7 @@ def _checked(offered: Mapping[str, Any]) -> Contract:
     return contract
 
 
-# Readers return a copy of a value, or raise one of the errors above.
+# Readers return a copy of a value, or raise one of the errors that `_checked` catches.
 
 
 def _text(value: Any) -> str:

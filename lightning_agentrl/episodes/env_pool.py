@@ -1,4 +1,4 @@
-"""The environments of a rank: which source a number plays, and which environments are idle."""
+"""Pool of a rank's environments: assigns sources to environment numbers and keeps idle environments."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.stalls import waiting_for
 from lightning_agentrl.types import Turn
 
-GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
+GOLDEN = (5**0.5 - 1) / 2  # any range of its multiples, modulo 1, fills [0, 1) evenly
 
 
 class EnvPool:
-    """Environments of several sources, made by their shares; idle ones are kept and used again.
+    """Environments of several sources in proportion to their shares; idle ones are kept and reused.
+
+    ``names`` holds a distinct name of each source, for metrics.
 
     Args:
-        sources: at least one; the place of a source among them is the kind of its environments.
-        threads: number of threads for blocking calls, one for each environment that plays at a time.
-
-    Its ``names`` tell the sources apart in metrics.
+        sources: at least one source; its index is the kind of its environments.
+        threads: number of threads for blocking calls, one for each environment that plays at the same time.
     """
 
     def __init__(self, sources: Sequence[Source], threads: int = 1) -> None:
@@ -36,13 +36,13 @@ class EnvPool:
         total = sum(source.share for source in sources)
         self.names = _unique([source.name for source in sources])
         self._bounds = [bound / total for bound in accumulate(source.share for source in sources)][:-1]
-        self._idle: dict[tuple[int, bool], list[EnvWorker]] = {}  # by kind, and whether they are held out
+        self._idle: dict[tuple[int, bool], list[EnvWorker]] = {}  # by (kind, held out)
         self._executor: ThreadPoolExecutor | None = None
 
     def kind(self, number: int) -> int:
-        """Return the kind that a number plays; any range of numbers has nearly its share of every source.
+        """Return the kind of an environment number; any range of numbers has nearly the share of every source.
 
-        The answer is the same on any number of ranks.
+        The result does not depend on the number of ranks.
         """
         return bisect_right(self._bounds, number * GOLDEN % 1.0)
 
@@ -56,8 +56,12 @@ class EnvPool:
     def take(self, kind: int, held_out: bool = False) -> EnvWorker:
         """Return an idle environment, or a new one if none is idle.
 
+        Args:
+            kind: index of the source.
+            held_out: whether it is for held-out episodes.
+
         Raises:
-            ValueError: it cannot be made; with the key to change.
+            ValueError: it cannot be created; the message names the key.
         """
         idle = self._idle.get((kind, held_out))
         return idle.pop() if idle else self.sources[kind].make_worker(self.executor, held_out)
@@ -68,13 +72,13 @@ class EnvPool:
 
     @property
     def executor(self) -> Executor:
-        """The threads in which environments block."""
+        """The threads for blocking calls of environments."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="env")
         return self._executor
 
     def make_one_of_each(self) -> None:
-        """Make one environment of each source, which is the first to be played; errors show before weights are read."""
+        """Create one environment of each source, so that errors appear before weights are loaded; it is used first."""
         for kind, source in enumerate(self.sources):
             with waiting_for(f"{source.name} to be made", "setup"):
                 worker = self.take(kind)
@@ -89,8 +93,8 @@ class EnvPool:
         """Start the judges and scorers of all sources.
 
         Args:
-            device: of their models.
-            date: for their prompts.
+            device: device of their models.
+            date: date of the run, for their prompts.
         """
         for source in self.sources:
             source.date = date
@@ -112,7 +116,7 @@ class EnvPool:
                 close_all(self._idle.pop(key))
 
     def end_threads(self) -> None:
-        """Let the threads end, one with a running call after it. The pool is to be closed before it is used again."""
+        """Let the threads end, after their running calls. Close the pool before it is used again."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
@@ -126,7 +130,7 @@ class EnvPool:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Return the names as metrics can have them, all different: one that is there already gets a number."""
+    """Return the names as distinct metric names: other characters become ``_``, and duplicates get a number."""
     found: list[str] = []
     for name in names:
         plain = re.sub(r"[^\w-]+", "_", name)

@@ -1,9 +1,9 @@
-"""An environment in a separate process: both ends of the pipe.
+"""Environment in a separate process: both ends of the pipe.
 
 The process is a new interpreter that imports this file and with it only gymnasium and the errors, never torch or
-transformers. A start method of `multiprocessing` would import the started script there, with all that it imports, and
-could not set the hash seed. The process ignores Ctrl-C. Its guard (:mod:`lightning_agentrl.gateway.descendants`) ends
-it with all its descendants when the trainer requests that or ends in any way, and ends the descendants when it ends.
+transformers. The start methods of `multiprocessing` would import the main script with all its imports, and cannot set
+the hash seed. The process ignores Ctrl-C. Its guard (:mod:`lightning_agentrl.gateway.descendants`) ends it with all
+its descendants when the trainer requests it or ends in any way, and ends the descendants when the process ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError, one_line
 
-CLOSING_SECONDS = 5.0  # for the environment to close, and for its process to end
+CLOSING_SECONDS = 5.0  # time for the environment to close, and again for its process to end
 _SERVE = """
 import sys
 sys.path[:] = {path!r}
@@ -41,12 +41,12 @@ serve({pipe})
 
 
 class ProcessEnvironment:
-    """The trainer's end of the pipe. The process starts at once; the first call waits for the environment.
+    """The trainer's end of the pipe. The process starts at once; the first call waits until the environment exists.
 
     Args:
-        recipe: how the environment is made.
-        timeout: most seconds that making it, ``reset``, ``step`` and drawing may each take; None: no limit. Imports do
-            not count.
+        recipe: recipe of the environment.
+        timeout: time limit, in seconds, of each creation (without imports), ``reset``, ``step`` and drawing; None: no
+            limit.
 
     Raises:
         ConfigError: the recipe cannot be sent to another process.
@@ -57,23 +57,23 @@ class ProcessEnvironment:
         order = pickled(recipe)
         self._key, self._timeout = recipe.key, timeout
         self._made = False
-        self._answers = True  # the last call was answered, and the process runs
+        self._answers = True  # the last call was answered
         try:
             self._pipe, theirs = Pipe()
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, pipe=theirs.fileno())],
-                    stdin=subprocess.PIPE,  # closed with this object, or by the kernel when we end; then the guard acts
+                    stdin=subprocess.PIPE,  # closed with this object or this process; then the guard acts
                     pass_fds=(theirs.fileno(),),
                     env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
-                    process_group=0,  # Ctrl-C does not reach it
+                    process_group=0,  # so that Ctrl-C does not reach it
                 )
-        except OSError as error:  # no process or no file is left
+        except OSError as error:  # a limit on processes or files is reached
             raise EnvError("start", f"the environment's process cannot be started: {_named(error)}") from None
         self._pipe.send_bytes(order)
 
     def wait(self) -> None:
-        """Wait until the environment is made."""
+        """Wait until the environment has been created."""
         if not self._made:
             self._receive("import", None)
             self._receive("make", self._timeout)
@@ -95,7 +95,7 @@ class ProcessEnvironment:
         return self._ask("drew")
 
     def close(self) -> None:
-        """Close the environment, then end the process. A busy environment is ended at once."""
+        """Close the environment, then end the process. The process of a busy environment is ended at once."""
         try:
             if self._made and self._answers:
                 self._ask("close", limit=CLOSING_SECONDS)
@@ -109,10 +109,10 @@ class ProcessEnvironment:
             self._pipe.close()
 
     def end(self) -> None:
-        """End the process with its descendants, if it runs. A call that waits for it fails."""
-        if self._process.returncode is None:  # not reaped yet, so the process id is still its own
+        """End the process with its descendants, if it is running. A waiting call fails."""
+        if self._process.returncode is None:  # not reaped, so the process id was not reused
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGTERM)  # the guard, which no environment can hold up
+                os.kill(self._process.pid, signal.SIGTERM)  # the guard's id; no environment can block the guard
 
     def _ask(self, call: str, *args: Any, limit: float | None = None) -> Any:
         self.wait()
@@ -124,17 +124,17 @@ class ProcessEnvironment:
         """Wait at most ``limit`` seconds for the answer to a call and return it.
 
         Raises:
-            EnvError: what the environment raised; ``died``: its process has ended; ``timeout``: it was ended here.
-            ConfigError: the environment cannot be made.
+            EnvError: it raised an error, its process ended (kind ``died``), or it was too slow (``timeout``).
+            ConfigError: the environment cannot be created.
         """
         self._answers = False
         try:
             if not self._pipe.poll(limit):
                 self.end()
-                allowed = "" if call == "close" else f", the most that {self._key}.timeout_seconds allows"
+                allowed = "" if call == "close" else f", the limit set by {self._key}.timeout_seconds"
                 raise EnvError("timeout", f"the environment's {call} took longer than {limit:g} s{allowed}")
             answer = self._pipe.recv_bytes()
-        except (EOFError, OSError):  # the guard ends all who might hold the pipe open
+        except (EOFError, OSError):  # the process has ended; its guard ends all that could hold the pipe open
             code = self._process.wait()
             how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
             raise EnvError("died", f"the environment's process ended in {call} {how}") from None
@@ -143,8 +143,8 @@ class ProcessEnvironment:
             error, result = pickle.loads(answer)
         except Exception as error:  # noqa: BLE001 - its classes may not exist in this process
             raise contract_error(
-                f"what the environment gave in {call} cannot be read in the trainer ({_named(error)}); give plain "
-                "values"
+                f"the return value of the environment's {call} cannot be read in the trainer ({_named(error)}); return "
+                "plain values"
             ) from None
         if error is not None:
             raise error(*result)
@@ -152,23 +152,23 @@ class ProcessEnvironment:
 
 
 def pickled(recipe: Recipe) -> bytes:
-    """Return the recipe for another process, with what this one has registered.
+    """Return the recipe as bytes for another process, with the registration of its id in this process.
 
     Raises:
-        ConfigError: it cannot be pickled, or only the started script has registered it.
+        ConfigError: it cannot be pickled, or the environment is registered only in the main script.
     """
     spec = None if ":" in recipe.id else recipe.spec
     entry = None if spec is None else spec.entry_point
     home = entry.split(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
     if home == "__main__":
         raise ConfigError(
-            f"the environment '{recipe.id}' is registered in the script that was started, which is not run in its "
+            f"the environment '{recipe.id}' is registered in the main script, which is not run in the environment's "
             f"process (key {recipe.key}.id); move it to a module and write module:{recipe.id}, or set "
             f"{recipe.key}.worker to thread"
         )
     try:
         order = pickle.dumps(replace(recipe, registered=spec))
-    except Exception as error:  # whatever the arguments raise
+    except Exception as error:  # pickling the arguments may raise anything
         raise _not_portable(recipe.id, recipe.key, error) from error
     return pickle.dumps((recipe.id, recipe.key, order))
 
@@ -181,7 +181,7 @@ def _not_portable(env_id: str, key: str, error: Exception) -> ConfigError:
 
 
 def serve(pipe: int) -> None:
-    """Answer the trainer's calls, at the process's end of the pipe. Takes the number of an open file."""
+    """Answer the trainer's calls in the environment's process; ``pipe`` is a file descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer is gone
         _Server(Connection(pipe)).run()
@@ -206,7 +206,7 @@ class _Server:
         env_id, key, order = pickle.loads(self.pipe.recv_bytes())
         try:
             self.recipe = pickle.loads(order)
-        except Exception as error:  # whatever modules of the arguments raise
+        except Exception as error:  # importing the arguments' modules may raise anything
             raise _not_portable(env_id, key, error) from error
         with AsEnvErrors():
             self.recipe.load()
@@ -216,7 +216,7 @@ class _Server:
         self.environment = Environment(self.recipe.make, alone=True, texts=self.recipe.texts)
 
     def answer(self, call: Callable[..., Any], *args: Any) -> bool:
-        """Send the result of a call, or the class and arguments of its error; return whether it has a result."""
+        """Send the result of a call, or the class and arguments of its error; return whether it succeeded."""
         error: type[Exception] | None = None
         result: Any
         try:
@@ -227,27 +227,29 @@ class _Server:
             error, result = ConfigError, (raised.problem,)
         try:
             data = pickle.dumps((error, result))
-        except Exception as raised:  # noqa: BLE001 - whatever the environment has put into its info
+        except Exception as raised:  # noqa: BLE001 - info may contain anything
             what = _unsendable(result.info) if isinstance(result, Answer) else ""
-            sentence = f"what the environment gave{what} cannot be sent to the trainer ({_named(raised)}); give plain"
+            sentence = (
+                f"the environment's return value{what} cannot be sent to the trainer ({_named(raised)}); use plain"
+            )
             data = pickle.dumps((EnvError, (CONTRACT, f"{sentence} values", "")))
         self.pipe.send_bytes(data)
         return error is None
 
 
 def _seed_globals(seed: int) -> None:
-    """Seed the global generators, so that games that draw from them repeat an episode too."""
+    """Seed Python's and numpy's global generators, so that games that use them are deterministic too."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def _unsendable(info: Mapping[str, Any]) -> str:
-    """Return a phrase that names the first entry that cannot be pickled; empty if all can."""
+    """Return a phrase that names the first entry of info that cannot be pickled, or an empty string."""
     for name, value in info.items():
         try:
             pickle.dumps(value)
-        except Exception:  # noqa: BLE001 - whatever the value raises
-            return f" as info[{name!r}]"
+        except Exception:  # noqa: BLE001 - pickling may raise anything
+            return f" info[{name!r}]"
     return ""
 
 

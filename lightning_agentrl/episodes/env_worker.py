@@ -1,4 +1,4 @@
-"""One environment of a run: where it runs, its episode, and the retries and replays after an error.
+"""Worker of one environment: runs it in a thread, inline or in a process, with retries and replays after errors.
 
 Blocking calls run in a thread, in the event loop if the environment declares that its steps take microseconds, or in a
 separate process (:mod:`lightning_agentrl.episodes.env_process`). Any error in the environment is raised as an
@@ -28,19 +28,19 @@ from lightning_agentrl.episodes.wording import Wording, check_wording, reworded
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
-CLOSING_SECONDS = 30.0  # that a run waits for environments to close
+CLOSING_SECONDS = 30.0  # time that a run waits for environments to close
 Hosted = Environment | ProcessEnvironment
 T = TypeVar("T")
 
 
 class ReplayDiffersError(EnvError):
-    """A replay from the same seed and actions reached another observation.
+    """A replay with the same seed and actions reached another observation.
 
     Args:
-        message: one sentence.
-        declared: the environment declares that it is not deterministic.
-        call: that an agent program makes instead of the recorded one; None: it is no agent program.
-        turn: number of that call in its episode.
+        message: one sentence for the user.
+        declared: whether the environment declares that it is not deterministic.
+        call: call that an agent program makes instead of the recorded one; None: it is not an agent program.
+        turn: index of that call in its episode.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class ReplayDiffersError(EnvError):
 
 @dataclass(frozen=True)
 class Start:
-    """The first state of an episode."""
+    """Environment, episode and seed that determine the first state of an episode."""
 
-    env: int  # number of the environment
+    env: int  # index of the environment
     episode: int
     seed: int
 
@@ -65,15 +65,15 @@ class Start:
 class EnvWorker:
     """One environment and its running episode as seed and actions.
 
-    After an error the environment is made anew, the episode is replayed, and the call is repeated.
+    After an error the environment is created again, the episode is replayed, and the call is repeated.
 
     Args:
-        make: makes the environment, at once and again after an error.
-        executor: runs the blocking calls; None: they run in the event loop.
-        retries: how often one call may fail.
+        make: function that creates the environment, now and again after an error.
+        executor: executor of the blocking calls; None: they run in the event loop.
+        retries: number of times that one call is repeated after errors.
         wording: texts of the config that replace those of the environment.
-        wording_key: the key of the wording in the config.
-        name: of the environment, for warnings.
+        wording_key: config key of the wording, for error messages.
+        name: name of the environment, for warnings.
     """
 
     def __init__(
@@ -87,32 +87,32 @@ class EnvWorker:
     ) -> None:
         self.executor, self.retries, self.name = executor, retries, name
         self.wording, self.wording_key = wording, wording_key
-        self.contract = Contract()  # what the environment offers now
-        self.call = ""  # the running call: reset, step, render, fork, close, or none
-        self.moved_at = 0.0  # when that changed, on the monotonic clock
-        self.start = Start(0, 0, 0)  # of the running episode
-        self.actions: list[str] = []  # of the running episode; a session's episode holds the same list
-        self.answer: Answer | None = None  # the last one; None before the first episode
-        self.errors: list[str] = []  # kinds of those that were recovered from and are in no turn yet
-        self.lost_seeds: set[int] = set()  # of episodes that ended in faults since the last turn that was recorded
+        self.contract = Contract()  # current contract of the environment
+        self.call = ""  # the running call: reset, step, render, fork or close; empty: none
+        self.moved_at = 0.0  # time of its last change, on the monotonic clock
+        self.start = Start(0, 0, 0)  # start of the running episode
+        self.actions: list[str] = []  # actions of the running episode; the same list as in the session's episode
+        self.answer: Answer | None = None  # the last answer; None before the first episode
+        self.errors: list[str] = []  # kinds of recovered errors that no turn has recorded yet
+        self.lost_seeds: set[int] = set()  # seeds of episodes that ended in faults since the last recorded turn
         self._make = make
         self._environment: Hosted | None = None
-        self._stale = True  # the environment is missing, or in another state than the recorded one
+        self._stale = True  # whether the environment is missing, or not in the recorded state
         self._forked: tuple[int, int] | None = None  # number of actions before the fork, and the seed after it
-        self._action: str | None = None  # the running action; None: the beginning of an episode
-        self._one_call = threading.Lock()  # a call that was cancelled may take a while to end
-        self._given_up = threading.Event()  # the running call was cancelled
-        with suppress(EnvError):  # the first call makes it again, and raises it
+        self._action: str | None = None  # the running action; None: a reset
+        self._one_call = threading.Lock()  # a canceled call may take a while to end
+        self._given_up = threading.Event()  # set if the running call was canceled
+        with suppress(EnvError):  # the first call tries again, and raises the error
             self._environment, self._stale = make(), False
 
-    # What an interaction waits for
+    # Asynchronous calls, for interactions
 
     async def reset(self, start: Start, actions: list[str] | None = None) -> Answer:
         """Begin an episode and return its first answer.
 
         Args:
-            start: of the episode.
-            actions: the empty list to which each step adds its action; None: a new one.
+            start: environment, episode and seed.
+            actions: empty list to which each step appends its action; None: a new list.
         """
         self._begin(start, [] if actions is None else actions)
         return self._see(await self._run("reset", partial(self._replayed, None)))
@@ -125,21 +125,21 @@ class EnvWorker:
         return answer
 
     async def draw(self) -> bytes:
-        """Return a PNG of the environment as it is."""
+        """Return a PNG of the environment's current state."""
         self._action = "render"
         return await self._run("render", lambda: self._recovered().draw())
 
     async def fork(self, start: Start, actions: list[str], fingerprint: str, seed: int) -> Answer:
-        """Replay an episode up to some state, from which the environment draws different random numbers.
+        """Replay an episode up to a state, and reseed the environment's random generators there.
 
         Args:
-            start: of the episode.
-            actions: those taken until then; each step adds its own.
-            fingerprint: of the observation that they led to.
-            seed: of the random numbers from then on.
+            start: environment, episode and seed.
+            actions: actions up to the state; each later step appends its action.
+            fingerprint: fingerprint of the observation in that state.
+            seed: seed of the random numbers from then on.
 
         Raises:
-            ReplayDiffersError: they lead to another observation.
+            ReplayDiffersError: the actions lead to another observation.
         """
         self._begin(start, actions, (len(actions), seed))
         return self._see(await self._run("fork", partial(self._replayed, fingerprint)))
@@ -153,17 +153,17 @@ class EnvWorker:
         """Close the environment."""
         await self._run("close", self.close)
 
-    # The same without an event loop
+    # Blocking calls, outside of an event loop
 
     def wait(self) -> None:
-        """Wait until the environment is made, without retries."""
+        """Wait until the environment has been created, without retries."""
         self._made().wait()
 
     def reset_now(self, start: Start, actions: list[str] | None = None) -> Answer:
-        """Begin an episode as :meth:`reset` does, to check an environment before a run.
+        """Begin an episode like :meth:`reset`, to check an environment before a run.
 
         Raises:
-            ConfigError: the wording of the config does not fit the environment.
+            ConfigError: the wording of the config does not match the environment.
         """
         self._begin(start, [] if actions is None else actions)
         answer = self._attempts(partial(self._replayed, None), checks=True)
@@ -201,7 +201,7 @@ class EnvWorker:
         return answer
 
     async def _run(self, call: str, attempt: Callable[[], T]) -> T:
-        """Run a call where the environment lives and return its result. A cancelled call is ended if possible."""
+        """Run a call in the worker's thread or event loop and return its result; try to end it if it is canceled."""
         self.call, self.moved_at, given_up = call, time.monotonic(), threading.Event()
         try:
             if self.executor is None:
@@ -217,19 +217,19 @@ class EnvWorker:
         finally:
             self.call, self.moved_at = "", time.monotonic()
 
-    # Blocking, in the thread of the executor. No recorded state is set here, since the call may have been cancelled.
+    # Blocking, in a thread of the executor. These methods set no recorded state, since the call may have been canceled.
 
     def _attempts(self, attempt: Callable[[], T], checks: bool = False, given_up: threading.Event | None = None) -> T:
-        """Call the environment, and again after an error.
+        """Call the environment, with retries after errors.
 
         Args:
-            attempt: brings the environment to the recorded state and calls it.
-            checks: an answer of a wrong form is wrong input, not an error that may pass.
-            given_up: set if the call is cancelled.
+            attempt: function that brings the environment to the recorded state and calls it.
+            checks: whether an answer of a wrong form is wrong input, which is not retried.
+            given_up: event that is set if the call is canceled.
 
         Raises:
-            EnvError: the call failed once more than ``retries``, or cannot be repeated.
-            ConfigError: the environment could never be made.
+            EnvError: all retries failed, or the call cannot be repeated.
+            ConfigError: the environment cannot be created.
         """
         with self._one_call:
             self._given_up = given_up or threading.Event()
@@ -260,13 +260,13 @@ class EnvWorker:
 
     @property
     def _place(self) -> str:
-        """The running call, for errors."""
+        """Description of the running call, for error messages."""
         if self._action is None:
             return f"{self.start}, in its reset"
         return f"{self.start}, in turn {len(self.actions)}, action {self._action!r}"
 
     def _made(self) -> Hosted:
-        """Return the environment, made anew if it is missing or stale."""
+        """Return the environment, created again if it is missing or stale."""
         environment = self._environment
         if environment is not None and not self._stale:
             return environment
@@ -275,18 +275,18 @@ class EnvWorker:
                 environment.close()
         try:
             environment = self._environment = self._make()
-            if self._given_up.is_set():  # meanwhile
+            if self._given_up.is_set():  # canceled while it was created
                 environment.end()
             environment.wait()
         except ConfigError as error:
-            if self.answer is not None:  # it could be made before
+            if self.answer is not None:  # it could be created before, so the config is right
                 raise EnvError("make", str(error)) from error
             raise
         self._stale = False
         return environment
 
     def _recovered(self) -> Hosted:
-        """Return the environment in the recorded state: after an error, made anew and replayed."""
+        """Return the environment in the recorded state; after an error, create it again and replay the episode."""
         if self._stale:
             assert self.answer is not None
             self._replayed(self.answer.fingerprint)
@@ -296,16 +296,16 @@ class EnvWorker:
         """Replay the running episode from its start and return the last answer.
 
         Args:
-            fingerprint: of the observation that it led to; None: any.
+            fingerprint: expected fingerprint of the last observation; None: any observation is accepted.
 
         Raises:
-            ReplayDiffersError: it leads to another observation, since the environment draws randomness from elsewhere
-                than its seed, or the environment declares that it cannot repeat an episode.
+            ReplayDiffersError: the replay leads to another observation, since the environment does not draw all
+                randomness from its seed, or the environment declares that it is not deterministic.
         """
         environment = self._made()
         answer, (forked_at, seed) = environment.reset(self.start.seed), self._forked or (None, 0)
         if fingerprint is not None and not answer.contract.deterministic:
-            raise ReplayDiffersError(f"environment {self.start.env} declares that it cannot repeat an episode", True)
+            raise ReplayDiffersError(f"environment {self.start.env} declares that it is not deterministic", True)
         for taken, action in enumerate((*self.actions, None)):
             if taken == forked_at:
                 environment.renew(seed)
@@ -327,10 +327,10 @@ class EnvWorker:
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """An executor that starts a daemon thread for each call.
+    """Executor that starts a daemon thread for each call.
 
-    A call that never returns holds up neither other calls nor the exit of the interpreter, which waits for the threads
-    of an ordinary executor.
+    A call that never returns blocks neither other calls nor the exit of the interpreter, which waits for the threads
+    of ordinary executors.
     """
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -340,7 +340,7 @@ class DaemonThreads(ThreadPoolExecutor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(fn(*args, **kwargs))
-                except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+                except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
                     future.set_exception(error)
 
         threading.Thread(target=work, name="call", daemon=True).start()
@@ -348,14 +348,14 @@ class DaemonThreads(ThreadPoolExecutor):
 
 
 def close_all(workers: Sequence[EnvWorker]) -> None:
-    """Close environments in parallel. An error, and a close that does not return in time, is only a warning."""
+    """Close environments in parallel. Errors and timeouts are only warnings."""
     closes_by = time.monotonic() + CLOSING_SECONDS
     for worker, closing in [(worker, DaemonThreads().submit(worker._close)) for worker in workers]:
         try:
             closing.result(max(closes_by - time.monotonic(), 0.0))
         except TimeoutError:
             warnings.warn(
-                f"the close of {worker.name} has not returned within {CLOSING_SECONDS:g} s; the run goes on without it",
+                f"the close of {worker.name} has not returned within {CLOSING_SECONDS:g} s; the run continues anyway",
                 stacklevel=2,
             )
         except EnvError as error:
@@ -363,7 +363,7 @@ def close_all(workers: Sequence[EnvWorker]) -> None:
 
 
 def warn_each(text: str) -> None:
-    """Warn of one error. Python keeps no list of what was said, which would grow for as long as a run lasts."""
+    """Warn every time, even with equal texts. Python then keeps no record, which would grow without limit."""
     warnings.warn_explicit(text, UserWarning, __name__, 0)
 
 
@@ -378,15 +378,15 @@ def make_worker(
     """Return the worker of an environment: inline, in a thread or in a process.
 
     Args:
-        recipe: of the environment.
-        executor: runs its calls if it lives in a thread; None: they run in the caller's.
-        place: where it lives; None: what the environment declares, else a thread.
-        timeout: most seconds of a call (``timeout_seconds``), which needs a process; None: no limit.
-        retries: how often a call may fail.
+        recipe: recipe of the environment.
+        executor: executor of its calls if it runs in a thread; None: they run in the caller's thread.
+        place: ``thread`` or ``process``; None: as the environment declares, else a thread.
+        timeout: time limit of a call in seconds (``timeout_seconds``), which requires a process; None: no limit.
+        retries: number of times that a call is repeated after errors.
         wording: texts of the config that replace those of the environment.
 
     Raises:
-        ConfigError: it cannot be imported, or cannot run there; with the key to change.
+        ConfigError: it cannot be imported, or cannot run there; the message names the key.
     """
     declared = None if place == "process" else getattr(recipe.load(), "worker", None)
     if declared == "process" and place == "thread":
@@ -397,7 +397,7 @@ def make_worker(
     where = place or declared or "thread"
     make: Callable[[], Hosted]
     if where == "process":
-        pickled(recipe)  # refuses what cannot be sent, before a run
+        pickled(recipe)  # raises before the run if it cannot be sent
         make = partial(ProcessEnvironment, recipe, timeout)
     elif timeout is not None:
         raise ConfigError(no_timeout(timeout, recipe.key))
@@ -408,8 +408,8 @@ def make_worker(
 
 
 def no_timeout(seconds: float, key: str) -> str:
-    """Return a sentence about a timeout that is given to an environment in a thread."""
+    """Return the error message for a timeout of an environment that runs in a thread."""
     return (
-        f"{key}.timeout_seconds {seconds:g} needs a process, since a thread cannot be ended; set {key}.worker to "
+        f"{key}.timeout_seconds {seconds:g} needs a process, since a thread cannot be stopped; set {key}.worker to "
         "process, or remove timeout_seconds"
     )

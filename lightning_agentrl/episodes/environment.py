@@ -1,4 +1,4 @@
-"""A gymnasium environment in the thread or process that runs it.
+"""Wrapper of a gymnasium environment that checks and converts what it returns.
 
 Environment processes import this file, so it imports only gymnasium, numpy and the errors.
 """
@@ -34,12 +34,12 @@ from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.errors.secrets import masked
 
-CALL = ("key", "follows", "messages")  # what the fingerprint of a call holds
+CALL = ("key", "follows", "messages")  # parts of a call that its fingerprint contains
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of an environment to a call, and its contract from then on."""
+    """Answer of an environment to a reset or step, and its contract from then on."""
 
     observation: str  # long-term text
     short_term: str
@@ -49,19 +49,19 @@ class Answer:
     truncated: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    mended: bool = False  # lone surrogates in its texts were replaced
+    mended: bool = False  # whether lone surrogates in its texts were replaced
     images: tuple[np.ndarray, ...] = field(default=(), compare=False)  # uint8 [height, width, 3], RGB
-    messages: OwnMessages = ()  # the environment's own, which show the whole observation
-    call: Mapping[str, Any] | None = None  # the next one, if the environment brings its own history
+    messages: OwnMessages = ()  # the environment's own messages, which contain the whole observation
+    call: Mapping[str, Any] | None = None  # the agent's next call, if the environment keeps its own history
 
     @property
     def text(self) -> str:
-        """The whole text of the observation, as a prompt shows it now."""
+        """The whole text of the observation, as the next prompt shows it."""
         return "\n".join(part for part in (self.short_term, self.observation) if part)
 
     @property
     def fingerprint(self) -> str:
-        """A text that is equal for equal observations."""
+        """A text that identifies the observation."""
         shown = self.text if self.call is None else json.dumps([self.call.get(name) for name in CALL])
         return fingerprint_of(shown, self.images)
 
@@ -70,12 +70,12 @@ class Environment:
     """A gymnasium environment in this process.
 
     Args:
-        make: makes it.
-        alone: the process runs nothing else.
-        texts: further attributes that are read after each reset and step.
+        make: function that creates it.
+        alone: whether the process runs nothing else.
+        texts: names of further attributes to read after each reset and step.
 
     Raises:
-        EnvError: the environment cannot be made.
+        EnvError: the environment cannot be created.
         ConfigError: raised by ``make``.
     """
 
@@ -89,14 +89,14 @@ class Environment:
         self._random: RandomState | None = None
 
     def reset(self, seed: int) -> Answer:
-        """Begin the episode of this seed and return its first answer."""
+        """Begin the episode with this seed and return its first answer."""
         with AsEnvErrors():
             observation, info = _values(self.env.reset(seed=seed), "reset", "(observation, info)", 2)
             answer = self.answer(observation, info)
         if not self._alone and answer.contract.worker == "process":
             raise contract_error(
-                "the environment needs a separate process, but declares it (attribute `worker`) only once it is made; "
-                "declare it on the class that is registered, or set the environment's key worker to process"
+                "the environment needs a separate process, but its class does not declare it (attribute `worker`); "
+                "declare it on the registered class, or set the environment's key worker to process"
             )
         return answer
 
@@ -109,7 +109,7 @@ class Environment:
             return self.answer(observation, info, read_reward(reward), *ends)
 
     def draw(self) -> bytes:
-        """Return a PNG of the environment as it is."""
+        """Return a PNG of the environment's current state."""
         with AsEnvErrors():
             frame = np.asarray(self.env.render())
             if not is_image(frame):
@@ -120,35 +120,35 @@ class Environment:
             return png((frame,))
 
     def renew(self, seed: int) -> None:
-        """Let all random generators of the environment draw from this seed."""
+        """Reseed all random generators of the environment."""
         with AsEnvErrors():
             self._random = RandomState(self.env.unwrapped, seed)
 
     def drew(self) -> bool:
-        """Return whether random numbers were drawn since :meth:`renew`, or there are new generators."""
+        """Return whether random numbers were drawn, or generators created, since :meth:`renew`."""
         assert self._random is not None
         with AsEnvErrors():
             return self._random.changed()
 
     def wait(self) -> None:
-        """Do nothing: the environment is made."""
+        """Do nothing: the environment exists."""
 
     def close(self) -> None:
         with AsEnvErrors():
             self.env.close()
 
     def end(self) -> None:
-        """Do nothing: a call in a thread cannot be ended."""
+        """Do nothing: a call in a thread cannot be stopped."""
 
     def answer(
         self, observation: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
     ) -> Answer:
-        """Return what ``reset`` or ``step`` of the environment gave as an answer, with what it offers now."""
+        """Return the checked return values of ``reset`` or ``step``, with the current contract."""
         if not self._alone and os.getcwd() != self._folder:
             os.chdir(self._folder)
             raise contract_error(
-                "the environment changes the working folder of the trainer, where the run writes; give it a separate "
-                "process (key worker: process of the environment), or let it use absolute paths"
+                "the environment changes the working folder of the trainer, where the run writes; run it in a separate "
+                "process (the environment's key worker: process), or let it use absolute paths"
             )
         seen = read_observation(observation)
         given, metrics = read_info(info)
@@ -170,7 +170,7 @@ class Environment:
         )
 
     def _check_code(self) -> None:
-        """Let an environment that can check itself report a mistake of its author or in its arguments."""
+        """Call the environment's method ``check_code``, if it has one, and raise its ValueError as an EnvError."""
         if self.env.has_wrapper_attr("check_code"):
             try:
                 self.env.get_wrapper_attr("check_code")()
@@ -179,7 +179,7 @@ class Environment:
 
 
 class AsEnvErrors:
-    """A context that turns whatever an environment raises, SystemExit included, into an EnvError."""
+    """Context that turns every exception of an environment, including SystemExit, into an EnvError."""
 
     def __enter__(self) -> None: ...
 
@@ -187,7 +187,7 @@ class AsEnvErrors:
         if error is None or isinstance(error, EnvError | ConfigError | KeyboardInterrupt):
             return
         said = " ".join(traceback.format_exception_only(error)[0].split())
-        own = error.__traceback__  # the environment's part, without our calls and gymnasium's
+        own = error.__traceback__  # only the environment's part, without frames of this package and gymnasium
         while own and own.tb_next and str(own.tb_frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
             own = own.tb_next
         lines = "".join(traceback.format_exception(type(error), error, own))
@@ -198,19 +198,30 @@ _BETWEEN = ("lightning_agentrl", "gymnasium")  # packages between the trainer an
 
 
 def _values(answer: Any, call: str, form: str, count: int) -> tuple[Any, ...]:
-    """Return what reset or step gave, if it has gymnasium's form.
+    """Return the values of a reset or step, if it returned a tuple of the right length.
+
+    Args:
+        answer: return value of the environment.
+        call: name of the call, for the message.
+        form: expected form, for the message.
+        count: expected number of values.
 
     Raises:
-        EnvError: it has another form.
+        EnvError: the return value has another form.
     """
     if isinstance(answer, tuple) and len(answer) == count:
         return answer
     got = f"{len(answer)} values" if isinstance(answer, tuple) else with_type("a value", answer)
-    raise contract_error(f"the environment's {call} gave {got}; it must give {form}")
+    raise contract_error(f"the environment's {call} returned {got}; it must return {form}")
 
 
 def png(images: Sequence[np.ndarray], longest: int | None = None) -> bytes:
-    """Return images, uint8 [height, width, 3], side by side as one PNG, scaled down to ``longest`` pixels a side."""
+    """Return images side by side as one PNG.
+
+    Args:
+        images: images, uint8 [height, width, 3].
+        longest: largest width and height in pixels, to which the PNG is scaled down; None: it is not scaled.
+    """
     from PIL import Image
 
     canvas = Image.new("RGB", (sum(one.shape[1] for one in images), max(one.shape[0] for one in images)), "white")

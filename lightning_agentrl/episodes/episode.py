@@ -1,4 +1,4 @@
-"""Episodes as values: what continues one, and the pure function from an episode and an observation to a prompt."""
+"""State of an episode, and the pure function from an episode and an observation to a prompt."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from lightning_agentrl.types.plain import (
     segments_to_plain,
 )
 
-UNREAD = "Your last reply named no action."  # what the next prompt says after such a reply
+UNREAD = "Your last reply named no action."  # shown in the next prompt after such a reply
 SUMMARY = "Your summary of what came before:"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The next prompt of an episode: ``context`` was read before (growing samples only), ``new`` is added to it."""
+    """The next prompt of an episode: ``context`` was in the last prompt (growing samples only), ``new`` is added."""
 
     context: tuple[Segment, ...]
     new: tuple[Segment, ...]
-    history_cuts: int
-    observation: Observation = field(default_factory=Observation)  # as it is shown
-    follows: int | None = -1  # turn whose reply the context ends with; None: it begins anew; -1: the last one
+    history_cuts: int  # number of past turns that were left out for lack of room
+    observation: Observation = field(default_factory=Observation)  # as shown in the prompt
+    follows: int | None = -1  # turn whose reply ends the context; -1: the last turn; None: a new conversation
 
     @cached_property
     def input(self) -> ModelInput:
@@ -49,14 +49,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Said:
-    """A turn of an episode that brings its own history: what it added, and to which turn.
+    """A turn in an environment that keeps its own history: what it added to an earlier turn.
 
     Args:
-        follows: number of that turn; None: it begins a conversation.
-        messages: that were new, and last the reply, as in :mod:`lightning_agentrl.prompts.conversation`.
-        images: of the messages.
-        segments: that were read since the reply of that turn, or since the beginning, and last the reply.
-        closed: the reply ended with the turn-close token.
+        follows: index of the earlier turn; None: it begins a conversation.
+        messages: new messages, of which the last is the reply, as in :mod:`lightning_agentrl.prompts.conversation`.
+        images: images of the messages.
+        segments: segments after the reply of the earlier turn, or from the beginning, of which the last is the reply.
+        closed: whether the reply ended with the turn-close token.
     """
 
     follows: int | None
@@ -68,32 +68,32 @@ class Said:
 
 @dataclass
 class Episode:
-    """An episode so far. With an environment in which its actions are replayed, it can be continued from here."""
+    """State of an episode. Together with an environment in which its actions were replayed, it can be continued."""
 
-    number: int  # among the episodes of its session
+    number: int  # index among the episodes of its session
     seed: int
-    turns_taken: int = 0  # by the session, also in earlier episodes: seeds of replies follow from it
+    turns_taken: int = 0  # turns of the session, including earlier episodes; the seeds of replies depend on it
     running: bool = True
-    actions: list[str] = field(default_factory=list)  # that the environment took
+    actions: list[str] = field(default_factory=list)  # executed actions
     past: list[PastTurn] = field(default_factory=list)
-    context: tuple[Segment, ...] = ()  # all that was read and sampled, if the episode is one growing sample
-    reply_closed: bool = True  # the last sampled reply ended with the turn-close token
+    context: tuple[Segment, ...] = ()  # all prompts and replies so far, if the episode is one growing sample
+    reply_closed: bool = True  # whether the last reply ended with the turn-close token
     env_return: float = 0.0
     reply_tokens: int = 0
-    unread: int = 0  # replies to the current observation that named no action
-    asked_again: int = 0  # replies of the whole episode that named no action and were asked for again
-    said: list[Said] = field(default_factory=list)  # turns, if the environment brings its own history
-    summary: str = ""  # that the policy wrote last
-    summarized: int = 0  # past turns that it stands for
-    summaries: int = 0  # turns in which one was written
+    unread: int = 0  # number of replies to the current observation that named no action
+    asked_again: int = 0  # number of replies of the episode after which a new reply was requested
+    said: list[Said] = field(default_factory=list)  # turns, if the environment keeps its own history
+    summary: str = ""  # last summary of the policy
+    summarized: int = 0  # number of past turns that it replaces
+    summaries: int = 0  # number of turns in which a summary was written
 
     @property
     def turn(self) -> int:
-        """The number of the next turn."""
+        """The index of the next turn."""
         return len(self.past) + self.asked_again + len(self.said) + self.summaries
 
     def conversation(self, turn: int | None) -> Iterator[Said]:
-        """Yield the turns from the beginning of a conversation to the reply of one of them."""
+        """Yield the turns of a conversation from its beginning to the given turn; None: no turns."""
         turns = []
         while turn is not None:
             turns.append(self.said[turn])
@@ -101,11 +101,11 @@ class Episode:
         return reversed(turns)
 
     def copy(self) -> Episode:
-        """Return a copy that does not grow with the episode."""
+        """Return a copy that does not change with the episode."""
         return replace(self, actions=list(self.actions), past=list(self.past), said=list(self.said))
 
     def state_dict(self, images: PixelTable) -> dict[str, Any]:
-        """Return the episode as plain types, with the pixels of its images added to the table."""
+        """Serialize the episode to plain types; the pixels of its images are added to the table ``images``."""
         return vars(self) | {
             "actions": list(map(builtin, self.actions)),
             "past": [past_to_plain(turn, images) for turn in self.past],
@@ -123,7 +123,7 @@ class Episode:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], images: SavedPixels) -> Episode:
-        """Undo :meth:`state_dict`."""
+        """Restore an episode from :meth:`state_dict`."""
         past = [past_from_plain(turn, images) for turn in state["past"]]
         context = segments_from_plain(state["context"], images)
         said = [
@@ -141,12 +141,12 @@ class Episode:
 
 @dataclass(frozen=True)
 class Moment:
-    """The state of a session before one of its turns, from which the episode can be played on."""
+    """State of a session before one of its turns, from which the episode can be continued."""
 
-    index: int  # of the session
+    index: int  # index of the session
     first_episode: int
     episode: Episode  # a copy
-    fingerprint: str  # of the observation
+    fingerprint: str  # fingerprint of the observation
     prompt: ModelInput
 
     @property
@@ -162,19 +162,19 @@ def rules_of(contract: Contract) -> Rules:
 def make_prompt(
     episode: Episode, observation: Observation, contract: Contract, renderer: ChatRenderer, memory: Memory
 ) -> Prompt:
-    """Return the prompt for an observation that follows an episode.
+    """Return the prompt for the current observation of an episode.
 
     Raises:
-        PromptTooLongError: even without history it is over its limit.
-        RefusedMessagesError: the chat template does not show the environment's own messages.
+        PromptTooLongError: the prompt exceeds its limit even without history.
+        RefusedMessagesError: the chat template cannot render the environment's own messages.
     """
     if observation.call is not None:
         return _prompt_of_call(episode, observation, contract, renderer)
     short_term = observation.short_term
     if episode.unread:
         short_term = f"{UNREAD}\n{short_term}".strip()
-    past = episode.past[episode.summarized :]  # a copy, which a memory may change
-    follows = past or (episode.asked_again and memory.grows)  # other memories show no unread reply
+    past = episode.past[episode.summarized :]  # a copy, since a memory may change it
+    follows = past or (episode.asked_again and memory.grows)  # other memories do not show replies without an action
     role = contract.observation_role if follows else "user"
     shown = replace(observation, short_term=short_term, role=role)
     if episode.context:
@@ -189,9 +189,9 @@ def make_prompt(
 
 
 def _prompt_of_call(episode: Episode, observation: Observation, contract: Contract, renderer: ChatRenderer) -> Prompt:
-    """Return the prompt of a call: earlier ids plus the new messages if they continue them, else all rendered again.
+    """Return the prompt of a call: the earlier token ids plus the new messages, or all messages rendered again.
 
-    It begins anew where it follows no turn, or the template rewrites what came before.
+    All are rendered again if the call follows no turn, or if the chat template rewrites earlier messages.
     """
     call, chat, tools = observation.call, conversations_of(renderer), contract.tool_schemas
     assert call is not None

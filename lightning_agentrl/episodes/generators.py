@@ -1,4 +1,4 @@
-"""Random generators that an environment holds, so that a fork of an episode can draw other numbers.
+"""Random generators of an environment: find and reseed them, so that forks of an episode draw different numbers.
 
 Environment processes import this file, so it imports only numpy.
 """
@@ -15,15 +15,15 @@ import numpy as np
 
 Generator = np.random.Generator | np.random.RandomState | random.Random
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, type)
-_CODE = (ModuleType, FunctionType, MethodType, BuiltinFunctionType)  # lead to objects that others hold too
+_CODE = (ModuleType, FunctionType, MethodType, BuiltinFunctionType)  # not searched, since they lead to shared objects
 
 
 class RandomState:
-    """The random generators of an environment, seeded, and their states after that.
+    """Reseed the random generators of an environment, and record their states to detect later draws.
 
     Args:
-        env: the unwrapped environment.
-        seed: the seeds of its generators follow from it.
+        env: unwrapped environment.
+        seed: seed from which the seeds of its generators are derived.
     """
 
     def __init__(self, env: Any, seed: int) -> None:
@@ -36,7 +36,7 @@ class RandomState:
         self._global = _global_state()
 
     def changed(self) -> bool:
-        """Return whether one of them, or a global one, was drawn from, or the environment has another one."""
+        """Return whether numbers were drawn from its generators or the global ones, or it has a new generator."""
         known = {id(one) for one, _ in self._states}
         return (
             self._global != _global_state()
@@ -46,7 +46,7 @@ class RandomState:
 
 
 def generators(root: object) -> list[Generator]:
-    """Return the random generators that an object holds, in its attributes and in what these hold."""
+    """Return the random generators that are reachable from an object through attributes and containers."""
     found, seen, waiting = [], set[int](), [root]
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""Interactions: the turn loop of one environment as a swappable coroutine."""
+"""Interactions: replaceable turn loops of one environment."""
 
 from __future__ import annotations
 
@@ -25,45 +25,53 @@ from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParse
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
 
-WHOLE_EPISODE_TURNS = 1000  # default limit of an episode that is played whole
+WHOLE_EPISODE_TURNS = 1000  # default limit of turns if whole episodes are played
 
-NOTHING = Answer("", "", Contract())  # the environment's answer to a reply that is asked for again
+NOTHING = Answer("", "", Contract())  # stands for the environment's answer to a reply that is not executed
 
 
 class Interaction(ABC):
-    """A turn loop, which plays one session until the recorder is full. Many run at a time.
+    """Turn loop that plays one session until the recorder is full. Many run at the same time.
 
-    Keep state in the session: one object serves all sessions and is not in checkpoints.
+    Store state in the session: one object serves all sessions and is not in checkpoints.
     """
 
     max_reply_tokens: int
-    forks: ClassVar[bool] = True  # an episode can be played on from the state before any of its turns
-    max_turns: int | None = None  # of an episode; None: whole episodes end at WHOLE_EPISODE_TURNS
-    reply_budget: int | None = None  # tokens of all replies of an episode
+    forks: ClassVar[bool] = True  # whether an episode can be continued from the state before any of its turns
+    max_turns: int | None = None  # limit of an episode; None: WHOLE_EPISODE_TURNS if whole episodes are played
+    reply_budget: int | None = None  # limit on the tokens of all replies of an episode
     parser: ActionParser
 
     @abstractmethod
     async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
-        """Record turns until ``recorder.full``; leave the session ready for its next turn, if ``recorder.goes_on``."""
+        """Record turns until ``recorder.full``; if ``recorder.goes_on``, leave the session ready for its next turn.
+
+        Args:
+            session: environment with its running episode.
+            engine: sampler of replies.
+            recorder: recorder of the turns.
+            temperature: temperature of sampling.
+            seed: seed from which the seeds of replies are derived.
+        """
 
 
 class TurnInteraction(Interaction):
-    """Prompt, reply, action, environment step; the default action is taken when the reply names none.
+    """Turn loop of prompt, reply, action and environment step. A reply without an action takes the default action.
 
     Args:
-        max_reply_tokens: cap on the tokens of one reply.
-        parser: reads the action out of a reply; TolerantParser when not given. If an environment takes free text, as
-            one-turn tasks do, the whole reply is the action.
-        invalid_penalty: what an invalid reply costs.
+        max_reply_tokens: largest number of tokens of one reply.
+        parser: parser of the action in a reply. Default: TolerantParser. In environments with free text, such as
+            one-turn tasks, the whole reply is the action.
+        invalid_penalty: penalty of an invalid reply, subtracted from the reward.
         invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by it, or ``truncate``
-            the episode after it (with the penalty added).
-        max_turns: truncate episodes here; the environment's own limit applies in any case. None: after 1,000 turns
-            if whole episodes are played (groups, validation), else never.
-        reply_budget: tokens of all replies of an episode. The last reply is cut when they are used up, and the episode
-            is truncated. None: no limit.
-        ask_again: how often a reply that names no action is asked for again before the default action is taken. Each
-            such reply is trained like others, as a turn of the rollout with the penalty as its reward, but the
-            environment takes no step, and it does not count for ``max_turns``.
+            the episode after the reply (with the penalty added).
+        max_turns: number of turns after which an episode is truncated, besides the environment's own limit. None: after
+            1,000 turns if whole episodes are played (groups, validation), else never.
+        reply_budget: largest number of tokens of all replies of an episode. When they are used up, the last reply is
+            cut and the episode truncated. None: no limit.
+        ask_again: number of times that a new reply is requested after a reply without an action, before the default
+            action is taken. Each such reply is trained as a turn of the rollout with the penalty as its reward, but the
+            environment takes no step, and the turn does not count for ``max_turns``.
     """
 
     def __init__(
@@ -101,10 +109,10 @@ class TurnInteraction(Interaction):
     async def take_turn(
         self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int
     ) -> tuple[Prompt, Segment, Turn]:
-        """Play one turn without recording it.
+        """Play one turn without recording it. The arguments are those of :meth:`run`.
 
         Returns:
-            Its prompt, its sampled reply, and the turn.
+            The prompt, the sampled reply, and the turn.
         """
         prompt = session.prompt()
         segment, reply, engine_seconds = await self._sample(session, prompt, engine, temperature, seed)
@@ -113,18 +121,20 @@ class TurnInteraction(Interaction):
     async def _sample(
         self, session: Session, prompt: Prompt, engine: Engine, temperature: float, seed: int
     ) -> tuple[Segment, Reply, float]:
-        """Return the reply to a prompt of a session, as a segment too, and the seconds that it took."""
+        """Sample the reply to a prompt; return it as a segment and as a reply, and the seconds that sampling took."""
         session.turn_prompt = prompt
         turns_taken = session.episode.turns_taken
         max_tokens = self.max_reply_tokens
         if self.reply_budget is not None:
-            left = self.reply_budget - session.episode.reply_tokens  # none if a resumed run has a smaller budget
+            left = self.reply_budget - session.episode.reply_tokens  # negative if a resumed run has a smaller budget
             max_tokens = min(max_tokens, max(left, 1))
         reply_seed = derive_seed(seed, session.index, turns_taken, session.first_episode)
         call = prompt.observation.call or {}
         if call.get("max_tokens"):
             max_tokens = min(max_tokens, call["max_tokens"])
-        if call.get("key"):  # calls at once may arrive in another order if the episode is played again
+        if call.get(
+            "key"
+        ):  # derive the seed from the call, since parallel calls may arrive in another order in a replay
             digest, _, occurrence = call["key"].partition("#")
             parts = session.index, session.episode.number, int(digest[:8], 16), int(occurrence)
             reply_seed = derive_seed(seed, *parts)
@@ -151,7 +161,7 @@ class TurnInteraction(Interaction):
         text, said = renderer.decode(reply.ids), None
         if shown.call is None:
             parsed = self._parse(text, contract)
-        else:  # the environment brings its own history, and takes the message
+        else:  # the environment keeps its own history and expects the whole message
             chat = conversations_of(renderer)
             said = chat.reply(reply.ids, len(prompt.input), shown.call, contract.tool_schemas, index)
             parsed = ParsedReply("", json.dumps(said.as_action(shown.call.get("key"))))
@@ -198,7 +208,7 @@ class TurnInteraction(Interaction):
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE
         cut = truncated or (stop is None and recorder.at_last_turn)
-        # If an episode ends at a reply that is not executed, the answer before it holds the outcome.
+        # If an episode ends at a reply that is not executed, the previous answer has the outcome.
         last = observed if ask_again and stop is not None else result
         success = last.info.get("success")
         return Turn(
@@ -237,14 +247,14 @@ class TurnInteraction(Interaction):
         )
 
     def _parse(self, text: str, contract: Contract) -> ParsedReply:
-        """Return the thought and the action of a reply.
+        """Parse the thought and the action of a reply.
 
         Raises:
-            EnvError: there are no actions that it could name.
+            EnvError: the environment offers no actions.
         """
         parser = RawParser() if contract.free_text else self.parser
         if not contract.actions and isinstance(parser, TolerantParser):
-            raise contract_error("the environment names no actions (attribute `actions`) any more")
+            raise contract_error("the environment no longer names any actions (attribute `actions`)")
         return parser.parse(text, list(contract.actions), contract.aliases)
 
     def _stop_reason(self, session: Session, result: Answer, accepted: bool) -> StopReason | None:
@@ -262,7 +272,7 @@ class TurnInteraction(Interaction):
 
 
 def _ended_by(reply: Reply, stop: Sequence[str], renderer: ChatRenderer) -> Reply:
-    """Return a reply up to the token that completes a text in ``stop``, since not every engine ends there by itself."""
+    """Cut a reply after the token that completes a text in ``stop``, since not every engine stops there."""
     if not any(one in renderer.decode(reply.ids) for one in stop):
         return reply
     for end in range(1, len(reply.ids)):
@@ -272,6 +282,12 @@ def _ended_by(reply: Reply, stop: Sequence[str], renderer: ChatRenderer) -> Repl
 
 
 def invents(reply: str, cut: bool, contract: Contract) -> bool:
-    """Return whether a reply without an action names one that does not exist."""
+    """Return whether a reply without a valid action names one that does not exist.
+
+    Args:
+        reply: text of the reply.
+        cut: whether it reached its token limit.
+        contract: contract of the environment.
+    """
     names = spellings(contract.actions, contract.aliases)
     return bool(contract.actions) and judge(named(reply, names), cut, names)[0] is Invalid.INVENTED

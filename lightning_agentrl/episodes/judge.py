@@ -1,4 +1,4 @@
-"""Judges: a reward for each turn in addition to the environment's, from a rule or from another model."""
+"""Judges: add a reward to each turn, computed by a rule or another model."""
 
 from __future__ import annotations
 
@@ -25,56 +25,56 @@ from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types import ModelInput
 
-# 7-8 is a range, with no number below 0
+# A minus sign after a word or number is not a sign: 7-8 is a range of positive numbers.
 _NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
 class JudgedTurn:
-    """The part of a turn that a judge sees."""
+    """The parts of a turn that a judge gets."""
 
-    task: str  # the rules of the environment
+    task: str  # system prompt of the environment
     observation: str
-    images: tuple[ModelInput, ...]  # of the observation, as the policy reads them
+    images: tuple[ModelInput, ...]  # images of the observation, as the policy reads them
     reply: str
     thought: str
-    action: str  # that was executed
-    valid: bool  # the reply named an action
-    reward: float  # of the environment
+    action: str  # executed action
+    valid: bool  # whether the reply named an action
+    reward: float  # reward of the environment
 
 
 class Judge(ABC):
-    """Strategy object: a reward for each turn in addition to the environment's; one for all turns of a source."""
+    """Strategy object that adds a reward to each turn of a source."""
 
-    key = "judge"  # of the config, once it belongs to a source
-    date: RunDate | None = None  # of the run
-    timeout: float | None = None  # most seconds for a verdict; a source sets it
+    key = "judge"  # config key; its source sets it
+    date: RunDate | None = None  # date of the run; its source sets it
+    timeout: float | None = None  # time limit of a verdict in seconds; its source sets it
 
     @abstractmethod
     async def judge(self, turn: JudgedTurn) -> float:
-        """Return the number that is added to the reward of a turn.
+        """Return the number to add to the reward of a turn.
 
-        ``await`` everything that takes long, blocking calls in ``asyncio.to_thread``: otherwise all environments wait,
-        and no timeout ends the call.
+        ``await`` all slow operations, and run blocking calls with ``asyncio.to_thread``. Otherwise all environments
+        wait for them, and the timeout has no effect.
         """
 
-    def start(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to load
-        """Prepare for judging; called before the first turn, with the device of the policy."""
+    def start(self, device: torch.device) -> None:  # noqa: B027 - most judges have nothing to load
+        """Prepare for judging. Called before the first turn, with the device of the policy."""
 
     def release(self) -> None:  # noqa: B027
-        """Give back what :meth:`start` has loaded; called when a run has ended. Another one may start it again."""
+        """Release what :meth:`start` has loaded. Called at the end of a run; another run may start the judge again."""
 
 
 async def verdict_on(turn: JudgedTurn, judge: Judge, worker: EnvWorker) -> float:
-    """Ask a judge about a turn, again after each failure as often as its environment may fail (``retries``).
+    """Return a judge's verdict on a turn, with as many retries as the environment has (``retries``).
 
     Args:
-        turn: the last one in the environment.
-        judge: gives the verdict.
-        worker: the environment. It shows the judge as its running call and counts failures that a retry repaired.
+        turn: last turn of the environment.
+        judge: judge to call.
+        worker: worker of the environment, which reports the judge as its running call and records recovered errors.
 
     Raises:
-        EnvError: the judge failed once more.
+        EnvError: all retries failed.
     """
     errors: list[str] = []
     worker.call, worker.moved_at = "judge", time.monotonic()
@@ -96,10 +96,10 @@ async def verdict_on(turn: JudgedTurn, judge: Judge, worker: EnvWorker) -> float
 
 
 async def one_verdict(turn: JudgedTurn, judge: Judge) -> float:
-    """Ask a judge about a turn once, within its timeout.
+    """Return a judge's verdict on a turn, without retries.
 
     Raises:
-        EnvError: its answer is not finite, came too late, or it raised something, as a client of a busy server does.
+        EnvError: the verdict is not finite or too late, or the judge raised an error, for example of a busy server.
     """
     limit = asyncio.timeout(judge.timeout)
     try:
@@ -107,11 +107,11 @@ async def one_verdict(turn: JudgedTurn, judge: Judge) -> float:
             given = await judge.judge(turn)
     except (EnvError, ConfigError):
         raise
-    except Exception as error:  # noqa: BLE001 - own code may raise anything
+    except Exception as error:  # noqa: BLE001 - a user's code may raise anything
         if limit.expired():
             raise EnvError(
                 "timeout",
-                f"the judge took longer than {judge.timeout:g} s, the most that {judge.key}_timeout_seconds allows",
+                f"the judge took longer than {judge.timeout:g} s, the limit set by {judge.key}_timeout_seconds",
             ) from None
         own = error.__traceback__ and error.__traceback__.tb_next
         trace = "".join(traceback.format_exception(type(error), error, own))
@@ -121,17 +121,17 @@ async def one_verdict(turn: JudgedTurn, judge: Judge) -> float:
 
 
 def check_timeout(seconds: float | None, key: str) -> None:
-    """Refuse a timeout that is not above 0.
+    """Check that a timeout is above 0 or None; ``key`` is its config key, for the message.
 
     Raises:
-        ValueError: with the key to change.
+        ValueError: it is not.
     """
     if seconds is not None and not seconds > 0:
         raise ValueError(f"{key} must be above 0 or null, got {seconds}")
 
 
 def compiled(owner: str, pattern: str) -> re.Pattern[str]:
-    """Return a regular expression that ignores case, or raise a ValueError that begins with ``owner``."""
+    """Compile a regular expression that ignores case, or raise a ValueError that begins with ``owner``."""
     try:
         return re.compile(pattern, re.IGNORECASE)
     except re.error as error:
@@ -139,11 +139,11 @@ def compiled(owner: str, pattern: str) -> re.Pattern[str]:
 
 
 class PatternJudge(Judge):
-    """A rule: turns whose reply matches a pattern get a reward.
+    """Judge that rewards replies that match a pattern.
 
     Args:
-        pattern: regular expression, searched for in the whole reply; case matters only within ``(?-i:...)``.
-        reward: of a turn whose reply matches; negative to discourage a match.
+        pattern: regular expression to search for in the reply; case matters only within ``(?-i:...)``.
+        reward: reward of a match; negative to discourage it.
     """
 
     def __init__(self, pattern: str, reward: float) -> None:
@@ -155,16 +155,18 @@ class PatternJudge(Judge):
 
 
 class ModelJudge(Judge):
-    """Another model that is asked about each turn and answers with a number.
+    """Judge that asks another model about each turn and reads a number from its answer.
 
-    It runs in the trainer's process, once in each, on the device of the policy. It sees the images of a turn, if it
-    reads images. It decodes greedily, so equal turns get equal rewards.
+    The model is loaded once in each process, on the device of the policy. It gets the images of a turn if it reads
+    images. It decodes greedily, so equal turns get equal rewards.
+
+    The reward is the last number of the answer, clamped to the range 0 to 10, times ``scale``; without a number, 0.
 
     Args:
-        model: hub id or local folder.
-        question: what it is asked, below the turn; it should say which numbers from 0 to 10 mean what.
-        scale: the reward is the last number of the answer, limited to 0 to 10, times this; 0 if the answer has none.
-        max_reply_tokens: most tokens of an answer.
+        model: hub id or local folder of the model.
+        question: question that follows the turn; it should explain the scale from 0 to 10.
+        scale: factor on the number.
+        max_reply_tokens: largest number of tokens of an answer.
     """
 
     def __init__(
@@ -181,52 +183,52 @@ class ModelJudge(Judge):
         self._chat: ChatRenderer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: the settings, and nothing that is loaded."""
+        """Return the settings without the loaded model, for copies."""
         return {**vars(self), "_engine": None, "_chat": None}
 
     def start(self, device: torch.device) -> None:
-        """Load the model, unless it is loaded.
+        """Load the model, unless it is already loaded.
 
         Raises:
-            ValueError: it cannot be loaded, or its context has no room.
+            ValueError: it cannot be loaded, or its context has no room for a prompt.
         """
         if self._engine is not None:
             return
         try:
             policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(device)
             tokenizer, reader = load_tokenizer(self.model), read_images(self.model)
-        except ValueError as error:  # which names the key of the policy
+        except ValueError as error:  # its message names the key of the policy's model
             sentence = str(error).replace("model.init_args.model", f"{self.key}.init_args.model")
             raise ConfigError(sentence) from error
         room = policy.context_length - self.max_reply_tokens
         words = PromptFormat(think=False, instruction="", max_prompt_tokens=room)
         self._chat = ChatRenderer(tokenizer, words, reader, self.date).free_text
-        engine = TransformersEngine(max_batch=1, admission="as_they_come")  # company would change the last bits
+        engine = TransformersEngine(max_batch=1, admission="as_they_come")  # larger batches would change the last bits
         engine.start(PolicyHandle(policy, self._chat.stop_token_ids, nullcontext))
         engine.sync(0)
         self._engine = engine
 
     def release(self) -> None:
-        """Leave the model."""
+        """Release the model."""
         if self._engine is not None:
             self._engine.stop()
         self._engine = self._chat = None
 
     async def judge(self, turn: JudgedTurn) -> float:
-        """Return the number of the model's answer, scaled."""
+        """Return the last number of the model's answer, clamped and scaled."""
         assert self._engine is not None
         assert self._chat is not None
         prompt = self._prompt(turn)
         reply = await self._engine.generate(SamplingRequest(prompt, self.max_reply_tokens, temperature=0.0, seed=0))
-        numbers = _NUMBER.findall(self._chat.decode(reply.ids).replace("\u2212", "-"))  # the minus sign of print
+        numbers = _NUMBER.findall(self._chat.decode(reply.ids).replace("\u2212", "-"))  # the typographic minus sign
         return self.scale * min(max(float(numbers[-1]), 0.0), 10.0) if numbers else 0.0
 
     def _prompt(self, turn: JudgedTurn) -> ModelInput:
-        """Return the question below the turn. What is too long for the model's context is cut in the middle.
+        """Return the turn followed by the question. Texts that are too long for the context are cut in the middle.
 
         Raises:
             ConfigError: the question alone is too long.
-            PromptTooLongError: the images are.
+            PromptTooLongError: the images alone are too long.
         """
         assert self._chat is not None
         seen = [c.pixels for one in turn.images for c in one.images if c.pixels is not None]

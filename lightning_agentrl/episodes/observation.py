@@ -15,30 +15,30 @@ import numpy as np
 
 from lightning_agentrl.errors.faults import EnvError
 
-CONTRACT = "contract"  # kind of an error that is wrong input when environments are checked before a run
-REWARD = "reward"  # kind of an error in a number that is trained on
+CONTRACT = "contract"  # kind of an error that counts as wrong input if a check before the run finds it
+REWARD = "reward"  # kind of an error in a reward
 LARGEST_REWARD = 3.4e38  # the largest number of float32
-INFO_TEXTS = ("long_term_text", "short_term_text", "executed_action")  # entries of info
-INFO_FLAGS = ("success", "invalid_action")  # entries of info, None if the environment does not know
-ROLES = ("user", "tool", "assistant")  # of an environment's own messages
-_OUR_METRICS = ("retries", "judge")  # below env/, as are those that begin with one of the next line
+INFO_TEXTS = ("long_term_text", "short_term_text", "executed_action")  # texts in info
+INFO_FLAGS = ("success", "invalid_action")  # flags in info; None: unknown
+ROLES = ("user", "tool", "assistant")  # roles of an environment's own messages
+_OUR_METRICS = ("retries", "judge")  # reserved names under env/, besides the prefixes in the next line
 _OUR_PREFIXES = ("errors/", "lost/")
 
-# As in prompts/memory.py, which environment processes do not import.
+# The same type as in prompts/memory.py, which environment processes do not import.
 OwnMessages = tuple[tuple[str, tuple[str | None, ...]], ...]
-"""Role of each message and its texts in order; None stands for the next image of the observation."""
+"""Role and texts of each message in order; None stands for the next image of the observation."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """An observation, with U+FFFD for each lone surrogate.
+    """A checked observation, in which lone surrogates are replaced by U+FFFD.
 
     Args:
-        text: its text for people.
-        images: uint8 [height, width, 3], RGB, in the order in which they are shown.
-        messages: the environment's own; empty if the trainer makes the message.
-        mended: there were lone surrogates.
-        call: what the next call of an environment that brings its own history adds; None for all others.
+        text: readable text of the observation.
+        images: images, uint8 [height, width, 3], RGB, in order.
+        messages: the environment's own messages; empty if the trainer builds the message.
+        mended: whether there were lone surrogates.
+        call: new messages and settings of an agent's next call, if the environment keeps its own history; else None.
     """
 
     text: str
@@ -49,7 +49,7 @@ class Observed:
 
 
 def read_observation(observation: Any) -> Observed:
-    """Read what an environment shows: a text, a text with images, or messages.
+    """Check an observation: a text, a text with images, or messages.
 
     Images are copied, since environments may draw into the same array.
 
@@ -105,7 +105,7 @@ def _read_messages(given: Any) -> Observed:
 
 
 def _parts(content: Any, images: list[np.ndarray], number: int) -> tuple[str | None, ...]:
-    """Return the parts of a message, adjacent texts joined; its images are added to the list."""
+    """Return the parts of a message with adjacent texts joined, and append its images to ``images``."""
     parts: list[str | None] = []
     items = [{"type": "text", "text": content}] if isinstance(content, str) else content
     for item in items if isinstance(items, list | tuple) else [None]:
@@ -140,7 +140,7 @@ def is_image(array: np.ndarray) -> bool:
 
 
 def fingerprint_of(text: str, images: Sequence[np.ndarray]) -> str:
-    """Return a text that is equal for equal observations: their text, and a hash of each image."""
+    """Return a text that identifies an observation: its text, and a hash of each image."""
     hashes = (blake2b(f"{one.shape}".encode() + one.tobytes(), digest_size=16).hexdigest() for one in images)
     return "\n".join([text, *(f"image {digest}" for digest in hashes)])
 
@@ -152,7 +152,7 @@ def read_reward(value: Any) -> float:
         EnvError: it is not a number, or not finite.
     """
     try:
-        if isinstance(value, str):  # of which float() would read a number
+        if isinstance(value, str):  # float() would parse it
             raise TypeError
         return finite_reward("the environment", value)
     except (TypeError, ValueError):
@@ -160,18 +160,18 @@ def read_reward(value: Any) -> float:
 
 
 def finite_reward(whose: str, number: SupportsFloat) -> float:
-    """Return a reward as a float, and refuse one that is not finite in float32.
+    """Return a reward as a float, after checking that it is finite in float32.
 
     Args:
-        whose: who gave it, as the beginning of a sentence.
-        number: the reward.
+        whose: origin of the reward, as the subject of the error message.
+        number: reward to check.
 
     Raises:
-        EnvError: of kind ``reward``.
+        EnvError: it is not finite; the kind is ``reward``.
     """
     try:
         reward = float(number)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer beyond the range of floats
         reward = math.inf
     if not abs(reward) <= LARGEST_REWARD:
         sentence = f"{whose} gave the reward {reward:g}; a reward must be finite, {LARGEST_REWARD:g} at most"
@@ -180,7 +180,11 @@ def finite_reward(whose: str, number: SupportsFloat) -> float:
 
 
 def read_flag(what: str, value: Any) -> bool:
-    """Return a truth value of an environment: Python's or numpy's, or an integer 0 or 1.
+    """Return a flag of an environment as a bool; it may be Python's or numpy's bool, or an integer 0 or 1.
+
+    Args:
+        what: name of the flag, for the message.
+        value: value to check.
 
     Raises:
         EnvError: it is something else.
@@ -191,10 +195,12 @@ def read_flag(what: str, value: Any) -> bool:
 
 
 def read_info(info: Any) -> tuple[dict[str, str], dict[str, float]]:
-    """Return the texts of an info that we read, and the numbers in ``progression`` and ``metrics``.
+    """Return the texts of an info dictionary, and the numbers in its ``progression`` and ``metrics``.
+
+    Entries with other names are not checked.
 
     Raises:
-        EnvError: an entry that we read is of a wrong type.
+        EnvError: an entry has a wrong type.
     """
     if not isinstance(info, Mapping):
         raise contract_error(f"the environment gave {with_type('an info', info)}; it must be a dictionary")
@@ -212,7 +218,7 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers in ``info["progression"]`` and ``info["metrics"]``.
 
     Raises:
-        EnvError: something other than numbers by name, or a name of one of our metrics.
+        EnvError: the entries are not numbers by name, or a name is reserved for the trainer's metrics.
     """
     numbers: dict[str, float] = {}
     for entry, needed in (("progression", "a number"), ("metrics", "a dictionary of names and numbers")):
@@ -228,15 +234,15 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
     for name in numbers:
         if name in _OUR_METRICS or name.startswith(_OUR_PREFIXES):
             raise contract_error(
-                f"the environment reports '{name}' in info['metrics'], a name of the trainer's own metrics; choose "
-                "another"
+                f"the environment reports '{name}' in info['metrics'], which is reserved for the trainer's metrics; "
+                "choose another name"
             )
     return numbers
 
 
 def well_formed(text: str) -> str:
-    """Return the text as a plain str, with U+FFFD for each lone surrogate, which files and tokenizers refuse."""
-    text = str.__str__(text)  # no checkpoint could be read with numpy's type, which `rng.choice` gives
+    """Return the text as a plain str, with U+FFFD for each lone surrogate, since files and tokenizers refuse those."""
+    text = str.__str__(text)  # `rng.choice` returns numpy's str type, which checkpoints cannot contain
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -245,10 +251,10 @@ def with_type(what: str, value: Any) -> str:
 
 
 def in_short(value: Any) -> str:
-    """Return the value as Python shows it, cut to 80 characters."""
+    """Return the value's repr, cut to 80 characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no number of thousands of digits
+    except ValueError:  # Python does not format integers with thousands of digits
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -258,7 +264,7 @@ def contract_error(sentence: str) -> EnvError:
 
 
 def _read_call(call: Mapping[str, Any]) -> Observed:
-    """Read what a call adds; its messages have the form of :mod:`lightning_agentrl.prompts.conversation`."""
+    """Return the observation of an agent's call; for its messages see :mod:`lightning_agentrl.prompts.conversation`."""
     texts = [
         f"{message['role']}: " + "".join("[image]" if part is None else part for part in message["content"])
         for message in call["messages"]

@@ -1,4 +1,4 @@
-"""Checks of prompts on a real first observation, and the parts of a prompt in tokens."""
+"""Checks of prompts on a real first observation, and token counts of the parts of a prompt."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ from lightning_agentrl.types import ModelInput
 
 
 def check_prompt(session: Session, interaction: Interaction, context_length: int) -> ModelInput:
-    """Refuse a configuration whose prompts cannot work; return the first prompt.
+    """Check that the prompts of a configuration can work; return the first prompt.
+
+    Args:
+        session: session of an environment whose first episode is begun here.
+        interaction: interaction of the run.
+        context_length: number of tokens that the model can read.
 
     Raises:
-        ValueError: one sentence with what was given, what is needed and the key to change.
+        ValueError: they cannot; the message names what was given, what is needed and the key to change.
     """
     session.begin()
     form, memory, contract = session.renderer.format, session.memory, session.contract
@@ -35,12 +40,12 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
     raw = isinstance(interaction.parser, RawParser)
     if not (contract.actions or contract.free_text or raw):
         raise ValueError(
-            "the environment names no actions (attribute `actions`), so replies cannot be matched with them; add the "
-            "attribute, or hand replies over as they are with RawParser (key data.init_args.interaction)"
+            "the environment names no actions (attribute `actions`), so replies cannot be matched with actions; add "
+            "the attribute, or pass replies to it unchanged with RawParser (key data.init_args.interaction)"
         )
     if raw and form.think:
         raise ValueError(
-            "RawParser hands the whole reply to the environment, so a reply must not contain a thought; set "
+            "RawParser passes the whole reply to the environment, so a reply must not contain a thought; set "
             "data.init_args.prompt.think to false"
         )
     template, tools = session.renderer.template, session.renderer.writer.tools(contract.tool_schemas)
@@ -61,12 +66,12 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             "WindowMemory (key data.init_args.memory)"
         )
     check_places(form.places, contract)
-    first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
+    first = session.prompt().input  # raises if system text, observation and instruction alone exceed the limit
     seen = session.observation
     one = PastTurn(seen.text, "", contract.default_action, images=tuple(seen.images), messages=seen.messages)
-    if (memory.longest or 0) > form.max_prompt_tokens and not contract.one_turn:  # a turn has a token at least
+    if (memory.longest or 0) > form.max_prompt_tokens and not contract.one_turn:  # a turn has at least one token
         raise ValueError(
-            f"{type(memory).__name__} looks back up to {memory.longest} turns, and a prompt has at most "
+            f"{type(memory).__name__} shows up to {memory.longest} turns, and a prompt has at most "
             f"{form.max_prompt_tokens} tokens; shorten the memory (key data.init_args.memory)"
         )
     fullest = [] if contract.one_turn else memory.fullest(one)
@@ -86,19 +91,23 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
 
 
 def check_places(places: Sequence[str], contract: Contract) -> None:
-    """Refuse names in the system text of which the environment has no text.
+    """Check that the environment has a text for each placeholder of the system text.
+
+    Args:
+        places: names of the placeholders.
+        contract: contract of the environment.
 
     Raises:
-        ValueError: one sentence with the names that there are.
+        ValueError: a text is missing; the message lists the existing ones.
     """
     offered = {**contract.places, "actions": contract.actions}
     for place in places:
-        if offered.get(place) or place in contract.texts:  # one of these may be empty for a while
+        if offered.get(place) or place in contract.texts:  # the latter may be empty at first
             continue
         known = dict.fromkeys([*(name for name, text in offered.items() if text), *contract.text_names])
         meant = closest(place, tuple(known))
         raise ValueError(
-            f"the system text has the place {{{place}}}, and the environment offers none (attribute `{place}`)"
+            f"the system text has the placeholder {{{place}}}, but the environment has no attribute `{place}`"
             f"{f'; did you mean {{{meant}}}?' if meant else ''}; it offers "
             f"{', '.join(f'{{{name}}}' for name in known) or 'no text'}. Change the text (key "
             "data.init_args.prompt.system), or give the environment the attribute"
@@ -106,10 +115,10 @@ def check_places(places: Sequence[str], contract: Contract) -> None:
 
 
 def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
-    """Return the tokens of system text, worked examples, history, and the current message with all headers.
+    """Return the number of tokens of system text, worked examples, history, and current message with all headers.
 
-    They add up to the prompt. A part is what the prompt shrinks by without it, since a template may refuse a
-    conversation that lacks more.
+    They add up to the length of the prompt. Each is measured by leaving out one part at a time, since a chat template
+    may refuse a conversation without several parts.
     """
     rules = rules_of(session.contract)
     parts = renderer.writer.parts(rules, session.observation, session.memory.recall(session.episode.past))

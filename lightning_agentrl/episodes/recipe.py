@@ -1,4 +1,4 @@
-"""Recipe to make an environment in any process, with an explanation if that fails.
+"""Recipe to create an environment in any process, with a clear error message if that fails.
 
 Environment processes import this file, so it imports only gymnasium and the errors.
 """
@@ -17,22 +17,22 @@ from lightning_agentrl.errors.config_errors import import_fault, parameters_of
 from lightning_agentrl.errors.problem import ConfigError, Problem, closest, one_line
 from lightning_agentrl.errors.secrets import filled, masked
 
-ENV = "data.init_args.env"  # the key of a config for one environment
-EXPERT_ACTION = "expert_action"  # key of info; None once the episode is over
+ENV = "data.init_args.env"  # config key of a single environment
+EXPERT_ACTION = "expert_action"  # key of info for the scripted player's next action; None after the last step
 _OURS = "agentrl_envs"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Recipe to make an environment.
+    """Recipe to create an environment.
 
     Args:
-        id: as ``gymnasium.make`` takes it.
+        id: id for ``gymnasium.make``.
         kwargs: arguments of the environment.
-        key: the key of the config under which it was given.
-        registered: the registration of the id, in case another process does not have it.
-        expert: add the action of the scripted player to each info.
-        texts: attributes of the environment that the system text of the config shows.
+        key: config key of the environment, for error messages.
+        registered: registration of the id, for processes that do not have it.
+        expert: whether to add the action of the scripted player to each info.
+        texts: names of attributes that the system text of the config contains.
     """
 
     id: str
@@ -46,7 +46,7 @@ class Recipe:
         """Build the environment.
 
         Raises:
-            ConfigError: gymnasium does not know the id or the arguments; with the key to change.
+            ConfigError: id or arguments are wrong; the message names the key to change.
         """
         self.load()
         try:
@@ -58,7 +58,7 @@ class Recipe:
         return ExpertActions(env, self.id) if self.expert else env
 
     def load(self) -> Callable[..., Any] | None:
-        """Import the environment and return its class or function; None if gymnasium does not know it.
+        """Import the environment and return its class or function; None if the id is not registered.
 
         Raises:
             ConfigError: it cannot be imported.
@@ -78,7 +78,7 @@ class Recipe:
         """The registration of the id in this process; None if there is none yet."""
         try:
             namespace, name, version = parse_env_id(self.id.split(":")[-1])
-        except gymnasium.error.Error:  # not the form of an id, which `make` reports
+        except gymnasium.error.Error:  # a malformed id, which `make` reports
             return None
         newest = find_highest_version(namespace, name) if version is None else version
         return gymnasium.registry.get(get_env_id(namespace, name, newest))
@@ -87,15 +87,15 @@ class Recipe:
         return ConfigError(replace(problem, what=masked(problem.what)))
 
     def _import_problem(self, fault: str) -> Problem:
-        form = "an id is module:Name-v0, with a module that can be imported from where agentrl runs"
+        form = "an id is module:Name-v0, with a module that can be imported in the folder from which agentrl runs"
         return Problem(
-            f"the environment '{self.id}' cannot be made: {fault}",
+            f"the environment '{self.id}' cannot be created: {fault}",
             key=f"{self.key}.id",
             fix=form if fault.startswith("no module") else "",
         )
 
     def _problem(self, error: Exception) -> Problem:
-        """Return what is wrong with the id or the arguments, from what gymnasium or the environment raised."""
+        """Describe the error that gymnasium or the environment raised, with the wrong id or argument."""
         module, _, name = self.id.rpartition(":")
         if isinstance(error, gymnasium.error.UnregisteredEnv):
             known = _ids_in(module)
@@ -115,23 +115,26 @@ class Recipe:
                 known=names,
             )
         return Problem(
-            f"the environment '{self.id}' with arguments {dict(self.kwargs)} cannot be made: {one_line(str(error))}",
+            f"the environment '{self.id}' with arguments {dict(self.kwargs)} cannot be created: {one_line(str(error))}",
             key=f"{self.key}.kwargs" if self.kwargs else f"{self.key}.id",
         )
 
 
 def _ids_in(module: str) -> tuple[str, ...]:
-    """Return the ids that a module has registered, as a config writes them."""
+    """Return the ids that a module has registered, in the form ``module:Name-v0``."""
     entries = {name: str(spec.entry_point) for name, spec in gymnasium.registry.items()}
     return tuple(f"{module}:{name}" for name, entry in entries.items() if module and entry.startswith(f"{module}."))
 
 
 def _close_id(name: str, module: str, known: tuple[str, ...]) -> str:
-    """Return the id that a wrong one is close to; our own environments need their module before the name."""
+    """Return the registered id closest to a wrong one, or an empty string.
+
+    It also finds the package's environments if their module is missing, and ids with a dot instead of the colon.
+    """
     if known:
         return closest(f"{module}:{name}", known)
     package, dot, last = name.rpartition(".")
-    if not module and dot and not import_fault(package):  # a dot in place of the colon
+    if not module and dot and not import_fault(package):  # a dot instead of the colon
         return closest(f"{package}:{last}", _ids_in(package)) or f"{package}:{last}"
     if not module and find_spec(_OURS) and not import_fault(_OURS):
         return closest(f"{_OURS}:{name}", _ids_in(_OURS), cutoff=0.85)
@@ -141,12 +144,12 @@ def _close_id(name: str, module: str, known: tuple[str, ...]) -> str:
 class ExpertActions(gymnasium.Wrapper):
     """Add the next action of the environment's ``solver`` to each info.
 
-    ``solver()`` is called after each reset. It returns a function that gives the name of the next action, or None if
+    ``solver()`` is called after each reset. It returns a function that returns the name of the next action, or None if
     there is no scripted player.
 
     Args:
-        env: the environment.
-        name: its id, for errors.
+        env: environment to wrap.
+        name: id of the environment, for error messages.
     """
 
     def __init__(self, env: gymnasium.Env, name: str) -> None:
@@ -161,7 +164,7 @@ class ExpertActions(gymnasium.Wrapper):
         if self._player is None:
             raise ConfigError(
                 f"the environment '{self.name}' has no scripted player (a method `solver` that returns a function, "
-                "which gives the next action); name another environment, or clone recorded runs"
+                "which returns the next action); name another environment, or clone recorded runs"
             )
         self._seed = seed
         return observation, {**info, EXPERT_ACTION: self._action()}
@@ -176,8 +179,8 @@ class ExpertActions(gymnasium.Wrapper):
         action = self._ask(self._player, self._seed)
         if not isinstance(action, str):
             raise ConfigError(
-                f"the scripted player of '{self.name}' gave {action!r} in the episode with seed {self._seed}; it must "
-                "give an action as text"
+                f"the scripted player of '{self.name}' returned {action!r} in the episode with seed {self._seed}; it "
+                "must return an action as text"
             )
         return action
 
@@ -187,5 +190,5 @@ class ExpertActions(gymnasium.Wrapper):
         except Exception as error:
             raise ConfigError(
                 f"the scripted player of '{self.name}' failed in the episode with seed {seed}: "
-                f"{type(error).__name__}: {error}; it must go on from any state, or recorded runs can be cloned instead"
+                f"{type(error).__name__}: {error}; it must work in any state, or clone recorded runs instead"
             ) from error

@@ -1,4 +1,4 @@
-"""Recorders: collect the turns of one session into samples until there are enough."""
+"""Recorders: collect the turns of one session into samples."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lightning_agentrl.types import Sample, Segment, StopReason, Turn
 
 
 class Recorder:
-    """The turns of one session, recorded until there is a number of them, or one whole episode.
+    """Recorder of a fixed number of turns, or of one whole episode, of a session.
 
     Args:
-        turns: turns to record; None records until the episode ends.
-        grows: put the turns of one episode into one growing sample instead of one sample each.
-        on_turn: called after each turn.
+        turns: number of turns to record; None: until the episode ends.
+        grows: whether the turns of an episode form one growing sample instead of one sample each.
+        on_turn: function that is called after each turn.
     """
 
     def __init__(self, turns: int | None, grows: bool, on_turn: Callable[[], None] = lambda: None) -> None:
         self.turns_left = turns
-        self.goes_on = turns is not None  # the session plays another episode when one ends
+        self.goes_on = turns is not None  # whether the session plays another episode when one ends
         self.grows = grows
-        self.longest: int | None = None  # most turns of a whole episode
-        self.recorded = 0  # turns that are here
+        self.longest: int | None = None  # largest number of turns of a whole episode; None: no limit
+        self.recorded = 0  # number of recorded turns
         self._on_turn = on_turn
         self._samples: list[tuple[list[Segment], list[Turn]]] = []
 
@@ -42,24 +42,24 @@ class Recorder:
 
     @property
     def at_last_turn(self) -> bool:
-        """Whether the next recorded turn is the last one wanted, so that the recursion is cut after it."""
+        """Whether the next turn is the last one to record, so that advantages are bootstrapped after it."""
         return self.turns_left == 1
 
     def record(self, prompt: Prompt, action: Segment, turn: Turn) -> None:
         """Add a turn.
 
         Raises:
-            EnvError: a reward in it is not finite.
-            ValueError: all turns that are wanted are here, or its episode has ended.
+            EnvError: a reward of the turn is not finite.
+            ValueError: the recorder is full, or the episode of the turn has ended.
         """
         _check_rewards(turn)
         before = self.last_of(turn.episode)
         enough = self.turns_left == 0 or (self.turns_left is None and self.ended)
         if enough or (before is not None and before.done):
             raise ValueError(
-                f"an interaction records turn {turn.index} of episode {turn.episode}, and "
-                f"{'the recorder is full' if enough else 'that episode has ended'}; it must look whether the recorder "
-                "is full before each turn, and begin another episode after one has ended (key "
+                f"an interaction records turn {turn.index} of episode {turn.episode}, but "
+                f"{'the recorder is full' if enough else 'that episode has ended'}; it must check `recorder.full` "
+                "before each turn, and reset the session after an episode has ended (key "
                 "data.init_args.interaction)"
             )
         goes_on = before is not None and before is self._samples[-1][1][-1] and prompt.follows in (-1, before.index)
@@ -75,21 +75,21 @@ class Recorder:
         self._on_turn()
 
     def last_of(self, episode: int) -> Turn | None:
-        """Return the last turn of an episode that is here; None if there is none."""
+        """Return the last recorded turn of an episode, or None if there is none."""
         for _, turns in reversed(self._samples):
             if turns[-1].episode == episode:
                 return turns[-1]
         return None
 
     def amend(self, episode: int, **changes: Any) -> None:
-        """Change the last turn of an episode whose outcome only a turn of another episode shows.
+        """Change the last turn of an episode whose outcome became known in a turn of another episode.
 
         Args:
-            episode: its number, as the turn has it.
-            changes: fields of the turn.
+            episode: number of the episode.
+            changes: new values of the turn's fields.
 
         Raises:
-            ValueError: no turn of the episode is here; it may be in an earlier rollout.
+            ValueError: no turn of the episode was recorded here; it may be in an earlier rollout.
             EnvError: a reward is not finite.
         """
         for _, turns in reversed(self._samples):
@@ -98,10 +98,10 @@ class Recorder:
                 _check_rewards(changed)
                 turns[-1] = changed
                 return
-        raise ValueError(f"no turn of episode {episode} is in this recorder, so none can be amended")
+        raise ValueError(f"this recorder has no turn of episode {episode} to amend")
 
     def add_reward(self, episode: int, index: int, reward: float) -> bool:
-        """Add a reward to an earlier turn; return whether it is here. It may be in an earlier rollout."""
+        """Add a reward to an earlier turn; return whether it is in this recorder and not in an earlier rollout."""
         here = False
         for _, turns in self._samples:
             for place, turn in enumerate(turns):
@@ -115,15 +115,15 @@ class Recorder:
         return here
 
     def truncate(self, stop: StopReason, last_state: Callable[[], tuple[Segment, ...]], lost: Sequence[str]) -> bool:
-        """End every running episode at its last turn here, because the environment cannot continue.
+        """Truncate every running episode at its last recorded turn, since the environment cannot continue.
 
         Args:
-            stop: why.
-            last_state: returns the prompt from whose value the rest is bootstrapped.
-            lost: kinds of faults, which one of the turns notes.
+            stop: reason of the truncation.
+            last_state: function that returns the prompt whose value bootstraps the episode.
+            lost: kinds of faults, which are recorded in one of the turns.
 
         Returns:
-            Whether there was a running episode. Otherwise it was cut at the end of an earlier rollout, or has no turn.
+            Whether this recorder had a running episode. If not, an earlier rollout cut the episode, or it has no turn.
         """
         looked_at: set[int] = set()
         found = False
@@ -147,12 +147,12 @@ def _check_rewards(turn: Turn) -> None:
 
 
 class EpisodeRecorder(Recorder):
-    """One whole episode of a group, which may be played in several parts. Between two parts nothing is cut.
+    """Recorder of one whole episode of a group, which may be played in several parts without cuts between them.
 
     Args:
-        group: label of the group, which every turn carries.
+        group: label of the group, stored in every turn.
         grows: see :class:`Recorder`.
-        samples: those of earlier parts.
+        samples: samples of earlier parts.
     """
 
     def __init__(self, group: int, grows: bool, samples: Sequence[Sample] = ()) -> None:
@@ -163,7 +163,7 @@ class EpisodeRecorder(Recorder):
         self.recorded = sum(len(sample.turns) for sample in samples)
 
     def go_on(self, turns: int | None) -> None:
-        """Begin a part of at most ``turns`` turns; None: until the episode ends."""
+        """Begin a part of at most ``turns`` turns; None: up to the end of the episode."""
         self._part_left = turns
 
     @property

@@ -1,4 +1,4 @@
-"""A reward model: a sequence classifier that scores a prompt with its reply."""
+"""Reward model: a sequence classifier that scores a prompt with its reply."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from lightning_agentrl.episodes.tasks import Scorer
 from lightning_agentrl.errors import first_line
 from lightning_agentrl.prompts.template import RunDate, Untrusted, rendered, role_markers, special_strings
 
-MAX_CHARS = 1 << 20  # of a prompt or a reply; longer than the context of any classifier
-_READING = threading.Lock()  # one pair at a time, from all threads
+MAX_CHARS = 1 << 20  # largest length of a prompt or reply, beyond the context of any classifier
+_READING = threading.Lock()  # the classifier reads one pair at a time
 
 
 class RewardModel(Scorer):
-    """A transformers sequence classifier with one output, which is the reward; loaded once in each process.
+    """Scorer with a transformers sequence classifier whose only output is the reward.
 
-    It runs on the device of the policy. Prompt and reply are read as a conversation if the classifier's tokenizer
-    has a chat template, else as a pair. The answers of tasks are not used.
+    It is loaded once in each process, on the device of the policy. Prompt and reply are formatted as a conversation if
+    the classifier's tokenizer has a chat template, else as a pair. The answers of tasks are not used.
 
     Args:
-        model: hub id or local folder.
+        model: hub id or local folder of the classifier.
     """
 
     needs_answer = False
@@ -42,18 +42,18 @@ class RewardModel(Scorer):
         self.release()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: the settings, and nothing that is loaded."""
+        """Return the settings without the loaded model, for copies."""
         return {**vars(self), "_classifier": None, "_tokenizer": None, "_dated": {}, "_safe": None}
 
     def release(self) -> None:
-        """Drop the model."""
+        """Release the model."""
         self._classifier: PreTrainedModel | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._dated: dict[str, Any] = {}
         self._safe: Untrusted | None = None
 
     def start(self, device: torch.device) -> None:
-        """Load the model, unless it is loaded.
+        """Load the model, unless it is already loaded.
 
         Raises:
             ValueError: the model cannot be loaded, or does not have exactly one output.
@@ -74,15 +74,15 @@ class RewardModel(Scorer):
             ) from error
         if classifier.config.num_labels != 1:
             raise ValueError(
-                f"the reward model '{self.model}' has {classifier.config.num_labels} outputs, and a reward is one "
-                f"number; give a model with one (key {self.key}.init_args.model)"
+                f"the reward model '{self.model}' has {classifier.config.num_labels} outputs, but must have exactly "
+                f"one; choose another model (key {self.key}.init_args.model)"
             )
         if found["missing_keys"]:
             raise ValueError(
-                f"the files of the reward model '{self.model}' lack {min(found['missing_keys'])}, so chance would "
-                f"stand in its place; give a model that was trained to reward (key {self.key}.init_args.model)"
+                f"the files of the reward model '{self.model}' lack {min(found['missing_keys'])}, which would be "
+                f"random; choose a model that was trained as a reward model (key {self.key}.init_args.model)"
             )
-        # Decoders look for the last token that is not padding, and the id of padding may also end texts.
+        # With a padding id, decoders score the last token that is not padding, and that id may also end a text.
         classifier.config.pad_token_id = classifier.config.get_text_config().pad_token_id = None
         self._classifier = classifier.to(device).eval().requires_grad_(False)
 
@@ -110,17 +110,17 @@ class RewardModel(Scorer):
             encoded = self._tokenizer(prompt, reply)
         length = len(cast(list[int], encoded["input_ids"]))
         positions = getattr(self._classifier.config, "max_position_embeddings", None) or math.inf
-        longest = min(positions, self._tokenizer.model_max_length)  # RoBERTa's do not begin at the first position
+        longest = min(positions, self._tokenizer.model_max_length)  # RoBERTa's positions do not start at 0
         if length > longest:
             raise ValueError(
                 f"prompt and reply have {length} tokens, and the reward model '{self.model}' reads at most "
-                f"{longest}; lower max_reply_tokens of data.init_args.interaction, or give another model"
+                f"{longest}; lower max_reply_tokens of data.init_args.interaction, or choose another model"
             )
         return encoded
 
     @staticmethod
     def _markers(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-        """Return what the chat template writes to tell roles apart; nothing without one."""
+        """Return the strings with which the chat template marks roles; empty without a chat template."""
         if not tokenizer.chat_template:
             return set()
         contents = "probe of a prompt", "probe of a reply"

@@ -1,4 +1,4 @@
-"""Replies that a function chooses in place of a model: scripted players, and random actions."""
+"""Replies chosen by a function instead of a model: scripted players and random actions."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors import ConfigError
 
-Choose = Callable[[Session, int], str]  # takes a session and the seed of the reply, returns an action
+Choose = Callable[[Session, int], str]  # function (session, seed of the reply) -> action
 
 
 def scripted_action(session: Session, seed: int) -> str:
-    """Return the action of the environment's scripted player, which its source has to add (``with_expert``)."""
+    """Return the action of the environment's scripted player; requires a source with ``with_expert``."""
     assert session.worker.answer is not None
     return str(session.worker.answer.info[EXPERT_ACTION])
 
 
 def random_action(session: Session, seed: int) -> str:
-    """Return one of the actions that the environment offers, all with equal probability."""
+    """Return an action of the environment at random, with equal probabilities."""
     actions = list(session.contract.actions)
     return actions[int(np.random.default_rng(seed).integers(len(actions)))]
 
 
 def chosen_actions(interaction: Interaction, choose: Choose, capped: bool = True) -> Interaction:
-    """Return the turn loop of an interaction in which a function chooses the actions in place of a model.
+    """Return an interaction with the same turn loop, in which a function chooses the actions instead of a model.
 
     Args:
-        interaction: the turn loop.
-        choose: returns the action of a session.
-        capped: refuse replies that a model could not write within ``max_reply_tokens``.
+        interaction: interaction with the turn loop.
+        choose: function that returns the next action of a session.
+        capped: whether to refuse replies that are longer than ``max_reply_tokens``.
     """
     return _ChosenActions(interaction, choose, capped)
 
 
 def no_model() -> Engine:
-    """Return the engine of a player whose interaction is that of :func:`chosen_actions`; it is never asked."""
+    """Return an engine for players with :func:`chosen_actions`, which never use it."""
     return _ChosenReplies(random_action)
 
 
-# Private, so that no config is offered them.
+# Private, so that configs cannot name them.
 
 
 class _ChosenActions(Interaction):
@@ -61,11 +61,11 @@ class _ChosenActions(Interaction):
 
 
 class _ChosenReplies(Engine):
-    """Replies that name the chosen actions of one session, closed as the chat template closes them.
+    """Engine whose replies name the chosen actions of one session, and end with the chat template's turn-close token.
 
     Args:
-        choose: returns the action of a session.
-        session: None: the engine is never asked.
+        choose: function that returns the next action of the session.
+        session: session that plays; None: the engine is never used.
         capped: as in :func:`chosen_actions`.
     """
 
@@ -82,7 +82,7 @@ class _ChosenReplies(Engine):
         """Do nothing."""
 
     async def generate(self, request: SamplingRequest) -> Reply:
-        """Return the reply to the session's prompt, whatever the request asks.
+        """Return the reply to the session's prompt, and ignore the prompt of the request.
 
         Raises:
             ConfigError: the action is not offered, or the reply is too long.
@@ -92,7 +92,7 @@ class _ChosenReplies(Engine):
         action, contract, renderer = self.choose(session, request.seed), session.contract, session.renderer
         if contract.actions and action not in contract.actions:
             raise ConfigError(
-                f"the scripted player wants {action!r}, which is not among the actions that are offered: "
+                f"the scripted player chose {action!r}, which is not one of the offered actions: "
                 f"{', '.join(contract.actions)}"
             )
         text = action if contract.free_text else renderer.writer.reply_text("", action)

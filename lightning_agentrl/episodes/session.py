@@ -1,4 +1,4 @@
-"""Sessions: one environment with its running episode, from which the next prompt is made."""
+"""Sessions: one environment with its running episode, and the prompts made from it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.types import Segment, input_of
 from lightning_agentrl.types.plain import PixelTable
 
-PICTURE_SIDE = 384  # most pixels of a picture for people; models see all of it
-TOO_LONG = "too_long"  # kind of the fault that an observation fits into no prompt
+PICTURE_SIDE = 384  # largest side in pixels of a picture in logs; models get the full size
+TOO_LONG = "too_long"  # kind of fault: an observation does not fit into a prompt
 
 
 class Session:
-    """One environment and its running episode. Sessions live on from rollout to rollout.
+    """One environment and its running episode. A session continues from rollout to rollout.
 
     Args:
-        index: number of the environment over all ranks.
-        worker: the environment.
-        episode_seed: seed of the n-th episode.
-        renderer: turns prompts into tokens.
-        memory: what of the past a prompt shows.
-        pictures: keep a picture of each turn, if there is something to see.
+        index: index of the environment over all ranks.
+        worker: worker of the environment.
+        episode_seed: function that returns the seed of the n-th episode.
+        renderer: renderer of prompts.
+        memory: memory, which selects what a prompt shows of past turns.
+        pictures: whether to store a picture of each turn, if there is one.
         first_episode: number of the first episode.
-        judge: adds to the rewards of turns; None: the environment's reward is all.
-        moments: collects the state before each step, by environment, episode and turn; None: none is kept.
-        place: number among the sessions that play at the same time; its index when not given.
-        context_length: tokens that the model can read; None: any number.
+        judge: judge that adds to the rewards of turns; None: only the environment's reward counts.
+        moments: dictionary that collects the state before each step, by (environment, episode, turn); None: none.
+        place: index among the sessions that play at the same time. Default: ``index``.
+        context_length: number of tokens that the model can read; None: no limit.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class Session:
         self.moments = moments
         self.place = index if place is None else place
         self.context_length = context_length
-        self.episode = Episode(first_episode - 1, seed=0, running=False)  # none yet
-        self.observation = Observation()  # the current one, its images as the model reads them
-        self.lost: list[str] = []  # kinds of faults that ended an episode and are in no turn yet
-        self.turn_prompt: Prompt | None = None  # of the last turn that was begun
+        self.episode = Episode(first_episode - 1, seed=0, running=False)  # no episode yet
+        self.observation = Observation()  # current observation, with images as the model reads them
+        self.lost: list[str] = []  # kinds of faults that ended an episode and that no turn has recorded yet
+        self.turn_prompt: Prompt | None = None  # prompt of the last turn that was begun
         self._renderer = renderer
-        self._prompt: Prompt | None = None  # for the current observation, once it is made
+        self._prompt: Prompt | None = None  # cached prompt for the current observation
 
     @property
     def contract(self) -> Contract:
-        """Current contract of the environment, such as its actions."""
+        """Current contract of the environment."""
         return self.worker.contract
 
     @property
@@ -95,14 +95,14 @@ class Session:
         self.episode.running = True
 
     def begin(self) -> None:
-        """Begin the first episode outside of any event loop."""
+        """Begin the first episode from synchronous code."""
         self._see(self.worker.reset_now(self._next_episode(), self.episode.actions))
         self.episode.running = True
 
     def leave(self) -> None:
-        """Give up an episode that cannot continue."""
+        """Drop an episode that cannot continue."""
         self.episode.running = False
-        self.episode.turns_taken += 1  # the turn that failed; the seed of its reply is not used again
+        self.episode.turns_taken += 1  # so that the seed of the failed turn's reply is not used again
 
     def take_lost(self) -> tuple[str, ...]:
         """Return the kinds of faults that ended an episode since the last call."""
@@ -110,7 +110,7 @@ class Session:
         return lost
 
     async def step(self, action: str) -> Answer:
-        """Take one action in the environment and return what it answered."""
+        """Take one action in the environment and return its answer."""
         if self.moments is not None:
             moment = self.moment()
             self.moments[moment.key] = moment
@@ -125,7 +125,10 @@ class Session:
     def remember(self, turn: PastTurn | None, prompt: Prompt, reply: Segment) -> None:
         """Add a turn to the history.
 
-        None: its reply named no action, so the environment is as it was; the next prompt says so.
+        Args:
+            turn: turn to add; None: the reply named no action and was not executed, which the next prompt states.
+            prompt: prompt of the turn.
+            reply: sampled reply.
         """
         if turn is None:
             self.episode.unread += 1
@@ -143,10 +146,10 @@ class Session:
         """Add a turn of an environment that keeps its own history.
 
         Args:
-            prompt: of the turn.
-            reply: that was sampled.
-            message: the reply as the environment has it.
-            closed: whether it ended with the token that closes a turn.
+            prompt: prompt of the turn.
+            reply: sampled reply.
+            message: reply as a message, as the environment stores it.
+            closed: whether the reply ended with the turn-close token.
         """
         call, images = prompt.observation.call, tuple(prompt.observation.images)
         assert call is not None
@@ -159,16 +162,16 @@ class Session:
         self.episode.reply_tokens += len(reply)
 
     def summary_prompt(self, question: str) -> Prompt:
-        """Return the prompt that asks for a summary of the episode in place of an action.
+        """Return the prompt that asks for a summary of the episode instead of an action.
 
         Raises:
-            PromptTooLongError: even without history it is over its limit.
+            PromptTooLongError: the prompt exceeds its limit even without history.
         """
         asked = Observation(question, messages=(("user", (question,)),), instruction="")
         return make_prompt(self.episode, asked, self.contract, self.renderer, self.memory)
 
     def summarize(self, summary: str, reply: Segment) -> None:
-        """Let a summary stand for the past of the episode in later prompts; the environment stays as it is."""
+        """Replace the past of the episode by a summary in later prompts. The environment takes no step."""
         self._prompt = None
         self.episode.summary, self.episode.summarized = summary, len(self.episode.past)
         self.episode.summaries += 1
@@ -177,9 +180,9 @@ class Session:
         self.episode.context, self.episode.reply_closed = (), True
 
     async def picture(self) -> bytes | None:
-        """Return a PNG of what the policy sees, or of the environment if it can draw itself and shows no images.
+        """Return a PNG of the observation's images or, without any, of the rendered environment.
 
-        It can if its ``render_mode`` is ``rgb_array``.
+        Return None if pictures are off, or if there are no images and ``render_mode`` is not ``rgb_array``.
         """
         if not self.pictures:
             return None
@@ -189,11 +192,11 @@ class Session:
         return await self.worker.draw() if self.contract.render_mode == "rgb_array" else None
 
     def prompt(self) -> Prompt:
-        """Return the prompt for the current observation, which is made at the first call.
+        """Return the prompt for the current observation; it is cached.
 
         Raises:
-            PromptTooLongError: even without history it is over its limit.
-            EnvError: the chat template does not show the environment's own messages.
+            PromptTooLongError: the prompt exceeds its limit even without history.
+            EnvError: the chat template cannot render the environment's own messages.
         """
         if self._prompt is None:
             try:
@@ -211,24 +214,24 @@ class Session:
             return False
 
     def last_state(self) -> tuple[Segment, ...]:
-        """Return the current observation as a prompt from which nothing is sampled.
+        """Return the prompt for the current observation, to bootstrap its value.
 
-        If no prompt can hold the observation, or the model cannot read all that has grown, this is the prompt of the
-        last turn.
+        If the observation does not fit into a prompt, or the grown prompt does not fit into the context, return the
+        prompt of the last turn.
         """
         prompt = self._readable() or self.turn_prompt
         assert prompt is not None, "an episode with a turn had a prompt"
         return (prompt.as_segment(),)
 
     def state_before_turn(self) -> tuple[Segment, ...]:
-        """Return the prompt of the last turn that was begun as a prompt from which nothing is sampled.
+        """Return the prompt of the last turn that was begun, to bootstrap its value after a fault.
 
-        A turn may fail after its step, when the current observation is already the next one.
+        The current observation may already be that of the next turn, since a turn can fail after its step.
         """
         return self.last_state() if self.turn_prompt is None else (self.turn_prompt.as_segment(),)
 
     def _readable(self) -> Prompt | None:
-        """Return the prompt for the current observation if the model can read it, its new part within the limit."""
+        """Return the prompt for the current observation if it fits into the context and its new part into the limit."""
         with suppress(PromptTooLongError, EnvError):
             prompt, most = self.prompt(), self.context_length
             if self.renderer.format.allows(input_of(prompt.new)) and (most is None or len(prompt.input) <= most):
@@ -242,20 +245,20 @@ class Session:
         return Moment(self.index, self.first_episode, self.episode.copy(), fingerprint, self.prompt().input)
 
     async def enter(self, moment: Moment, seed: int) -> None:
-        """Play on from a moment.
+        """Continue an episode from a moment.
 
         Args:
-            moment: of an episode of the same environment.
-            seed: of the random numbers that the environment draws from there on.
+            moment: moment in an episode of the same environment.
+            seed: seed of the environment's random numbers from then on.
 
         Raises:
-            EnvError: its actions do not lead there again.
+            EnvError: the replayed actions lead to another observation.
         """
         self.episode = moment.episode.copy()
         self._see(await self.worker.fork(self._start, self.episode.actions, moment.fingerprint, seed))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episode as plain types and pixels; the environment itself as its seed and actions."""
+        """Serialize the episode to plain types and pixels; the environment's state is given by its seed and actions."""
         images: PixelTable = {}
         return {
             **self.episode.state_dict(images),
@@ -266,13 +269,13 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the saved episode again and replay its actions; one that cannot be replayed, or read any more, is lost.
+        """Replay the actions of the saved episode.
 
-        So is one of an agent program that makes other calls than before.
+        The episode is lost if the replay fails, if its prompt no longer fits, or if an agent program makes other calls.
 
         Raises:
-            ReplayDiffersError: the replay does not lead to the saved observation, although the environment declares
-                that it does.
+            ReplayDiffersError: the replay leads to another observation, although the environment declares that it is
+                deterministic.
         """
         episode = dict(state)
         images, fingerprint = episode.pop("images"), episode.pop("fingerprint")
@@ -294,12 +297,12 @@ class Session:
             self.lost.append(error.kind)
             self.leave()
             return
-        if self._readable() is None:  # this run has shorter prompts
+        if self._readable() is None:  # the resumed run has shorter prompts
             self.lost.append(TOO_LONG)
             self.leave()
 
     def _difference(self, now: Mapping[str, Any], turn: int, fingerprint: str) -> str:
-        """Return a sentence that names the difference between a call and the recorded one."""
+        """Return a sentence that describes the difference between a call and the recorded one."""
 
         def conversation(follows: int | None) -> list[Mapping[str, Any]]:
             return [message for one in self.episode.conversation(follows) for message in one.messages]

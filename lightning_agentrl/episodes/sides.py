@@ -1,4 +1,4 @@
-"""Games of several sides, all played by the policy."""
+"""Interaction for games with several sides, all played by the policy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from lightning_agentrl.types.rounding import ROUNDING
 
 
 class SidesInteraction(TurnInteraction):
-    """Plays every side of a game with the policy. The turns of each side form a separate episode.
+    """Play every side of a game with the policy. The turns of each side form a separate episode.
 
-    After every reset and step, ``info["side"]`` of the environment is the number (from 0) of the side to move, and
-    ``info["side_turns"]`` lists how many turns each side has had. At the end of the game, ``info["side_rewards"]``
-    lists the reward of each side's last turn; for the side that moved it equals the reward of the step. Rewards of
-    other steps belong to the side that moved. Only whole games can be played, as in groups. Takes the arguments of
-    ``TurnInteraction``, without ``ask_again``. Limits of turns and tokens hold for a game, over all sides.
+    After every reset and step, ``info["side"]`` of the environment must be the index of the side to move, and
+    ``info["side_turns"]`` the list of the numbers of turns that each side has had. At the end of the game,
+    ``info["side_rewards"]`` must list the reward of each side's last turn; for the side that moved it equals the reward
+    of the step. Rewards of other steps belong to the side that moved. Only whole games can be played, so groups are
+    required. The arguments are those of ``TurnInteraction``, without ``ask_again``. Limits of turns and tokens apply to
+    a game, over all sides.
     """
 
     forks: ClassVar[bool] = False  # the reward of a side depends on turns of the others
@@ -34,22 +35,20 @@ class SidesInteraction(TurnInteraction):
         if recorder.goes_on:
             raise ConfigError("SidesInteraction plays whole games; set data.init_args.groups")
         if self.ask_again:
-            raise ConfigError(
-                "SidesInteraction cannot ask again for a reply (key data.init_args.interaction.ask_again)"
-            )
+            raise ConfigError("SidesInteraction does not support ask_again (key data.init_args.interaction.ask_again)")
         await session.start()
         had = Counter(turn.episode for sample in recorder.samples() for turn in sample.turns)
         while not recorder.full:
             side, played = _whose_turn(_info(session))
             episode = len(played) * session.episode.number + side
-            if played[side] != had[episode]:  # the order of turns would be unknown
+            if played[side] != had[episode]:  # else the order of turns would be unknown
                 raise contract_error(
-                    f"info['side_turns'] says that side {side} has had {in_short(played[side])} turns, where it has "
-                    f"had {had[episode]}; each reply that it was asked for counts as one"
+                    f"info['side_turns'] has {in_short(played[side])} turns of side {side}, which has had "
+                    f"{had[episode]}; each reply of a side counts as one turn"
                 )
             prompt, reply, turn = await self.take_turn(session, engine, recorder, temperature, seed)
             before = recorder.last_of(episode)
-            paid = turn.env_reward + (before.episode_return if before else 0.0)  # to this side
+            paid = turn.env_reward + (before.episode_return if before else 0.0)  # return of this side
             turn = replace(turn, episode=episode, index=played[side], episode_return=paid)
             recorder.record(prompt, reply, turn)
             had[episode] += 1
@@ -57,9 +56,9 @@ class SidesInteraction(TurnInteraction):
                 self._end_others(recorder, turn, len(played), _info(session).get("side_rewards"))
 
     def _end_others(self, recorder: Recorder, last: Turn, sides: int, rewards: Any) -> None:
-        """End the episodes of the other sides as that of the last turn has ended."""
+        """End the episodes of the other sides in the same way as the episode of the last turn."""
         if rewards is None and last.terminated:
-            raise contract_error("the game is over, and its environment gave no info['side_rewards']")
+            raise contract_error("the game is over, but its environment returned no info['side_rewards']")
         earned_by = [0.0] * sides if rewards is None else _earned(rewards, sides)
         mover = last.episode % sides
         if rewards is not None and not math.isclose(last.env_reward, earned_by[mover], rel_tol=ROUNDING):
@@ -92,10 +91,10 @@ def _info(session: Session) -> Mapping[str, Any]:
 
 
 def _earned(rewards: Any, sides: int) -> list[float]:
-    """Return what each side has earned.
+    """Return the rewards in ``info["side_rewards"]``, one per side.
 
     Raises:
-        EnvError: the environment does not say so.
+        EnvError: they are not a list of numbers, one per side.
     """
     try:
         return [float(rewards[side]) for side in range(sides)]
@@ -106,10 +105,10 @@ def _earned(rewards: Any, sides: int) -> list[float]:
 
 
 def _whose_turn(info: Mapping[str, Any]) -> tuple[int, list[int]]:
-    """Return the side whose turn it is, and the turns that each side has had.
+    """Return the side to move, and the number of turns that each side has had.
 
     Raises:
-        EnvError: the environment does not say so.
+        EnvError: the info of the environment lacks them.
     """
     try:
         side, played = int(info["side"]), [int(turns) for turns in info["side_turns"]]

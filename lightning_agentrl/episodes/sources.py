@@ -1,4 +1,4 @@
-"""Sources of episodes: an environment, or a set of tasks."""
+"""Sources of episodes: environments, task sets and agent programs."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from lightning_agentrl.prompts.memory import FullMemory, Memory, WindowMemory
 from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.types.plain_config import check_kind
 
-ENVS = "data.init_args.envs"  # the key of several sources
+ENVS = "data.init_args.envs"  # config key of a list of sources
 
 
 @dataclass
 class EnvConfig:
-    """An environment as ``gymnasium.make`` takes it.
+    """A gymnasium environment as a source of episodes.
 
     Args:
-        id: registered id, ``module:Name-v0`` imports the module first.
-        kwargs: arguments of the environment. ``${NAME}`` in a text stands for an environment variable; that is how
-            secrets are given, and configs, records and logs hold the name only.
-        share: its part of all that is played, relative to the other sources.
-        retries: how often one reset or step may fail: the environment is made again, the episode is replayed from its
-            seed and actions, and the call is repeated. Also how often the judge may, at one turn.
-        worker: where the environment runs: a ``thread`` of the trainer, or a ``process`` of its own, which runs in
-            parallel and can be ended when it hangs. None: what the environment declares, else a thread.
-        timeout_seconds: most seconds for making the environment, a reset, a step or a picture, each by itself. One that
-            takes longer is ended, which counts as an error of the environment. None: no limit. Needs a process.
-        wording: words of prompts and actions that replace those of the environment; None: none.
-        judge: adds to the reward of each turn; None: the environment's reward is all.
-        judge_timeout_seconds: most seconds for the verdict on a turn, with its wait for other turns. A longer call
-            counts as failed. None: no limit.
+        id: registered id; ``module:Name-v0`` imports the module first.
+        kwargs: arguments of the environment. ``${NAME}`` in a text stands for an environment variable. Use it for
+            secrets: configs, records and logs contain only the name.
+        share: weight of this source relative to the other sources.
+        retries: number of times that a failed reset or step is repeated, after the environment was created again and
+            the episode replayed from its seed and actions; also the number of retries of the judge at one turn.
+        worker: ``thread``: the environment runs in a thread of the trainer; ``process``: in a separate process, which
+            runs in parallel and can be stopped if it hangs. None: as the environment declares, else a thread.
+        timeout_seconds: time limit, in seconds, of each creation, reset, step and rendering of the environment. A call
+            that takes longer is stopped and counts as an error of the environment. None: no limit. Requires a process.
+        wording: texts of prompts and actions that replace those of the environment; None: none.
+        judge: judge that adds to the reward of each turn; None: only the environment's reward counts.
+        judge_timeout_seconds: time limit, in seconds, of the verdict on a turn, including the wait for other turns. A
+            longer call counts as failed. None: no limit.
     """
 
     id: str
@@ -60,15 +60,15 @@ class EnvConfig:
     def __post_init__(self) -> None:
         self.key = ENV
         self.date: RunDate | None = None
-        self.texts: tuple[str, ...] = ()  # attributes that the system text of the config shows
+        self.texts: tuple[str, ...] = ()  # names of attributes that the system text of the config contains
         self._expert = False
         check_secrets(self.kwargs, "kwargs")
 
     def check(self) -> None:
-        """Refuse numbers out of range, and a timeout in a thread.
+        """Check the arguments.
 
         Raises:
-            ValueError: with the key to change.
+            ValueError: a number is out of range, or a thread has a timeout; the message names the key.
         """
         if self.retries < 0:
             raise ValueError(f"{self.key}.retries must be at least 0, got {self.retries}")
@@ -95,12 +95,12 @@ class EnvConfig:
             self.judge.start(device)
 
     def release(self) -> None:
-        """Let the judge, if there is one, give back what it holds."""
+        """Release the judge's resources, if there is a judge."""
         if self.judge is not None:
             self.judge.release()
 
     def with_expert(self) -> EnvConfig:
-        """Return the source of the same environments in which the scripted player speaks, and no judge."""
+        """Return a source of the same environments that adds the scripted player's actions and has no judge."""
         other = copy(self)
         other._expert, other.judge = True, None
         return other
@@ -109,24 +109,24 @@ class EnvConfig:
         """Build the environment.
 
         Raises:
-            ValueError: gymnasium does not know the id or the arguments; with the key to change.
+            ValueError: id or arguments are wrong; the message names the key.
         """
         return self._recipe.make()
 
     def check_id(self) -> None:
-        """Import the environment without making it.
+        """Import the environment without creating it.
 
         Raises:
-            ValueError: gymnasium does not know the id; with the key to change.
+            ValueError: the id is not registered; the message names the key.
         """
         if self._recipe.load() is None:
             self.make()
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Make the environment in its thread or process; held-out episodes differ by their seeds only.
+        """Create the environment in its thread or process. ``held_out`` has no effect: only the seeds differ.
 
         Raises:
-            ValueError: the environment cannot be made, or cannot run there; with the key to change.
+            ValueError: the environment cannot be created, or cannot run there; the message names the key.
         """
         return make_worker(self._recipe, executor, self.worker, self.timeout_seconds, self.retries, self.wording)
 
@@ -146,25 +146,24 @@ def memory_for(sources: Sequence[Source]) -> Memory:
 def all_sources(
     env: EnvConfig | AgentProgram | Mapping[str, Any] | None, envs: Sequence[Source] | None
 ) -> list[Source]:
-    """Return all sources in the order in which they were given, each with its key.
+    """Return the checked sources of a data module in order, and set their config keys.
 
     Args:
-        env: the only one; a mapping has the arguments of :class:`EnvConfig`.
-        envs: all of them.
+        env: single source; a mapping holds the arguments of :class:`EnvConfig`.
+        envs: list of sources.
 
     Raises:
-        ValueError: nothing is given, both forms are, or a number is out of range; with the key to change.
+        ValueError: none or both arguments are given, or a number is out of range; the message names the key.
     """
     env = EnvConfig(**env) if isinstance(env, Mapping) else check_kind(env, EnvConfig | AgentProgram, ENV)
     for source in check_kind(envs, list, ENVS) or ():
         check_kind(source, TaskSet | EnvConfig | AgentProgram, ENVS)
     if env is not None and envs is not None:
-        raise ValueError(f"{ENV} is the short form of {ENVS} for one environment; give one of the two, the other null")
+        raise ValueError(f"{ENV} is the short form of {ENVS} for one environment; set only one of them")
     sources: list[Source] = [env] if env is not None else [*(envs or ())]
     if not sources:
         raise ValueError(
-            f"there is nothing to play; give an environment (key {ENV}) or a list of environments and task sets (key "
-            f"{ENVS})"
+            f"there is no environment; give one (key {ENV}), or a list of environments and task sets (key {ENVS})"
         )
     for place, source in enumerate(sources):
         source.key = ENV if env is not None else f"{ENVS}[{place}]"

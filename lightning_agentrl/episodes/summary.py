@@ -1,4 +1,4 @@
-"""Episodes that the policy summarizes now and then, so that prompts stay short."""
+"""Interaction in which the policy summarizes its episode at intervals, so that prompts stay short."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ QUESTION = "Summarize in a few words what you need to remember. Your summary rep
 
 
 class SummaryInteraction(TurnInteraction):
-    """Asks for a summary after some turns, which stands for all turns before it in later prompts.
+    """Ask the policy for a summary after every few turns, which replaces all earlier turns in later prompts.
 
     A summary is a turn of the episode in which the environment takes no step. Its tokens are trained like those of any
-    reply, by what is earned after it. Prompts show the last summary above the observation, and of the turns since then
-    what the memory shows. With a memory that grows, a new training row begins behind each summary.
+    reply, by the rewards after it. Prompts show the last summary above the observation, and the memory selects from the
+    turns since then. With a growing memory, a new training row begins after each summary.
 
     Args:
-        every: turns between two summaries.
-        question: that asks for one, in place of an observation. It needs room in `max_prompt_tokens`; where the prompt
-            is longer, no summary is asked for.
-        options: arguments of `TurnInteraction`; `max_reply_tokens` holds for summaries too, which do not count for
-            `max_turns`.
+        every: number of turns between two summaries.
+        question: text that asks for a summary, instead of an observation. If the prompt with it exceeds
+            `max_prompt_tokens`, no summary is requested.
+        options: arguments of `TurnInteraction`; `max_reply_tokens` also limits summaries, and summaries do not count
+            for `max_turns`.
     """
 
     def __init__(self, every: int, question: str = QUESTION, **options: Any) -> None:
@@ -51,11 +51,11 @@ class SummaryInteraction(TurnInteraction):
                 await session.reset()
 
     def shown(self, reply: str) -> str:
-        """Return what later prompts show of a summary; a subclass may leave out thoughts."""
+        """Return the part of a summary that later prompts show; a subclass may remove thoughts."""
         return reply.strip()
 
     def _prompt_if_due(self, session: Session) -> Prompt | None:
-        """Return the prompt that asks for a summary, if it is time for one and the prompt is within its limit."""
+        """Return the prompt that asks for a summary if one is due and the prompt is within its limit, else None."""
         episode = session.episode
         if len(episode.past) - episode.summarized < self.every or episode.unread:
             return None
@@ -68,7 +68,7 @@ class SummaryInteraction(TurnInteraction):
     async def _summarize(
         self, session: Session, prompt: Prompt, engine: Engine, recorder: Recorder, temperature: float, seed: int
     ) -> tuple[Segment, Turn]:
-        """Ask for a summary; return it as a segment, and its turn."""
+        """Sample a summary; return it as a segment, and its turn."""
         index, answer = session.episode.turn, session.worker.answer
         assert answer is not None
         segment, reply, seconds = await self._sample(session, prompt, engine, temperature, seed)

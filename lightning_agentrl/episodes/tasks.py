@@ -1,4 +1,4 @@
-"""One-turn tasks without an environment: a prompt, one reply, a score."""
+"""One-turn tasks: a prompt, one reply, and a score instead of an environment."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from lightning_agentrl.episodes.observation import finite_reward, well_formed
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.prompts.template import RunDate
 
-_THREADS = DaemonThreads()  # of scorers
+_THREADS = DaemonThreads()  # threads for scorers
 
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt, and the answer for scorers that compare replies with one."""
+    """A prompt, and the reference answer if the scorer needs one."""
 
     prompt: str
     answer: str | None = None
 
 
 class Scorer(ABC):
-    """Strategy object: how good a reply is. Called from several threads at a time."""
+    """Strategy object that scores replies. It is called from several threads at the same time."""
 
     needs_answer: ClassVar[bool] = True
-    key = "scorer"  # of the config, once the scorer is part of a task set
-    date: RunDate | None = None  # of the run
+    key = "scorer"  # config key; its source sets it
+    date: RunDate | None = None  # date of the run; its source sets it
 
     @abstractmethod
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
         """Return the reward of a reply."""
 
     def start(self, device: torch.device) -> None:  # noqa: B027 - most scorers have nothing to load
-        """Prepare for scoring; called before the first reply, with the device of the policy."""
+        """Prepare for scoring. Called before the first reply, with the device of the policy."""
 
     def release(self) -> None:  # noqa: B027
-        """Give back what :meth:`start` has loaded; called when a run has ended. Another one may start it again."""
+        """Release what :meth:`start` has loaded. Called at the end of a run; another run may start the scorer again."""
 
 
 class ExactMatch(Scorer):
-    """1 for the answer and 0 for anything else; case and white space around and between words do not matter."""
+    """Score 1 if the reply equals the answer, else 0; case and whitespace do not matter."""
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
         return float(answer is not None and _same(reply, answer))
 
 
 class PatternMatch(Scorer):
-    """1 if the last match of a pattern in a reply is the answer. Without an answer, any match counts.
+    """Score 1 if the last match of a pattern in the reply equals the answer, else 0. Without an answer any match will do.
 
     Args:
-        pattern: regular expression; its first group, if it has one, is compared with the answer. Case matters only
+        pattern: regular expression; if it has a group, the first group is compared with the answer. Case matters only
             within ``(?-i:...)``.
     """
 
@@ -84,18 +84,17 @@ def _same(a: str, b: str) -> bool:
 
 @dataclass
 class TaskSet:
-    """One-turn tasks from a file, taken at random.
+    """One-turn tasks from a file, drawn at random, as a source of episodes.
 
     Args:
         path: file with one JSON object per line: ``prompt``, and ``answer`` if the scorer needs it.
-        scorer: scores replies; ExactMatch when not given.
-        held_out: file of the tasks that validation plays; those of ``path`` when not given.
+        scorer: scorer of replies. Default: ExactMatch.
+        held_out: file of the tasks for validation. Default: ``path``.
         system: system message of every task.
-        share: its part of all that is played, relative to the other sources.
-        retries: how often the score of a reply may fail, for example because a server is busy; it is then computed
-            again.
-        scorer_timeout_seconds: most seconds for the score of a reply, with its wait for other replies. A longer call
-            counts as failed. None: no limit.
+        share: weight of this source relative to the other sources.
+        retries: number of times that a failed score is computed again, for example if a server was busy.
+        scorer_timeout_seconds: time limit, in seconds, of the score of a reply, including the wait for other replies. A
+            longer call counts as failed. None: no limit.
     """
 
     path: str
@@ -109,13 +108,13 @@ class TaskSet:
     def __post_init__(self) -> None:
         self.key = "data.init_args.envs"
         self.date: RunDate | None = None
-        self.judge: Judge | None = None  # its scorer is the whole reward
+        self.judge: Judge | None = None  # the scorer gives the whole reward
 
     def check(self) -> None:
-        """Refuse numbers out of range.
+        """Check the arguments.
 
         Raises:
-            ValueError: with the key to change.
+            ValueError: a number is out of range; the message names the key.
         """
         if self.retries < 0:
             raise ValueError(f"{self.key}.retries must be at least 0, got {self.retries}")
@@ -130,17 +129,17 @@ class TaskSet:
         return f"tasks of {self.path}"
 
     def make(self, held_out: bool = False) -> gymnasium.Env:
-        """Return an environment that gives one task per episode."""
+        """Return an environment with one task per episode."""
         tasks = self._held_out_tasks if held_out else self._tasks
         return OneTurn(tasks, self._scorer, self.system, self.scorer_timeout_seconds)
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Return such an environment in a thread, since its scorer may hold a model on the device of the policy.
+        """Return a worker of such an environment in a thread, since its scorer may have a model on the policy's device.
 
-        Both files are read at the first call: a faulty one is wrong input, not an error of an environment.
+        Both files are read at the first call, so that a faulty file counts as wrong input.
 
         Raises:
-            ValueError: a file cannot be read; with the key to change.
+            ValueError: a file cannot be read; the message names the key.
         """
         _ = self._tasks, self._held_out_tasks
         return EnvWorker(lambda: Environment(partial(self.make, held_out)), executor, self.retries, name=self.name)
@@ -168,13 +167,13 @@ class TaskSet:
 
 
 class OneTurn(gymnasium.Env[str, str]):
-    """One task per episode: its prompt is the observation, and the reply ends it with its score as reward.
+    """Environment with one task per episode: the prompt is the observation, and the score of the reply is the reward.
 
     Args:
-        tasks: taken at random, by the seed.
-        scorer: scores replies.
+        tasks: tasks, from which the seed of an episode selects one.
+        scorer: scorer of replies.
         system: system message.
-        timeout: most seconds for a score; None: no limit.
+        timeout: time limit of a score, in seconds; None: no limit.
     """
 
     free_text = True
@@ -199,8 +198,8 @@ class OneTurn(gymnasium.Env[str, str]):
         if wait([scoring], self.timeout).not_done:
             raise EnvError(
                 "timeout",
-                f"the scorer {whose} took longer than {self.timeout:g} s, the most that "
-                f"{self.scorer.key}_timeout_seconds allows",
+                f"the scorer {whose} took longer than {self.timeout:g} s, the limit set by "
+                f"{self.scorer.key}_timeout_seconds",
             )
         return "", finite_reward(f"the scorer {whose}", scoring.result()), True, False, {}
 
@@ -209,24 +208,24 @@ def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
     """Return the tasks of a file.
 
     Args:
-        path: JSON lines.
-        key: the key of the config that names the file.
-        needs_answer: refuse tasks without answer.
+        path: file with one JSON object per line.
+        key: config key that names the file, for error messages.
+        needs_answer: whether to refuse tasks without an answer.
 
     Raises:
-        ValueError: one sentence with the line and the key.
+        ValueError: the file does not exist or is empty, or a line is not a task; the message names line and key.
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ValueError(f"there is no file of tasks '{path}' (key {key})")
+        raise ValueError(f"there is no task file '{path}' (key {key})")
     try:
-        text = file.read_text("utf-8-sig")  # editors of Windows write a mark at the beginning
+        text = file.read_text("utf-8-sig")  # Windows editors write a byte order mark
     except UnicodeDecodeError as error:
-        raise ValueError(f"the file of tasks '{path}' is not a text in UTF-8: {error} (key {key})") from error
+        raise ValueError(f"the task file '{path}' is not a text in UTF-8: {error} (key {key})") from error
     lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
     tasks = [_task(line, f"line {number} of '{path}'", key, needs_answer) for number, line in lines]
     if not tasks:
-        raise ValueError(f"the file of tasks '{path}' is empty (key {key})")
+        raise ValueError(f"the task file '{path}' is empty (key {key})")
     return tasks
 
 
@@ -239,5 +238,5 @@ def _task(line: str, where: str, key: str, needs_answer: bool) -> Task:
         raise ValueError(f'{where} is not a task; write {{"prompt": "...", "answer": "..."}} (key {key})')
     answer = entry.get("answer")
     if answer is None and needs_answer:
-        raise ValueError(f"{where} has no answer, which the scorer compares replies with (key {key})")
+        raise ValueError(f"{where} has no answer, which the scorer needs (key {key})")
     return Task(well_formed(entry["prompt"]), None if answer is None else well_formed(str(answer)))

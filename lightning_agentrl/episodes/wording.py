@@ -1,4 +1,4 @@
-"""Wording: texts of any environment that a config replaces."""
+"""Wording: texts of a config that replace those of an environment."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lightning_agentrl.errors.problem import ConfigError, Problem, closest
 
 @dataclass
 class Wording:
-    """Words that replace those of the environment; keys that are left out keep the environment's words.
+    """Texts that replace those of the environment. Keys that are left out keep the environment's texts.
 
     Args:
         system_prompt: rules and task.
-        actions: names of the actions that are offered, in the order of the prompt, and their descriptions; null keeps
-            the environment's description. Others of its actions are not offered. Where the environment names none,
-            these are all there are.
-        aliases: further names of actions, in lower case, and the action that each means.
-        default_action: the action that is taken when a reply names none.
+        actions: names of the offered actions, in the order of the prompt, with their descriptions; null keeps the
+            environment's description. The environment's other actions are not offered. If the environment names no
+            actions, these are the actions.
+        aliases: further names of actions, in lower case, and the action that each stands for.
+        default_action: action that is taken if a reply names none.
         examples: worked examples, pairs of an observation and a reply.
     """
 
@@ -32,10 +32,10 @@ class Wording:
 
 
 def reworded(contract: Contract, wording: Wording) -> Contract:
-    """Return what an environment offers in a turn, in the words of the config.
+    """Return the contract of an environment with the texts of the config.
 
     Raises:
-        EnvError: it offers none of the actions that are wanted, or not the default action.
+        EnvError: the environment offers none of the wording's actions, or not the default action.
     """
     actions = contract.actions
     if wording.actions is not None:
@@ -46,12 +46,10 @@ def reworded(contract: Contract, wording: Wording) -> Contract:
             if name in known
         }
         if not actions:
-            raise contract_error(f"the environment offers none of the actions {_listed(wording.actions)} any more")
+            raise contract_error(f"the environment no longer offers any of the actions {_listed(wording.actions)}")
     default = contract.default_action if wording.default_action is None else wording.default_action
     if actions and default and default not in actions:
-        raise contract_error(
-            f"the default action {default!r} is not among the actions that are offered: {_listed(actions)}"
-        )
+        raise contract_error(f"the default action {default!r} is not one of the offered actions: {_listed(actions)}")
     return replace(
         contract,
         actions=actions,
@@ -63,21 +61,21 @@ def reworded(contract: Contract, wording: Wording) -> Contract:
 
 
 def check_wording(contract: Contract, wording: Wording, key: str) -> None:
-    """Refuse words that do not fit what an environment offers in its first turn.
+    """Check that a wording matches the contract of an environment in its first turn.
 
     Args:
-        contract: as the environment has it.
-        wording: of the config.
-        key: its key in the config.
+        contract: contract of the environment, without the wording.
+        wording: wording of the config.
+        key: config key of the wording, for error messages.
 
     Raises:
-        ConfigError: a name that is none of the environment's, with its key.
+        ConfigError: a name is not one of the environment's actions; the message names its key.
     """
     if contract.free_text and (wording.actions or wording.aliases or wording.default_action):
-        raise _problem("the environment takes the whole reply as its action, so no actions can be named", key)
+        raise _problem("the environment uses the whole reply as its action, so no actions can be named", key)
     if wording.actions is not None:
         if not wording.actions:
-            raise _problem("no action is offered; name those that are, or remove the key", f"{key}.actions")
+            raise _problem("it offers no action; name at least one, or remove the key", f"{key}.actions")
         if contract.actions:
             _need(wording.actions, contract.actions, f"{key}.actions")
     offered = contract.actions if wording.actions is None else wording.actions
@@ -85,7 +83,7 @@ def check_wording(contract: Contract, wording: Wording, key: str) -> None:
     if wording.default_action is not None:
         _need([wording.default_action], offered, f"{key}.default_action")
     elif contract.default_action and offered and contract.default_action not in offered:
-        what = f"the environment's default action is {contract.default_action!r}, which is not among those offered"
+        what = f"the environment's default action {contract.default_action!r} is not one of the offered actions"
         raise _problem(f"{what}; offer it, or name another with {key}.default_action", f"{key}.actions")
 
 

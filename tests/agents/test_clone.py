@@ -206,8 +206,8 @@ def test_what_cannot_be_cloned_is_refused_in_a_sentence(folder, tmp_path):
 
     assert "RuntimeError: no way from here" in refused(signs("raises"))
     assert "no scripted player" in refused(signs("none"))
-    assert "'jump', which is not among the actions" in refused(signs("jumps"))
-    assert "gave 1 " in refused(signs("number"))
+    assert "'jump', which is not one of the offered actions" in refused(signs("jumps"))
+    assert "returned 1 " in refused(signs("number"))
     assert "best earned 3; lower min_return" in refused(signs(), min_return=3.5)
     recorded_data(tmp_path, folder)
     log = next((tmp_path / "run" / "turns").glob("rank*.jsonl"))

@@ -248,7 +248,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_played(
     facts.touch()
     with pytest.raises(ConfigError, match=r"is a folder.*--out"):
         audit_run(tmp_path, None, 4, 1, tmp_path)
-    with pytest.raises(ConfigError, match=r"run\.json' cannot be made.*--out"):
+    with pytest.raises(ConfigError, match=r"run\.json' cannot be created.*--out"):
         audit_run(tmp_path, None, 4, 1, facts / "audit.html")
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(ConfigError, match=r"audit\.html' cannot be written.*--out"):

@@ -162,7 +162,7 @@ def test_equal_seeds_give_equal_episodes_also_without_a_seed() -> None:
         ({"game": "CartPole-v1", "actions": "ab"}, "list of names, or names and descriptions, not 'ab'"),
         ({"game": "CartPole-v1", "actions": [True, False]}, r"must be texts, not \[True, False\]; put them in quotes"),
         ({"game": "CartPole-v1", "actions": None}, "list of names, or names and descriptions, not None"),
-        ({"game": "FrozenLake-v1", "game_kwargs": {"map_name": "9x9"}}, r"cannot be made: KeyError\('9x9'\)"),
+        ({"game": "FrozenLake-v1", "game_kwargs": {"map_name": "9x9"}}, r"cannot be created: KeyError\('9x9'\)"),
         ({"game": "CartPole-v1", "solved_at": float("nan")}, "solved_at must be a number or None, not nan"),
         ({"game": ":Game"}, "':Game' with arguments {} cannot be made"),
         ({"game": "NoSuchGame-v1"}, "'NoSuchGame-v1' with arguments {} cannot be made"),

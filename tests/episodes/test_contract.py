@@ -254,10 +254,10 @@ def test_actions_of_a_turn_stay_those_of_the_turn():
         ({"info": {"progression": 10**400}}, r"info\['progression'\] = 1000.*, which must be a number"),
         ({"info": {"progression": "half"}}, r"info\['progression'\] = 'half', which must be a number"),
         *(
-            ({"info": {"metrics": {name: 1}}}, rf"'{name}' in info\['metrics'\], a name of the trainer's")
+            ({"info": {"metrics": {name: 1}}}, rf"'{name}' in info\['metrics'\], which is reserved")
             for name in ("errors/mine", "lost/mine", "retries")
         ),
-        ({"info": {"metrics": {"gold": 1, "judge": 1}}}, r"'judge' in info\['metrics'\], a name of the trainer's"),
+        ({"info": {"metrics": {"gold": 1, "judge": 1}}}, r"'judge' in info\['metrics'\], which is reserved"),
         ({"observation": 7}, "an observation of type int; observations must be text"),
         ({"reward": "much"}, "a reward of type str; it must be a number"),
     ],

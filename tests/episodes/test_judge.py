@@ -121,7 +121,7 @@ def test_judge_that_never_answers_is_asked_again_and_then_costs_the_episode(tiny
         (session,) = place.sessions
         session.judge, session.worker.retries = Silent(times, blocks), 1
         session.judge.timeout = 0.2
-        with pytest.warns(UserWarning, match=r"took longer than 0.2 s, the most that judge_timeout_seconds allows"):
+        with pytest.warns(UserWarning, match=r"took longer than 0.2 s, the limit set by judge_timeout_seconds"):
             turns = place.collect(3).turns
     assert [turn.lost for turn in turns if turn.lost] == ([lost] if lost else [])
     assert [turn.env_errors for turn in turns if turn.env_errors] == ([] if lost else [("timeout",)])

@@ -149,7 +149,7 @@ def test_the_turns_that_a_side_has_had_are_those_that_were_played(side_turns, sh
     with workplace(tiny_folder, [env], interaction=SIDES) as place:
         session = place.sessions[0]
         session.first_episode, session.episode.number = 1, 0  # so that the number of sides counts, too
-        said = rf"info\['side_turns'\] says that side 0 has had {shown} turns, where it has had {len(side_turns) // 3}"
+        said = rf"info\['side_turns'\] has {shown} turns of side 0, which has had {len(side_turns) // 3}"
         with pytest.warns(UserWarning, match=said), pytest.raises(AssertionError):
             place.episode(session)
 

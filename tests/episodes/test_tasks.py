@@ -109,19 +109,19 @@ def test_an_episode_is_one_task() -> None:
 def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_bytes('{"prompt": "é"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"file of tasks '.*tasks\.jsonl' is not a text in UTF-8.*\(key some\.key\)"):
+    with pytest.raises(ValueError, match=r"task file '.*tasks\.jsonl' is not a text in UTF-8.*\(key some\.key\)"):
         read_tasks(str(file), "some.key")
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (None, r"there is no file of tasks '.*' \(key some.key\)"),
+        (None, r"there is no task file '.*' \(key some.key\)"),
         ("", r"is empty \(key some.key\)"),
         ('\n{"prompt": "a", "answer": "b"}\n{"prompt"\n', r"line 3 of '.*' is not JSON"),
         ('{"prompt": "a", "answer": ' + "1" * 5000 + "}", r"line 1 of .* is not JSON.*\(key some.key\)"),
         ('{"question": "a"}', r'line 1 of .* is not a task; write \{"prompt"'),
-        ('{"prompt": "a"}', r"line 1 of .* has no answer, which the scorer compares replies with \(key some.key\)"),
+        ('{"prompt": "a"}', r"line 1 of .* has no answer, which the scorer needs \(key some.key\)"),
     ],
 )
 def test_files_that_hold_no_tasks(tmp_path: Path, lines: str | None, message: str) -> None:
@@ -310,7 +310,7 @@ class Silent(Busy):
 
 def test_scorer_that_never_answers_is_asked_again_and_then_is_an_error(tmp_path: Path) -> None:
     tasks = TaskSet(str(_file(tmp_path)), Silent(1), retries=20, scorer_timeout_seconds=0.2)
-    sentence = "the scorer Silent took longer than 0.2 s, the most that scorer_timeout_seconds allows"
+    sentence = "the scorer Silent took longer than 0.2 s, the limit set by scorer_timeout_seconds"
     with ThreadPoolExecutor(1) as executor:
         worker = tasks.make_worker(executor)
         worker.reset_now(Start(0, 0, 3))

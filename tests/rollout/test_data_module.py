@@ -143,7 +143,7 @@ def test_validation_that_does_not_fit(make, key):
         ),
         (
             {"memory": WindowMemory(10**30)},
-            r"WindowMemory looks back up to 10+ turns, .* \(key data.init_args.memory\)",
+            r"WindowMemory shows up to 10+ turns, .* \(key data.init_args.memory\)",
         ),
         (
             {"memory": NotebookMemory(30, turns=0), "prompt": PromptFormat(max_prompt_tokens=400)},
