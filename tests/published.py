@@ -59,7 +59,7 @@ TEMPLATES = {
         ("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<think>", "</think>"),
         "<｜end▁of▁sentence｜>",
         "<｜begin▁of▁sentence｜>",
-        rewrites=r"writes '<think>\n' before a reply that is asked for",
+        rewrites=r"writes '<think>\n' before the next reply",
     ),
 }
 

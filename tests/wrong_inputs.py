@@ -149,7 +149,7 @@ CASES = (
     Case("text for true or false", ["think must be true or false, got 'maybe'", _LINE],
          {"data.init_args.prompt": {"think": "maybe"}}),
     Case("a misspelt choice", ["one of k1, abs, k2, k3", "mean k3?"], {"model.init_args.kl": {"reward_kind": "K3"}}),
-    Case("a key without a value", ["turns_per_env has no value", "it is 8 then", _LINE],
+    Case("a key without a value", ["turns_per_env has no value", "for its default 8", _LINE],
          {"data.init_args.turns_per_env": None}),
     Case("an environment without its key", ["{id: ...}", _LINE], {_ENV: "agentrl_envs:Bandit-v0"}),
     Case("no model", ["model.init_args.model of PPOAgent is missing", _LINE], {"model.init_args": {}}),

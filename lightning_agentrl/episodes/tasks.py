@@ -58,7 +58,7 @@ class ExactMatch(Scorer):
 
 
 class PatternMatch(Scorer):
-    """Score 1 if the last match of a pattern in the reply equals the answer, else 0. Without an answer any match will do.
+    """Score 1 if the last match of a pattern in the reply equals the answer, else 0. Without an answer any match is 1.
 
     Args:
         pattern: regular expression; if it has a group, the first group is compared with the answer. Case matters only

@@ -1,4 +1,4 @@
-"""Prompts and replies: wording, chat template, memory, parser."""
+"""Prompts and replies: prompt format, chat template, memory, parser."""
 
 from lightning_agentrl.prompts.memory import (
     ActionsOnlyMemory,

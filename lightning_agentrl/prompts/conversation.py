@@ -1,7 +1,9 @@
-"""Conversations given by an environment, as by an agent program: rendered as given, continued if that is exact.
+"""Rendering of conversations that an environment provides, such as an agent program.
 
-A message is a dictionary: ``role``, ``content`` (texts in order, None for the next image), and where they belong
-``tool_calls`` (``id``, ``name``, ``arguments`` as JSON text), ``tool_call_id`` and ``name``.
+If the chat template only appends, a conversation continues the earlier token ids; else it is rendered again.
+
+A message is a dictionary with ``role``, ``content`` (a list of texts, with None for the next image), and optionally
+``tool_calls`` (each with ``id``, ``name`` and ``arguments`` as JSON text), ``tool_call_id`` and ``name``.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ _USER, _REPLY, _PROBE = "probe of a question", "probe of a reply", "probe of mes
 
 @dataclass(frozen=True)
 class SampledReply:
-    """A reply as the environment is given it.
+    """A sampled reply as the environment gets it.
 
     Args:
-        text: beside tool calls, and before a text that ends replies.
-        tool_calls: ``id``, ``name`` and ``arguments`` of each.
+        text: text of the reply without tool calls, up to the first stop text.
+        tool_calls: ``id``, ``name`` and ``arguments`` of each tool call.
         finish_reason: ``stop``, ``length`` or ``tool_calls``.
-        prompt_tokens: that were read.
-        tokens: that were sampled.
-        unread: it begins a tool call that cannot be read.
-        metrics: numbers of the turn.
+        prompt_tokens: number of prompt tokens.
+        tokens: number of sampled tokens.
+        unread: whether it contains a tool call that cannot be parsed.
+        metrics: metrics of the turn.
     """
 
     text: str
@@ -49,12 +51,12 @@ class SampledReply:
 
     @property
     def message(self) -> Said:
-        """The message that a client sends back."""
+        """The reply as a message, as a client sends it back with its next call."""
         message: dict[str, Any] = {"role": "assistant", "content": [self.text]}
         return message | ({"tool_calls": list(self.tool_calls)} if self.tool_calls else {})
 
     def as_action(self, key: str | None) -> dict[str, Any]:
-        """Return it as an action, with the key of the call that it answers, if that has one."""
+        """Return the reply as an action; ``key`` is the key of the call that it answers, or None."""
         action = {
             "text": self.text,
             "tool_calls": list(self.tool_calls),
@@ -66,10 +68,10 @@ class SampledReply:
 
 
 class ConversationRenderer:
-    """A renderer of conversations that are given as messages.
+    """Renderer of conversations that are given as messages.
 
     Args:
-        chat: renders texts and encodes them.
+        chat: renderer of prompts, for its chat template and tokenizer.
     """
 
     def __init__(self, chat: ChatRenderer) -> None:
@@ -78,10 +80,10 @@ class ConversationRenderer:
         self._reader: ToolCallReader | None = None
 
     def whole(self, messages: Sequence[Said], images: Sequence[ModelInput], tools: Sequence[Tool]) -> Segment:
-        """Return a conversation with the header of the next reply as one prompt.
+        """Render a whole conversation with the header of the next reply as one prompt.
 
         Raises:
-            RefusedMessagesError: the template does not show these messages.
+            RefusedMessagesError: the chat template refuses these messages.
         """
         given = self._messages(messages, images)
         try:
@@ -93,13 +95,13 @@ class ConversationRenderer:
     def added(
         self, messages: Sequence[Said], images: Sequence[ModelInput], tools: Sequence[Tool], closed: bool
     ) -> tuple[Segment, ...] | None:
-        """Return what messages add after a sampled reply; None if the template rewrites earlier text.
+        """Render the messages that follow a sampled reply; return None if the chat template rewrites earlier text.
 
         Args:
-            messages: that follow the reply.
-            images: in them.
-            tools: that are shown.
-            closed: whether the reply ended with the token that closes a turn.
+            messages: messages after the reply.
+            images: images of the messages.
+            tools: tools that the prompt shows.
+            closed: whether the reply ended with the turn-close token.
         """
         shape = tuple([(m["role"], len(m.get("tool_calls") or ())) for m in messages])
         shown = json.dumps(list(tools))
@@ -114,10 +116,10 @@ class ConversationRenderer:
         return (Segment(SegmentKind.OBSERVATION, self.chat.with_images(suffix, given)),)
 
     def check_tools(self, tools: Sequence[Tool]) -> None:
-        """Refuse tools that the template does not show, or whose calls cannot be read.
+        """Check that the chat template shows tools and writes tool calls that can be parsed.
 
         Raises:
-            ValueError: with the remedy.
+            ValueError: it does not; the message names the remedy.
         """
         if tools:
             self._tool_calls()
@@ -125,14 +127,14 @@ class ConversationRenderer:
     def reply(
         self, ids: Sequence[int], prompt_tokens: int, call: Mapping[str, Any], tools: Sequence[Tool], turn: int
     ) -> SampledReply:
-        """Return what was sampled as the message that the environment is given.
+        """Parse sampled ids into the reply that the environment gets.
 
         Args:
-            ids: that were sampled.
-            prompt_tokens: that were read.
-            call: that they answer, as in an observation.
-            tools: that were shown.
-            turn: number of the turn, which ids of tool calls are made of.
+            ids: sampled token ids.
+            prompt_tokens: number of prompt tokens.
+            call: call that the reply answers, as in an observation.
+            tools: tools that the prompt shows.
+            turn: index of the turn, which becomes part of the ids of tool calls.
         """
         text = self.chat.decode(ids)
         stops = [text.find(stop) for stop in call.get("stop", ()) if stop in text]
@@ -158,7 +160,7 @@ class ConversationRenderer:
         return self._reader
 
     def _messages(self, messages: Sequence[Said], images: Sequence[ModelInput]) -> list[Message]:
-        """Return messages in the form that the template reads, in which no text passes for a special token."""
+        """Convert messages to the format of chat templates; texts that look like special tokens are made harmless."""
         safe, left = self.chat.writer.safe, iter(images)
         written = []
         for number, message in enumerate(messages):
@@ -176,7 +178,7 @@ class ConversationRenderer:
         return written
 
     def _text(self, messages: list[Message], tools: Sequence[Tool]) -> str:
-        """Render; if the template allows a system message only at the start, a later one becomes the user's."""
+        """Render messages; if the template refuses later system messages, they get the role ``user``."""
         shown = self.chat.writer.tools(tools)
         try:
             return self.template.apply(messages, True, shown)
@@ -187,7 +189,7 @@ class ConversationRenderer:
         return self.template.apply(moved, True, shown)
 
     def _suffix(self, messages: list[Message], tools: Sequence[Tool]) -> str | None:
-        """Return the text that messages and the next header add to a closed reply; None if it is not closed."""
+        """Return the text that messages and the next header add to a reply; None if the template does not close it."""
         reply = self._reply_before(messages)
         try:
             text = self._text([self.template.message("user", _USER), reply, *messages], tools)
@@ -200,7 +202,7 @@ class ConversationRenderer:
         return text[close + len(self.template.turn_close) :] if close >= 0 else None
 
     def _reply_before(self, messages: Sequence[Message]) -> Message:
-        """Return a reply that such messages can follow: with tool calls if the first messages are tool answers."""
+        """Return a probe reply that the messages can follow; it has tool calls if the first messages answer tools."""
         answered = []
         for message in messages:
             if message["role"] != "tool":
@@ -219,10 +221,14 @@ class ConversationRenderer:
         return reply
 
     def _only_appends(self, tools_json: str, shape: Sequence[tuple[str, int]]) -> bool:
-        """Return whether rounds of such messages only append to a conversation, and what they append is their suffix.
+        """Return whether messages of this shape only append their suffix to a conversation, in two probe rounds.
 
-        The suffix is rendered without the conversation before it, so it must not depend on that, as numbers of calls
-        would. A reply must be closed before the messages begin.
+        The suffix is rendered without the conversation before it, so it must not depend on that conversation, for
+        example by numbering calls. A reply must be closed before the messages begin.
+
+        Args:
+            tools_json: tools that the prompt shows, as JSON.
+            shape: role and number of tool calls of each message.
         """
         tools = self.chat.writer.tools(json.loads(tools_json))
         messages = [self.template.message("system", "probe of the rules"), self.template.message("user", _USER)]
@@ -243,7 +249,7 @@ class ConversationRenderer:
         return True
 
     def _probes(self, shape: Sequence[tuple[str, int]], round_: int) -> list[Message]:
-        """Return messages of a shape, with the ids of calls of one round."""
+        """Return probe messages of a shape, with call ids that differ between rounds."""
         then: list[Message] = []
         for number, (role, calls) in enumerate(shape):
             message = self.template.message(role, f"{_PROBE} {number}.")
@@ -258,7 +264,7 @@ class ConversationRenderer:
 
 
 def first_difference(before: Sequence[Said], now: Sequence[Said]) -> str:
-    """Return which field of which message differs first between two conversations, in the form of a sentence."""
+    """Describe the first difference between two conversations: message, field, and both values."""
     fields = ("role", "content", "tool_calls", "tool_call_id", "name")
     for number, (one, other) in enumerate(zip_longest(before, now)):
         if one is None or other is None:
@@ -275,7 +281,7 @@ def first_difference(before: Sequence[Said], now: Sequence[Said]) -> str:
 
 
 def _excerpt(value: Any, at: int = 0) -> str:
-    """Return a part of a text around a place, quoted."""
+    """Return the part of a text around an index, quoted."""
     text = value if isinstance(value, str) else json.dumps(value)
     start, end = max(at - 40, 0), at + 120
     return f"{'...' if start else ''}{text[start:end]!r}{'...' if len(text) > end else ''}"
@@ -283,12 +289,12 @@ def _excerpt(value: Any, at: int = 0) -> str:
 
 @lru_cache(16)
 def conversations_of(chat: ChatRenderer) -> ConversationRenderer:
-    """Return the one renderer of conversations for a renderer of prompts, which remembers what was probed."""
+    """Return the conversation renderer of a prompt renderer; it is cached, since it caches its template probes."""
     return ConversationRenderer(chat)
 
 
 def _call(call: Mapping[str, Any], safe: Any) -> dict[str, Any]:
-    """Return a tool call in the form of chat templates."""
+    """Return a tool call in the format of chat templates; ``safe`` makes its texts harmless."""
 
     def harmless(value: Any) -> Any:
         if isinstance(value, Mapping):

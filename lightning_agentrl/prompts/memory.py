@@ -1,7 +1,7 @@
-"""Memory: how much of the past of an episode the next prompt shows.
+"""Memory: selects what the next prompt shows of the past of an episode.
 
-Memories hold no state: they get the past of the episode as an argument. So one object serves all environments, and
-checkpoints hold none of it.
+Memories have no state: they get the past of the episode as an argument. So one object serves all environments, and it
+is not in checkpoints.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from typing import Any
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.plain import PixelTable, SavedPixels, builtin, inputs_from_plain, inputs_to_plain
 
-# Each turn reads all notes of the episode again. With a cache, 400 turns take some milliseconds.
-NOTE_CHARS = 120  # of a note; a longer one is cut after a word
+# Each turn parses all notes of the episode again. With a cache, 400 turns take some milliseconds.
+NOTE_CHARS = 120  # largest length of a note; a longer one is cut after a word
 _NOTE = re.compile(r"^[ \t>*_`\"'#-]{0,8}note[ *_`]{0,4}:(.*)", re.IGNORECASE | re.MULTILINE)
-REMEMBERED, REMEMBERED_CHARS = 1 << 14, 1 << 12  # replies, and their length: 130 megabytes of ASCII at most
+REMEMBERED, REMEMBERED_CHARS = 1 << 14, 1 << 12  # cached replies and their length: at most 130 MB of ASCII
 
 OwnMessages = tuple[tuple[str, tuple[str | None, ...]], ...]
-"""An environment's own messages: of each its role and, in order, its texts; None stands for the next image."""
+"""An environment's own messages: role and texts of each, in order; None stands for the next image."""
 
 
 @dataclass(frozen=True)
 class PastTurn:
-    """One past turn as a prompt can show it."""
+    """A past turn, for later prompts."""
 
     observation: str  # long-term text only
     thought: str  # empty: not shown
-    action: str  # the action that was executed
-    reply: str = ""  # all that the policy wrote
-    images: tuple[ModelInput, ...] = ()  # of the observation, as a model reads them
-    role: str = "user"  # of the message with the observation
-    messages: OwnMessages = ()  # of the environment's own, which show the observation in place of that message
-    follows: int = -1  # number of the past turn that it follows; -1: none, it begins a conversation
+    action: str  # executed action
+    reply: str = ""  # whole reply of the policy
+    images: tuple[ModelInput, ...] = ()  # images of the observation, as a model reads them
+    role: str = "user"  # role of the message with the observation
+    messages: OwnMessages = ()  # the environment's own messages, which replace that message
+    follows: int = -1  # index of the past turn that it follows; -1: it begins a conversation
 
 
 def past_to_plain(turn: PastTurn, images: PixelTable) -> dict[str, Any]:
-    """Return a past turn as plain types, with the pixels of its images added to the table."""
+    """Serialize a past turn to plain types; the pixels of its images are added to the table ``images``."""
     plain = {name: builtin(value) for name, value in vars(turn).items()}
     return plain | {"images": inputs_to_plain(turn.images, images)}
 
 
 def past_from_plain(plain: Mapping[str, Any], images: SavedPixels) -> PastTurn:
-    """Undo :func:`past_to_plain`."""
+    """Restore a past turn from :func:`past_to_plain`."""
     return PastTurn(**{**plain, "images": inputs_from_plain(plain["images"], images)})
 
 
 @dataclass(frozen=True)
 class Recollection:
-    """Past turns that the next prompt shows.
+    """The part of the past that the next prompt shows.
 
-    ``turns`` become pairs of user and assistant messages, oldest first; one with an empty thought shows its action
-    only. ``note`` is text for the current user message.
+    ``turns`` become pairs of user and assistant messages, oldest first; a turn with an empty thought shows only its
+    action. ``note`` is text for the current user message.
     """
 
     turns: tuple[PastTurn, ...] = ()
@@ -63,31 +63,31 @@ class Recollection:
 
 
 class Memory(ABC):
-    """Strategy object: the past of an episode -> what the next prompt shows of it."""
+    """Strategy object that selects what the next prompt shows of the past of an episode."""
 
-    grows: bool = False  # True: one growing sample per episode, nothing is ever rendered again
+    grows: bool = False  # True: an episode is one growing sample, and earlier text is never rendered again
 
     @abstractmethod
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
-        """Return what to show of ``past``, the turns of the running episode, oldest first."""
+        """Select what to show of ``past``, the turns of the running episode, oldest first."""
 
     @property
     @abstractmethod
     def longest(self) -> int | None:
-        """The most turns that this memory looks back; None if it may show the whole episode."""
+        """The largest number of past turns that it shows; None if it may show the whole episode."""
 
     def fullest(self, turn: PastTurn) -> list[PastTurn]:
-        """Return a past of such turns for which a prompt is longest, as far as that has a bound; else an empty one."""
+        """Return a past, made of copies of ``turn``, with the longest prompt; empty if prompts have no bound."""
         return [turn] * (self.longest or 0)
 
 
 class WindowMemory(Memory):
-    """The last turns of the episode.
+    """Show the last turns of the episode.
 
     Args:
-        turns: number of turns shown; 0 shows none.
-        thoughts: number of turns, counted from the newest, that keep their thought; the others show the executed action
-            only. As many as ``turns`` when not given.
+        turns: number of turns to show; 0: none.
+        thoughts: number of the newest turns that are shown with their thoughts; the others show only the executed
+            action. Default: ``turns``.
     """
 
     def __init__(self, turns: int = 1, thoughts: int | None = None) -> None:
@@ -111,10 +111,10 @@ class WindowMemory(Memory):
 
 
 class ActionsOnlyMemory(Memory):
-    """The last actions as one line of the current user message, without observations and thoughts.
+    """Show the last actions in one line of the current user message, without observations and thoughts.
 
     Args:
-        turns: number of actions shown.
+        turns: number of actions to show.
     """
 
     def __init__(self, turns: int) -> None:
@@ -127,16 +127,16 @@ class ActionsOnlyMemory(Memory):
         return self.turns
 
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
-        """Name the last actions in a note."""
+        """List the last actions in a note."""
         names = ", ".join(turn.action for turn in _last(past, self.turns))
         return Recollection(note=f"Your last actions, oldest first: {names}" if names else "")
 
 
 class ClearingMemory(Memory):
-    """A history that grows turn by turn and is emptied at intervals.
+    """Show all turns since the last clearing of the history, which happens at intervals.
 
     Args:
-        every: number of turns after which the history is emptied.
+        every: number of turns after which the history is cleared.
     """
 
     def __init__(self, every: int) -> None:
@@ -145,7 +145,7 @@ class ClearingMemory(Memory):
 
     @property
     def longest(self) -> int:
-        """The most turns between two clearings."""
+        """The largest number of turns between two clearings."""
         return self.every - 1
 
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
@@ -154,7 +154,7 @@ class ClearingMemory(Memory):
 
 
 class FullMemory(Memory):
-    """The whole episode, append-only: the recorder builds one growing sample per episode."""
+    """Show the whole episode. Prompts only grow, so each episode becomes one growing sample."""
 
     grows = True
 
@@ -169,17 +169,17 @@ class FullMemory(Memory):
 
 
 class NotebookMemory(Memory):
-    """Facts that the model wrote itself, above the observation, and the last turns.
+    """Show notes that the model has written, above the observation, and the last turns.
 
-    Every prompt explains how to write one: a line of a reply such as ``note: the key is in the left room``, of which
-    120 characters are kept. A note counts as used when a later reply repeats its words, as a note or within other text;
-    case and punctuation do not matter. If the notebook is full, a new note replaces the least used one, and of several
-    the one that was not used for the longest time. A reply that is asked for again leaves no notes. Each episode begins
-    without notes.
+    Every prompt explains how to write a note: a line of a reply such as ``note: the key is in the left room``, of which
+    120 characters are stored. A note counts as used if a later reply repeats its words, as a note or in other text;
+    case and punctuation do not matter. If the notebook is full, a new note replaces the least used note; of several,
+    the one that was not used for the longest time. Replies that were not executed (``ask_again``) add no notes. Each
+    episode begins without notes.
 
     Args:
-        notes: number of notes that are kept.
-        turns: number of last turns shown as well, with their thoughts.
+        notes: largest number of notes.
+        turns: number of last turns to show as well, with their thoughts.
     """
 
     def __init__(self, notes: int = 8, turns: int = 1) -> None:
@@ -202,7 +202,7 @@ class NotebookMemory(Memory):
         return Recollection(self._window.recall(past).turns, "\n".join(lines))
 
     def fullest(self, turn: PastTurn) -> list[PastTurn]:
-        """Return as many turns as are shown, with a notebook full of long notes."""
+        """Return as many turns as are shown, whose replies fill the notebook with long notes."""
         text = "what is known of this place by now " * NOTE_CHARS
         lines = [f"note: {f'{number} {text}'[:NOTE_CHARS]}" for number in range(self.notes)]
         return [replace(turn, reply="\n".join(lines))] * max(self.turns, 1)
@@ -212,16 +212,16 @@ class NotebookMemory(Memory):
 class _Note:
     text: str
     words: str
-    used: int  # in how many later replies
-    last: int  # number of the reply in which it was written or used last
+    used: int  # number of later replies that used it
+    last: int  # index of the last reply that wrote or used it
 
 
 def kept_notes(replies: Iterable[str], notes: int) -> tuple[str, ...]:
-    """Return the notes that are left after some replies, in the order in which they were written.
+    """Return the notes in the notebook after some replies, in the order in which they were written.
 
     Args:
-        replies: oldest first.
-        notes: the most that are kept.
+        replies: replies of the episode, oldest first.
+        notes: largest number of notes.
     """
     kept: list[_Note] = []
     for number, reply in enumerate(replies):
@@ -240,7 +240,7 @@ def kept_notes(replies: Iterable[str], notes: int) -> tuple[str, ...]:
 
 
 def _read(reply: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the words of a reply, with blanks round them, and its notes: text and words of each."""
+    """Return the words of a reply, surrounded by spaces, and the text and words of each of its notes."""
     found = map(_cut, _NOTE.findall(reply))
     return f" {_words(reply)} ", tuple((text, words) for text in found if (words := _words(text)))
 
@@ -249,7 +249,7 @@ _remembered = lru_cache(REMEMBERED)(_read)
 
 
 def _cut(text: str) -> str:
-    """Return a text on one line, without marks round it, of whole words as far as one fits."""
+    """Return a note on one line, without surrounding markdown, cut to ``NOTE_CHARS`` after a whole word if possible."""
     text = " ".join(text.split()).strip("*_` ")
     if len(text) <= NOTE_CHARS:
         return text

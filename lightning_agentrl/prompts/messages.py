@@ -1,4 +1,4 @@
-"""The messages of a prompt: rules and observations of an environment in the wording of the config."""
+"""Messages of a prompt: rules, observations and history in the format of the config."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from lightning_agentrl.prompts.template import ChatTemplate, Message, Tool, Untr
 from lightning_agentrl.types import ModelInput
 
 INSTRUCTION_PLACES = ("actions",)
-_BRACES = re.compile(r"\{\{|\}\}|\{(\w+)\}|\{[^{}\n]{0,40}\}?|\}")  # the last two are mistakes
+_BRACES = re.compile(r"\{\{|\}\}|\{(\w+)\}|\{[^{}\n]{0,40}\}?|\}")  # the last two alternatives match mistakes
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """The wording and the limits of prompts.
+    """Texts and limits of prompts.
 
     Args:
-        think: ask for a THINK line before the ACTION line; otherwise a reply is the action alone.
-        instruction: text that ends the current user message in place of the built-in one. ``{actions}`` in it stands
-            for the names of the actions, and ``{{`` and ``}}`` for braces; an empty text omits the instruction.
-        examples: show the worked examples of the environment.
-        system: system message in place of the environment's; an empty text omits the message. In it ``{actions}``
-            stands for the actions with their descriptions, and any other name for the environment's text attribute of
-            that name, as it is in that turn, such as ``{mission}``, ``{tips}`` or ``{achievements}``; ``{{`` and
-            ``}}`` stand for braces.
-        max_prompt_tokens: the most tokens of a rendered prompt, those of images included; the oldest history is dropped
-            first.
-        max_images: the most images of a prompt; None: no limit. The oldest history is dropped first.
+        think: whether to ask for a THINK line before the ACTION line; if False, a reply is only the action.
+        instruction: text that ends the current user message, instead of the built-in one; empty: no instruction.
+            ``{actions}`` stands for the names of the actions, ``{{`` and ``}}`` for braces.
+        examples: whether to show the worked examples of the environment.
+        system: system message, instead of the environment's; empty: no system message. ``{actions}`` stands for the
+            actions with their descriptions, and any other name for the current value of the environment's text
+            attribute of that name, such as ``{mission}``, ``{tips}`` or ``{achievements}``; ``{{`` and ``}}`` stand for
+            braces.
+        max_prompt_tokens: largest number of tokens of a prompt, including images; the oldest history is dropped first.
+        max_images: largest number of images of a prompt; None: no limit. The oldest history is dropped first.
     """
 
     think: bool = True
@@ -49,7 +48,7 @@ class PromptFormat:
 
     @property
     def places(self) -> list[str]:
-        """Texts that the system text takes from the environment, in its order."""
+        """Names of the placeholders in the system text, in order."""
         return list(dict.fromkeys(match[1] for match in _BRACES.finditer(self.system or "") if match[1]))
 
     def allows(self, prompt: ModelInput) -> bool:
@@ -59,33 +58,42 @@ class PromptFormat:
 
 
 def filled(text: str, places: Mapping[str, str]) -> str:
-    """Return a text of the config with its places filled, by name, and ``{{`` and ``}}`` as single braces."""
+    """Replace the placeholders in a text of the config by the texts in ``places``, and ``{{`` and ``}}`` by braces."""
     return _BRACES.sub(lambda match: places.get(match[1], "") if match[1] else match[0][0], text)
 
 
 def _check_places(name: str, text: str, known: Sequence[str] | None) -> None:
-    """Refuse braces except around a known name or, if no names are known yet, around any name."""
+    """Check the placeholders of a text.
+
+    Args:
+        name: config key of the text, for the error message.
+        text: text to check.
+        known: accepted names; None: any name is accepted.
+
+    Raises:
+        ValueError: braces surround something else than an accepted name.
+    """
     for match in _BRACES.finditer(text):
         if match[0] not in ("{{", "}}") and (match[1] not in known if known is not None else not match[1]):
             allowed = "the name of an attribute of the environment, such as {mission}"
             if known is not None:
                 allowed = f"one of {', '.join(f'{{{place}}}' for place in known)}"
             raise ValueError(
-                f"the {name} text of the prompt has '{match[0]}', and what stands in braces must be {allowed}; write "
+                f"the {name} text of the prompt contains '{match[0]}', but the text in braces must be {allowed}; write "
                 f"{{{{ and }}}} for literal braces (key data.init_args.prompt.{name})"
             )
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The texts of an environment that every prompt shows.
+    """Texts of an environment that every prompt shows.
 
     Args:
-        system: rules and task. Descriptions of actions that it lacks are listed below it.
-        examples: worked examples: an observation and a reply, an action name or THINK and ACTION lines.
-        actions: names of the allowed actions and their descriptions.
+        system: rules and task. Descriptions of actions that it does not contain are listed below it.
+        examples: worked examples, pairs of an observation and a reply (an action name, or THINK and ACTION lines).
+        actions: descriptions of the allowed actions by name.
         tools: functions that may be called, for the chat template.
-        places: texts for the places of the format's system text, by name.
+        places: texts for the placeholders of the format's system text, by name.
     """
 
     system: str = ""
@@ -102,13 +110,13 @@ class Observation:
     Args:
         text: long-term text.
         short_term: text that only the current prompt shows.
-        images: from :meth:`ChatRenderer.see`.
-        role: role of the message that shows it.
-        messages: of the environment's own, which show text and images in its place. Notes and short-term text come at
-            the start of the last one, the instruction at its end.
-        call: what the next call of an environment that brings its own history adds to an earlier turn: messages as in
-            :mod:`lightning_agentrl.prompts.conversation`, which turn they follow, and what limits the reply.
-        instruction: in place of the format's; None: that of the format.
+        images: images from :meth:`ChatRenderer.see`.
+        role: role of the message with the observation.
+        messages: the environment's own messages, which replace text and images. Notes and short-term text are inserted
+            at the start of the last one, the instruction at its end.
+        call: next call of an environment that keeps its own history: new messages as in
+            :mod:`lightning_agentrl.prompts.conversation`, the turn that they follow, and the limits of the reply.
+        instruction: instruction that replaces the format's; None: the format's.
     """
 
     text: str = ""
@@ -121,13 +129,13 @@ class Observation:
 
 
 class MessageWriter:
-    """Writes the messages of prompts, in which no text of an environment passes for a special token.
+    """Writer of the messages of prompts. Texts that look like special tokens are made harmless.
 
     Args:
-        prompt_format: the wording.
-        template: gives messages the form that it reads.
+        prompt_format: texts and limits of prompts.
+        template: chat template, for the format of messages.
         safe: filter for text of environments and earlier replies.
-        free_text: for environments that take the whole reply: observations get no heading, examples no format.
+        free_text: whether the whole reply is the action; then observations have no heading, and examples no format.
     """
 
     def __init__(
@@ -150,7 +158,7 @@ class MessageWriter:
         }
 
     def system(self, rules: Rules) -> list[Message]:
-        """Return the system message, or nothing if there is no text for one."""
+        """Return a list with the system message, or an empty list if there is no text for it."""
         if self.format.system is not None:
             texts = {**rules.places, "actions": "\n".join(_listed(rules.actions))}
             text = filled(self.format.system, {name: self.safe(text) for name, text in texts.items()})
@@ -160,7 +168,7 @@ class MessageWriter:
         return [self.template.message("system", text)] if text else []
 
     def turns(self, turns: Iterable[PastTurn]) -> list[Message]:
-        """Return past turns, each with its reply."""
+        """Return the messages of past turns, each with its reply."""
         messages = []
         for turn in turns:
             reply = self.safe(self.reply_text(turn.thought, turn.action))
@@ -169,7 +177,7 @@ class MessageWriter:
         return messages
 
     def observed(self, observation: Observation, note: str = "", instruction: str = "") -> list[Message]:
-        """Return the messages of an observation; the last one also has the note and the instruction."""
+        """Return the messages of an observation; the last one also contains the note and the instruction."""
         if observation.messages:
             above = self.safe("\n".join(filter(None, (note, observation.short_term))))
             return self._own(observation, above, instruction)
@@ -181,7 +189,7 @@ class MessageWriter:
         return [self.template.message(observation.role, whole, observation.images)]
 
     def _own(self, observation: Observation, above: str, below: str) -> list[Message]:
-        """Return the environment's own messages, with texts at the start and at the end of the last one."""
+        """Return the environment's own messages, with ``above`` and ``below`` around the text of the last one."""
         left = iter(observation.images)
         messages = [
             (role, [next(left) if part is None else self.safe(part) for part in parts])
@@ -205,13 +213,13 @@ class MessageWriter:
         return f"Answer with one of: {names}" if names else ""
 
     def reply_text(self, thought: str, action: str) -> str:
-        """Return a past reply as the history shows it, in the format that the instruction asks for."""
+        """Return a past reply for the history, in the format that the instruction asks for."""
         if not self.format.think:
             return action
         return f"THINK: {thought}\nACTION: {action}" if thought else f"ACTION: {action}"
 
     def tools(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Return a copy of the tools in which no text passes for a special token."""
+        """Return a copy of the tools in which texts that look like special tokens are made harmless."""
 
         def harmless(value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -229,6 +237,6 @@ def _listed(actions: Mapping[str, str]) -> list[str]:
 
 
 def _example_turn(observation: str, reply: str, whole: bool) -> PastTurn:
-    """Return a worked example as a turn; its whole reply may be the action."""
+    """Return a worked example as a past turn; ``whole``: the whole reply is the action."""
     thought, action, _ = ("", reply, 0) if whole else split_reply(reply)
     return PastTurn(observation, thought.strip(), action.strip())

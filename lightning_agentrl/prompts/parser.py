@@ -1,4 +1,4 @@
-"""Action parsing: from a reply of the policy to its thought and the action it names."""
+"""Action parsing: a reply of the policy to its thought and its action."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-_LEAD = r"^[ \t>*_`\"'#\[({<+-]{0,8}(?:\d+[.)][ \t]*)?[*_`\"']{0,3}"  # what may stand before a key that opens a line
-_MARKS = r"[ \t*_`\"')\]}]{0,8}"  # what may stand between a key and its separator
+_LEAD = r"^[ \t>*_`\"'#\[({<+-]{0,8}(?:\d+[.)][ \t]*)?[*_`\"']{0,3}"  # allowed before a key at the start of a line
+_MARKS = r"[ \t*_`\"')\]}]{0,8}"  # allowed between a key and its separator
 _ACTION = re.compile(
     rf"(?<![^\W_])(?<!/)actions?{_MARKS}(?:[:：]|->|→)"  # the key and a colon, anywhere
     r"|<actions?>"
-    rf"|{_LEAD}actions?{_MARKS}(?:=|[-–—](?=\s|$)|$)",  # opening a line: other separators, or a heading
+    rf"|{_LEAD}actions?{_MARKS}(?:=|[-–—](?=\s|$)|$)",  # at the start of a line: other separators, or a heading
     re.IGNORECASE | re.MULTILINE,
 )
 _BARE_ACTION = re.compile(rf"{_LEAD}actions?[*_]{{0,3}}[ \t]+(?:is[ \t]+)?(?!\d)", re.IGNORECASE | re.MULTILINE)
@@ -29,9 +29,9 @@ _ALTERNATIVE = re.compile(r"[\s,]*(?:or\b|[/|])(.*)")
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """The thought of a reply, and its action in the environment's own spelling (None: it names none).
+    """The thought of a reply, and its action in the environment's spelling; None: it names no action.
 
-    ``action_start`` is the place in the reply, in characters, where the thought ends and naming the action begins.
+    ``action_start`` is the index of the character at which the thought ends and the text that names the action begins.
     """
 
     thought: str
@@ -40,50 +40,50 @@ class ParsedReply:
 
 
 class ActionParser(ABC):
-    """Strategy object that reads the thought and the action out of a reply."""
+    """Strategy object that parses the thought and the action of a reply."""
 
     @abstractmethod
     def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
-        """Read one reply.
+        """Parse one reply.
 
         Args:
-            reply: the text the policy wrote.
-            actions: names of the allowed actions; empty if the environment takes any text.
-            aliases: other spellings and the action that each one means; one whose action is not allowed is not used.
+            reply: text of the reply.
+            actions: names of the allowed actions; empty if the environment accepts any text.
+            aliases: other spellings and the action that each stands for; those of other actions are ignored.
         """
 
 
 class RawParser(ActionParser):
-    """The stripped reply is the action, for environments that take any text. An empty reply names no action."""
+    """Parser for environments that accept any text: the stripped reply is the action. An empty reply has no action."""
 
     def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
-        """Take the whole reply as the action."""
+        """Return the stripped reply as the action."""
         return ParsedReply("", reply.strip() or None)
 
 
 class TolerantParser(ActionParser):
-    """A parser that finds one of a fixed set of actions, however the reply is decorated.
+    """Parser that finds one of a fixed set of actions and ignores decoration of the reply.
 
-    Reads the first non-empty line after the last action key (``ACTION:``, ``**Action** -``, ``<action>`` …; without a
-    key, of the whole reply after a closed ``<think>`` block). Case, punctuation, markdown, quotes, brackets,
-    underscores and list bullets do not matter. The line must be an action name or an alias, or start with one at a word
-    boundary. Two different actions offered as alternatives ("left or right") are ambiguous and give None.
+    It reads the first nonempty line after the last action key (``ACTION:``, ``**Action** -``, ``<action>`` …); without
+    a key, the first nonempty line of the reply after a closed ``<think>`` block. Case, punctuation, markdown, quotes,
+    brackets, underscores and list bullets do not matter. The line must be an action name or an alias, or start with one
+    at a word boundary. Alternatives that name different actions ("left or right") are ambiguous and give None.
     """
 
     def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
-        """Read one reply; see :meth:`ActionParser.parse`.
+        """Parse one reply; see :meth:`ActionParser.parse`.
 
         Raises:
-            ValueError: when ``actions`` is empty.
+            ValueError: ``actions`` is empty.
         """
         if not actions:
-            raise ValueError("TolerantParser needs action names; use RawParser where an environment takes any text")
+            raise ValueError("TolerantParser needs action names; use RawParser if the environment accepts any text")
         thought, naming, action_start = split_reply(reply)
         lines = naming.splitlines()
         line = (next(filter(normalise, lines), "") or next(filter(str.strip, lines), "")).strip()
-        if line in actions:  # of names such as h and H the one that is meant
+        if line in actions:  # an exact match first, since names may differ only in case
             return ParsedReply(thought, line, action_start)
-        same = [name for name in actions if name.casefold() == line.casefold()]  # also names of marks only
+        same = [name for name in actions if name.casefold() == line.casefold()]  # also finds names without letters
         if len(same) == 1:
             return ParsedReply(thought, same[0], action_start)
         pattern, names = _names(tuple(actions), tuple(aliases.items()))
@@ -95,7 +95,8 @@ def split_reply(reply: str) -> tuple[str, str, int]:
     """Split a reply at its keys.
 
     Returns:
-        Its thought and the text that names its action, both without their keys, and where that begins, in characters.
+        The thought and the text that names the action, both without their keys, and the index of the character at which
+        the latter begins.
     """
     blocks = list(_THINK_END.finditer(reply))
     end_of_block = blocks[-1].end() if blocks else 0
@@ -109,17 +110,17 @@ def split_reply(reply: str) -> tuple[str, str, int]:
         return reply[think.end() : block_end.start()].strip(), reply[end:], block_end.end()
     thought = reply[think.end() : start]
     head, newline, tail = thought.rpartition("\n")
-    if keys and newline and not re.search(r"[^\W\d_]", tail):  # bullet and marks of the key that follows
+    if keys and newline and not re.search(r"[^\W\d_]", tail):  # decoration of the following key
         thought = head
     return thought.lstrip(" \t\n*_`").rstrip(" \t\n*_`#[(<"), reply[end:], start
 
 
 def normalise(text: str, names: Collection[str] = ()) -> str:
-    """Return text without case, decoration, bullets and outer punctuation, as names and replies are compared.
+    """Return text without case, decoration, bullets and outer punctuation, to compare replies with names.
 
     Args:
-        text: of a name, or a line of a reply.
-        names: of actions, as this function returns them; a number among them is no bullet.
+        text: name, or line of a reply.
+        names: normalized names of actions; a number among them is not removed as a bullet.
     """
     text = text.replace("’", "'").casefold()
     text = re.sub(r"</\w+>", " ", text)
@@ -134,11 +135,11 @@ def normalise(text: str, names: Collection[str] = ()) -> str:
 
 
 def named(reply: str, names: Collection[str] = ()) -> str:
-    """Return the text that a reply gives in place of an action, as it is compared with the names of actions.
+    """Return the normalized text that a reply gives as its action, whether or not the action exists.
 
     Args:
-        reply: the text.
-        names: of the actions, see :func:`spellings`.
+        reply: text of the reply.
+        names: normalized names of actions, see :func:`spellings`.
     """
     for line in split_reply(reply)[1].splitlines():
         if text := normalise(line, names):
@@ -147,7 +148,7 @@ def named(reply: str, names: Collection[str] = ()) -> str:
 
 
 def spellings(actions: Collection[str], aliases: Mapping[str, str]) -> dict[str, str]:
-    """Return the actions by their names and aliases, as replies are compared with them."""
+    """Return the actions by their normalized names and aliases."""
     known: dict[str, str] = {}
     for text, action in [*aliases.items(), *zip(actions, actions, strict=True)]:
         if action in actions and (spelling := normalise(text)):
@@ -159,7 +160,7 @@ def spellings(actions: Collection[str], aliases: Mapping[str, str]) -> dict[str,
 def _names(
     actions: tuple[str, ...], aliases: tuple[tuple[str, str], ...]
 ) -> tuple[re.Pattern[str], dict[str, str | None]]:
-    """Return a pattern of all normalised names and aliases, longest first, and the actions that they mean.
+    """Return a pattern of all normalized names and aliases, longest first, and the action that each stands for.
 
     An ambiguous spelling maps to None.
     """
@@ -181,7 +182,7 @@ def _names(
 
 
 def _find(line: str, pattern: re.Pattern[str], names: Mapping[str, str | None]) -> str | None:
-    """Return the action of the longest name that a normalised line starts with, None if alternatives differ."""
+    """Return the action of the longest name at the start of a normalized line; None if it names other alternatives."""
     found = None
     while True:
         match = pattern.match(line)

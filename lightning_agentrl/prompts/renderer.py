@@ -29,33 +29,33 @@ from lightning_agentrl.prompts.template import (
 from lightning_agentrl.types import ImageChunk, ModelInput, Segment, SegmentKind
 from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
-REMEMBERED, REMEMBERED_TOKENS = 1024, 512  # cached prompts and their tokens: twenty megabytes at most, 40 bytes an id
-REMEMBERED_REPLY_TOKENS = 16  # the most in a reply whose text is cached
-UTF8_BYTES = 4  # of a character at most
+REMEMBERED, REMEMBERED_TOKENS = 1024, 512  # cached prompts and their tokens: at most 20 MB, 40 bytes per id
+REMEMBERED_REPLY_TOKENS = 16  # largest number of tokens of a reply whose text is cached
+UTF8_BYTES = 4  # largest number of bytes of a character
 
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A prompt and the number of turns of history that were dropped to keep it within its limit."""
+    """A prompt, and the number of past turns that were dropped to keep it within its limit."""
 
     segments: tuple[Segment, ...]
     history_cuts: int
 
 
 class PromptTooLongError(ValueError):
-    """The current observation does not fit into a prompt, even without history."""
+    """A prompt exceeds its limit even without history."""
 
 
 class ChatRenderer:
-    """Renders prompts with the chat template of a tokenizer.
+    """Renderer of prompts with the chat template of a tokenizer.
 
     Text of the environment and of earlier replies is not trusted; see :class:`Untrusted`.
 
     Args:
-        tokenizer: with a chat template.
-        prompt_format: the wording of prompts.
-        image_reader: converts images to model inputs; None: the model reads text only.
-        date: of the run, which some templates write; now when not given.
+        tokenizer: tokenizer with a chat template.
+        prompt_format: texts and limits of prompts; None: the defaults.
+        image_reader: converter of images to model inputs; None: the model reads text only.
+        date: date of the run, which some templates write; None: now.
 
     Raises:
         ValueError: the template cannot render an agent's conversation; see :class:`ChatTemplate`.
@@ -72,17 +72,17 @@ class ChatRenderer:
         self.format = prompt_format or PromptFormat()
         self.image_reader = image_reader
         self.template = ChatTemplate(tokenizer, image_reader, date)
-        # Any text of more characters is over the limit of tokens, so texts are cut there and megabytes never encoded.
+        # Texts with more characters exceed the token limit anyway. They are cut there, so megabytes are never encoded.
         longest = max(map(len, tokenizer.get_vocab()))
         self._most = longest * (self.format.max_prompt_tokens + 1)
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=self._most)
         self.writer = MessageWriter(self.format, self.template, self._safe)
-        self._remembered: dict[Hashable, RenderedPrompt] = {}  # states of small games recur
-        self._short_reply = lru_cache(REMEMBERED)(self._decode)  # an action and little else
+        self._remembered: dict[Hashable, RenderedPrompt] = {}  # prompts of small games recur
+        self._short_reply = lru_cache(REMEMBERED)(self._decode)  # replies with little more than an action recur
 
     @cached_property
     def free_text(self) -> ChatRenderer:
-        """A renderer for environments that take the whole reply: it asks for no thought and adds no headings."""
+        """A renderer for environments whose action is the whole reply: it asks for no thought and adds no headings."""
         other = copy(self)
         other.format = replace(self.format, think=False)
         other.writer = MessageWriter(other.format, self.template, self._safe, free_text=True)
@@ -90,11 +90,11 @@ class ChatRenderer:
         return other
 
     def see(self, images: Sequence[np.ndarray]) -> tuple[ModelInput, ...]:
-        """Return images of an observation, uint8 [height, width, 3], as the model reads them.
+        """Convert images of an observation, uint8 [height, width, 3], to model inputs.
 
         Raises:
             ConfigError: the model reads text only.
-            ValueError: it cannot read an image like one of these.
+            ValueError: the model cannot read one of the images, for example because of its size.
         """
         if images and self.image_reader is None:
             raise ConfigError(
@@ -107,22 +107,22 @@ class ChatRenderer:
     def render(
         self, rules: Rules, observation: Observation, recollection: Recollection | None = None
     ) -> RenderedPrompt:
-        """Return the prompt of one turn as one segment.
+        """Render the prompt of one turn as one segment.
 
         Args:
             rules: texts of the environment for every prompt.
-            observation: the current one.
-            recollection: the part of the episode that the memory shows; None: nothing.
+            observation: current observation.
+            recollection: part of the past that the memory shows; None: nothing.
 
         Raises:
-            RefusedMessagesError: the template does not show messages of these roles.
-            PromptTooLongError: the prompt is over its limit even without any history.
+            RefusedMessagesError: the chat template refuses messages of these roles.
+            PromptTooLongError: the prompt exceeds its limit even without history.
         """
         recollection = recollection or Recollection()
-        if observation.role != "user" or observation.messages:  # every template shows users
+        if observation.role != "user" or observation.messages:  # every template accepts user messages
             self._check_roles(rules, observation, later=bool(recollection.turns))
         shown = None if rules.tools else _shown(rules, observation, recollection)
-        key = None if shown is None else (self.template.date.now, shown)  # a checkpoint may bring another date
+        key = None if shown is None else (self.template.date.now, shown)  # loading a checkpoint may change the date
         if key is not None and key in self._remembered:
             return self._remembered[key]
         prompt = self._fitted(rules, observation, recollection)
@@ -134,7 +134,7 @@ class ChatRenderer:
         return prompt
 
     def _fitted(self, rules: Rules, observation: Observation, recollection: Recollection) -> RenderedPrompt:
-        """Return the prompt with as many of the last turns as fit."""
+        """Render the prompt with as many of the last turns as fit."""
         past, note = recollection.turns, recollection.note
         parts = self.writer.parts(rules, observation, Recollection(note=note))
         head, current = parts["system"] + parts["examples"], parts["current"]
@@ -151,12 +151,12 @@ class ChatRenderer:
             return RenderedPrompt((Segment(SegmentKind.PROMPT, prompts[cuts]),), cuts)
         if len(prompts[turns]) <= self.format.max_prompt_tokens:
             raise PromptTooLongError(
-                f"one observation shows {len(observation.images)} images, over the limit of {self.format.max_images}; "
+                f"one observation has {len(observation.images)} images, over the limit of {self.format.max_images}; "
                 "raise it (key data.init_args.prompt.max_images)"
             )
         longest = max(map(len, (rules.system, note, observation.text, observation.short_term)))
         more, text = "", ""
-        if longest > self._most:  # only the beginning of that text was encoded
+        if longest > self._most:  # only the start of that text was encoded
             more, text = "more than ", f", and one text of {longest} characters"
         raise PromptTooLongError(
             f"the prompt without history has {more}{len(prompts[turns])} tokens, over the limit of "
@@ -170,17 +170,17 @@ class ChatRenderer:
         return len(self._read(messages, generate=reply_follows, tools=tools))
 
     def continuation(self, rules: Rules, observation: Observation, closed: bool = True) -> tuple[Segment, ...]:
-        """Return what follows a reply in a growing sample: the rest of its turn, the next message, the next header.
+        """Render what follows a reply in a growing sample: the end of its turn, the next message, the next header.
 
         Args:
-            rules: as at the start of the episode.
-            observation: what the environment shows now.
-            closed: whether the reply ended with the token that closes a turn. Otherwise the close comes first, as glue.
+            rules: texts of the environment, as at the start of the episode.
+            observation: current observation.
+            closed: whether the reply ended with the turn-close token. If not, that token is added as glue.
 
         Raises:
-            RefusedMessagesError: the template does not show messages of these roles, or rewrites earlier messages for
-                them.
-            ValueError: the template is not append-only.
+            RefusedMessagesError: the chat template refuses messages of these roles, or rewrites earlier messages if
+                they follow.
+            ValueError: the chat template is not append-only.
         """
         self._check_roles(rules, observation, later=True)
         tools, roles = self.writer.tools(rules.tools), _roles(observation)
@@ -189,23 +189,23 @@ class ChatRenderer:
             suffix = self.template.suffix(self.writer.system(rules), messages, tools=tools)
         rewrites = self.template.rewriting(tools, roles)
         if observation.messages and (suffix is None or rewrites) and not self.template.rewriting(tools):
-            raise RefusedMessagesError(f"{self.template.name} rewrites earlier messages where it shows these")
+            raise RefusedMessagesError(f"{self.template.name} rewrites earlier messages if these follow")
         if suffix is None or rewrites:
             raise ValueError(f"{self.template.name} is not append-only, a growing sample cannot be built with it")
         glue = suffix[: len(suffix) - len(suffix.lstrip())]
         if not closed:
             close = self.template.turn_close
             suffix, glue = close + suffix, close + glue
-        text, *rest = self.with_images(suffix, messages).chunks  # before the first image
+        text, *rest = self.with_images(suffix, messages).chunks  # text up to the first image
         glue_ids = tuple(self.template.encode(glue))
-        cut = len(glue_ids) if text.ids[: len(glue_ids)] == glue_ids else 0  # 0: the tokenizer joins both parts
+        cut = len(glue_ids) if text.ids[: len(glue_ids)] == glue_ids else 0  # 0: a token spans both parts
         observed = ModelInput((TextChunk(text.ids[cut:]), *rest))
         parts = ((SegmentKind.GLUE, ModelInput.of_ids(text.ids[:cut])), (SegmentKind.OBSERVATION, observed))
         return tuple(Segment(kind, part) for kind, part in parts if part)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a reply: the template's turn close, then the tokenizer's end of sequence if it is another."""
+        """Ids that end a reply: the template's turn-close token, and the end-of-sequence token if it is another."""
         eos = self.tokenizer.eos_token_id
         close = self.template.turn_close_id
         return (close,) if eos in (None, close) else (close, int(eos))
@@ -225,17 +225,17 @@ class ChatRenderer:
         return str(text)
 
     def tokens_before(self, ids: Sequence[int], chars: int) -> int:
-        """Return how many leading tokens of a reply lie within its first ``chars`` characters."""
+        """Return the number of leading tokens of a reply within its first ``chars`` characters."""
         if not chars:
             return 0
         beyond = bisect_left(range(len(ids) + 1), True, key=lambda count: self._length(ids, count) > chars)
         return beyond - 1
 
     def _length(self, ids: Sequence[int], count: int) -> int:
-        """Return the length of the text of the first ``count`` tokens, an unfinished character counted once.
+        """Return the length of the text of the first ``count`` tokens, counting an incomplete character once.
 
-        With byte fallback, one unfinished character turns each byte of its run into a replacement character. The
-        length is right again when the character is complete, at most three tokens later.
+        With byte fallback, each byte of an incomplete character decodes to a separate replacement character. So the
+        length is taken where the character is complete, at most three tokens later.
         """
         shortest = sys.maxsize
         for end in range(count, min(count + UTF8_BYTES, len(ids) + 1)):
@@ -261,16 +261,16 @@ class ChatRenderer:
             raise RefusedMessagesError(f"{self.template.name} refuses the messages of a prompt: {error}") from error
 
     def with_images(self, text: str, messages: list[Message]) -> ModelInput:
-        """Return the text as a model input, with the images of the messages in place of their placeholders."""
+        """Encode a text as a model input, and replace image placeholders by the images of the messages."""
         images = [image for message in messages for image in images_of(message)]
         if not images:
             return ModelInput.of_ids(self.template.encode(text))
         ids = self.template.encode(text)
         assert self.image_reader is not None, "images come from `see`"
         places = [place for place, one in enumerate(ids) if one == self.image_reader.placeholder]
-        if len(places) != len(images):  # texts of environments cannot hold one
+        if len(places) != len(images):  # texts of environments are filtered and cannot contain a placeholder
             raise ValueError(
-                f"a prompt with {len(images)} images has {len(places)} image placeholders; take them out of the "
+                f"a prompt with {len(images)} images has {len(places)} image placeholders; remove them from the "
                 "system text and the instruction (keys data.init_args.prompt.system and .instruction)"
             )
         parts: list[ModelInput] = []
@@ -280,7 +280,7 @@ class ChatRenderer:
 
 
 def _shown(rules: Rules, observation: Observation, recollection: Recollection) -> Hashable:
-    """Return all that a prompt without tools shows."""
+    """Return everything that determines a prompt without tools, as a cache key."""
     past = [(t.observation, t.thought, t.action, t.role, t.images, t.messages) for t in recollection.turns]
     return (
         rules.system,
@@ -304,7 +304,7 @@ def _roles(observation: Observation) -> list[str]:
 
 
 def shown(tokenizer: PreTrainedTokenizerBase, read: ModelInput) -> str:
-    """Return a model input as text, special tokens included; an image as a few words in brackets."""
+    """Return a model input as text with special tokens; an image becomes ``[image of N tokens]``."""
     parts = []
     for chunk in read.chunks:
         if isinstance(chunk, ImageChunk):

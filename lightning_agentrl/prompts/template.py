@@ -1,4 +1,4 @@
-"""Chat templates: messages to text, one probe of what a template can do, and a filter for untrusted text."""
+"""Chat templates: rendering of messages to text, probes of a template's abilities, and a filter for untrusted text."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from lightning_agentrl.errors import first_line
 from lightning_agentrl.types import ModelInput
 from lightning_agentrl.types.model_input import ImageReader
 
-CLEANED, CLEANED_CHARS = 256, 1 << 14  # cached texts and their length: rules and past turns are in many prompts
-ROUNDS = 3  # of breaking markers that a normalizer restores; one round is enough for all normalizers that we met
+CLEANED, CLEANED_CHARS = 256, 1 << 14  # cached texts and their length; rules and past turns recur in prompts
+ROUNDS = 3  # attempts to break markers that a normalizer restores; one is enough for all known normalizers
 PROBED = 64  # cached probes, by tools and roles
-Tool = Mapping[str, Any]  # a function as JSON schema, in the form that chat templates read
-Message = dict[str, Any]  # role, and content: a text, or images and a text as a list of items
+Tool = Mapping[str, Any]  # a function as JSON schema, in the format of chat templates
+Message = dict[str, Any]  # role and content: a text, or a list of text and image items
 
-_IMAGE = "input"  # key of an item that holds an image as the model reads it; templates do not look at it
+_IMAGE = "input"  # key of an item's image as model input; templates ignore it
 _SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
 _TOOL = "probe of a tool's answer"
 _THOUGHT = "probe of a thought"
-_REPLIES = (  # with their thoughts, as a prompt asks for them and as reasoning models write them
+_REPLIES = (  # without thought, with a THINK line, and in the format of reasoning models
     _REPLY,
     f"THINK: {_THOUGHT}\nACTION: {_REPLY}",
     f"<think>\n{_THOUGHT}\n</think>\n\n{_REPLY}",
@@ -36,38 +36,38 @@ _REPLIES = (  # with their thoughts, as a prompt asks for them and as reasoning 
 
 
 class RefusedMessagesError(ValueError):
-    """The chat template cannot show the messages of an environment."""
+    """The chat template cannot render the messages of an environment."""
 
 
 class RunDate:
-    """The date that chat templates write: one for a whole run, so that its prompts do not change overnight."""
+    """The date that chat templates write. It is fixed for a run, so that prompts do not change overnight."""
 
     def __init__(self) -> None:
         self.now = datetime.now()
 
     def arguments(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Return what ``apply_chat_template`` takes in place of the clock; empty if the template writes no date."""
+        """Return the arguments of ``apply_chat_template`` that fix the date; empty if the template writes no date."""
         reads_clock = "strftime_now" in str(tokenizer.chat_template)
         return {"strftime_now": lambda form: self.now.strftime(form)} if reads_clock else {}
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, tried on a few messages when it is made.
+    """The chat template of a tokenizer, probed with a few messages at its creation.
 
     Args:
-        tokenizer: with a chat template.
-        image_reader: converts images to model inputs; None: the model reads text only.
-        date: of the run; now when not given.
+        tokenizer: tokenizer with a chat template.
+        image_reader: converter of images to model inputs; None: the model reads text only.
+        date: date of the run; None: now.
 
     Raises:
         ValueError: there is no chat template, or it leaves out the text of a message, does not close a reply with a
             special token, doubles the beginning-of-sequence token, or does not write one placeholder for each image.
     """
 
-    folds_system: bool = False  # it has no system role: system text stands at the start of the first user message
+    folds_system: bool = False  # True: it has no system role, so system text starts the first user message
     turn_close: str  # the special token that ends an assistant message
     turn_close_id: int
-    markers: set[str]  # its role markers that are plain text
+    markers: set[str]  # role markers that are plain text
 
     def __init__(
         self,
@@ -80,27 +80,27 @@ class ChatTemplate:
         self._dated = self.date.arguments(tokenizer)
         self._reader = image_reader
         self.name = f"the chat template of '{tokenizer.name_or_path}'"
-        self._as_items = False  # it reads contents as lists of items only
+        self._as_items = False  # whether it requires contents as lists of items
         self._why_refused = lru_cache(PROBED)(self._refusal)
         self._how_it_rewrites = lru_cache(PROBED)(self._rewriting)
         if not tokenizer.chat_template:
             raise ValueError(
-                f"the tokenizer of '{tokenizer.name_or_path}' has no chat template, and prompts are rendered with "
-                "one: use an instruct model, or put a chat_template.jinja into the model folder"
+                f"the tokenizer of '{tokenizer.name_or_path}' has no chat template, which prompts need: use an "
+                "instruct model (key model.init_args.model), or put a chat_template.jinja into the model folder"
             )
         if image_reader is not None:
             self._probe_images(image_reader)
         self._probe()
 
     def apply(self, messages: list[Message], generate: bool = False, tools: Sequence[Tool] = ()) -> str:
-        """Return the text of a conversation, with the header of the next reply if one is to be generated."""
+        """Render a conversation to text; ``generate``: with the header of the next reply."""
         given = folded(messages) if self.folds_system else messages
         text = rendered(self.tokenizer, given, tools, add_generation_prompt=generate, **self._dated)
         return text if self._reader is None else self._reader.marked(text)
 
     @property
     def writes_date(self) -> bool:
-        """Whether prompts hold the date."""
+        """Whether prompts contain the date."""
         return bool(self._dated)
 
     def encode(self, text: str) -> list[int]:
@@ -108,11 +108,11 @@ class ChatTemplate:
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def message(self, role: str, text: str, images: Sequence[ModelInput] = ()) -> Message:
-        """Return a message in the form that the template reads, its images above its text."""
+        """Return a message in the template's format, with its images before its text."""
         return self.mixed(role, [*images, text])
 
     def mixed(self, role: str, parts: Sequence[str | ModelInput]) -> Message:
-        """Return a message of texts and images in any order."""
+        """Return a message with texts and images in the given order."""
         if not self._as_items and all(isinstance(part, str) for part in parts):
             return {"role": role, "content": "".join(map(str, parts))}
         items = [_text_item(part) if isinstance(part, str) else {"type": "image", _IMAGE: part} for part in parts]
@@ -121,7 +121,7 @@ class ChatTemplate:
     def suffix(
         self, head: list[Message], messages: list[Message], reply: str = _REPLY, tools: Sequence[Tool] = ()
     ) -> str | None:
-        """Return the text that ``messages`` and the next header add to a closed reply; None if they rewrite it."""
+        """Return the text that ``messages`` and the next header add after a reply; None if they change earlier text."""
         start = [*head, self.message("user", _USER), self.message("assistant", reply)]
         before = self.apply(start, tools=tools)
         close = before.find(self.turn_close, before.rfind(reply) + len(reply)) if reply in before else -1
@@ -130,33 +130,33 @@ class ChatTemplate:
         return after[len(before) :] if close >= 0 and after.startswith(before) else None
 
     def rewriting(self, tools: Sequence[Tool] = (), roles: Sequence[str] = ("user",)) -> str:
-        """Return how a rendered conversation differs from the start of the longer one; empty if it does not.
+        """Describe how the template rewrites earlier messages when a conversation grows; empty if it only appends.
 
         Args:
-            tools: that are shown.
-            roles: of the messages that follow a reply, in order.
+            tools: tools that the prompt shows.
+            roles: roles of the messages that follow a reply, in order.
         """
         return self._how_it_rewrites(json.dumps(tools), tuple(roles))
 
     def check_roles(self, roles: Sequence[str], later: bool, tools: Sequence[Tool] = ()) -> None:
-        """Refuse messages of an environment's own that the template does not show in their order.
+        """Check that the template renders an environment's own messages in order.
 
         Args:
-            roles: of the messages, in order.
-            later: they follow a reply; else they begin a conversation.
-            tools: that are shown.
+            roles: roles of the messages, in order.
+            later: whether they follow a reply; if not, they begin a conversation.
+            tools: tools that the prompt shows.
 
         Raises:
-            RefusedMessagesError: it refuses such a conversation, or leaves one of its texts out.
+            RefusedMessagesError: the template refuses such a conversation, or leaves out or moves a text.
         """
         if why := self._why_refused(json.dumps(tools), tuple(roles), later):
             raise RefusedMessagesError(f"{self.name} {why}")
 
     def check_tools(self, tools: Sequence[Tool]) -> None:
-        """Refuse tools that the template does not show, or shows in a conversation that differs in more than the tools.
+        """Check that the template shows tools, and renders the conversation as without tools otherwise.
 
         Raises:
-            ValueError: it leaves out them, the message of a tool or the system text, or closes a reply otherwise.
+            ValueError: it leaves out the tools, a tool's message or the system text, or closes a reply differently.
         """
         names = [str(tool.get("function", tool).get("name", "")) for tool in tools]
         start = [self.message("system", _SYSTEM), self.message("user", _USER), self.message("assistant", _REPLY)]
@@ -172,9 +172,9 @@ class ChatTemplate:
         shown = [content for content in (_SYSTEM, _USER, _REPLY) if content in text]
         if len(shown) < 3 or self._close_of(text) != self.turn_close:
             raise ValueError(
-                f"{self.name} leaves out the system text or a message where it shows tools, or does not close a reply "
-                f"with '{self.turn_close}' there; choose another model (key model.init_args.model), or put a "
-                "chat_template.jinja that shows both alike into the model folder"
+                f"{self.name} leaves out the system text or a message if there are tools, or does not close a reply "
+                f"with '{self.turn_close}' then; choose another model (key model.init_args.model), or put a "
+                "chat_template.jinja without this difference into the model folder"
             )
 
     def _probe(self) -> None:
@@ -205,7 +205,7 @@ class ChatTemplate:
             self.markers |= role_markers(answered, (_SYSTEM, _USER, _REPLY, _TOOL), special)
 
     def _close_of(self, text: str) -> str:
-        """Return the special token behind the last reply of a probe; empty if there is none."""
+        """Return the special token after the last reply of a rendered probe; empty if there is none."""
         special = sorted(special_strings(self.tokenizer), key=len, reverse=True)
         behind = text[text.rindex(_REPLY) + len(_REPLY) :].lstrip()
         return next(filter(behind.startswith, special), "")
@@ -223,10 +223,10 @@ class ChatTemplate:
         return "" if -1 not in places and places == sorted(places) else f"leaves out or moves {named}"
 
     def _rewriting(self, tools_json: str, roles: Sequence[str]) -> str:
-        """Compare conversations of one, two and three rounds.
+        """Compare rendered conversations of one, two and three rounds.
 
-        A growing sample is what was asked with, the reply, and what comes next. So the header of a reply that is asked
-        for has to be that of an earlier reply.
+        A growing sample consists of a prompt, the reply, and the text that follows. So the header at the end of a
+        prompt must equal the header of the same reply in a longer conversation.
         """
         tools = json.loads(tools_json)
         then = [self.message(role, f"probe of message {number}.") for number, role in enumerate(roles)]
@@ -248,10 +248,10 @@ class ChatTemplate:
         return ""
 
     def _probe_images(self, reader: ImageReader) -> None:
-        """Learn whether the template reads texts as they are, and check that it writes one placeholder per image.
+        """Detect whether the template requires lists of items, and check that it writes one placeholder per image.
 
         Raises:
-            ValueError: it does not.
+            ValueError: it does not write exactly one.
         """
         try:
             self._as_items = _USER not in self.apply([self.message("user", _USER)])
@@ -265,41 +265,47 @@ class ChatTemplate:
         if count != 1:
             raise ValueError(
                 f"{self.name} writes {count} placeholders for an image; it must write one, with the id "
-                f"{reader.placeholder} of the model's config: put a chat_template.jinja that does into the model "
+                f"{reader.placeholder} of the model's config: put a chat_template.jinja that does so into the model "
                 "folder, or choose another model (key model.init_args.model)"
             )
 
 
 def _other_header(asked: str, later: str, reply: str) -> str:
-    """Return how the header of a reply that is asked for differs from the one in the longer conversation."""
+    """Describe how the header at the end of a prompt differs from that in a longer conversation; empty if it does not.
+
+    Args:
+        asked: rendered prompt, which ends with the header of the next reply.
+        later: rendered conversation with that reply.
+        reply: text of the reply.
+    """
     same = next((i for i, (one, other) in enumerate(zip(asked, later, strict=False)) if one != other), len(asked))
     if asked[same:]:
-        return f"writes {asked[same:]!r} before a reply that is asked for, and not before an earlier one"
+        return f"writes {asked[same:]!r} before the next reply, and not before an earlier one"
     between = later[same : later.index(reply, same)]
-    if between.strip():  # blanks a policy may write itself
-        return f"writes {between!r} before an earlier reply, and not before one that is asked for"
+    if between.strip():  # the policy may write whitespace itself
+        return f"writes {between!r} before an earlier reply, and not before the next one"
     return ""
 
 
 def rendered(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: Sequence[Tool] = (), **arguments: Any
 ) -> str:
-    """Return what the chat template of a tokenizer makes of messages.
+    """Render messages with the chat template of a tokenizer.
 
     Raises:
-        TemplateError: whatever the template raises, such as the OverflowError of a range that its sandbox refuses.
+        TemplateError: the template raised any error, such as the OverflowError of a range that its sandbox refuses.
     """
     shown: Any = [dict(tool) for tool in tools] or None
     try:
         return str(tokenizer.apply_chat_template(messages, shown, tokenize=False, **arguments))
     except TemplateError:
         raise
-    except Exception as error:  # a template is code
+    except Exception as error:  # a template is code and may raise anything
         raise TemplateError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def folded(messages: list[Message]) -> list[Message]:
-    """Return the messages with a leading system text at the start of the first user message."""
+    """Return the messages with a leading system message merged into the first user message."""
     if not messages or messages[0]["role"] != "system":
         return messages
     system, *rest = messages
@@ -308,7 +314,7 @@ def folded(messages: list[Message]) -> list[Message]:
     content = rest[0]["content"]
     if isinstance(content, str):
         joined: Any = "\n\n".join(filter(None, (text_of(system), content)))
-    else:  # above its first text, so that images and texts keep their order
+    else:  # before its first text, so that images and texts keep their order
         place = next((k for k, item in enumerate(content) if _IMAGE not in item), len(content))
         first = content[place].get("text", "") if place < len(content) else ""
         text = "\n\n".join(filter(None, (text_of(system), first)))
@@ -332,16 +338,16 @@ def _text_item(text: str) -> dict[str, str]:
 
 
 class Untrusted:
-    """A filter for text of environments, users and earlier replies.
+    """Filter that makes text of environments, users and earlier replies harmless.
 
-    A string that the tokenizer would read as a special token, or that the template writes to mark a role
-    (``[/INST]``, ``<|user|>``), is broken by a space after its first character. Ids are looked at too, since a
-    normaliser may turn harmless characters into such a string.
+    A string that the tokenizer would read as a special token, or with which the template marks a role (``[/INST]``,
+    ``<|user|>``), is broken by a space after its first character. Token ids are checked too, since a normalizer may
+    turn other characters into such a string.
 
     Args:
-        tokenizer: encodes the text.
+        tokenizer: tokenizer of the prompts.
         markers: role markers that are plain text.
-        max_chars: longer texts are cut; set it so high that such a text is over every limit of tokens anyway.
+        max_chars: length at which texts are cut; set it so high that longer texts exceed the token limit anyway.
     """
 
     def __init__(
@@ -349,7 +355,7 @@ class Untrusted:
     ) -> None:
         special = special_strings(tokenizer)
         self._start = re.compile(f"(?=(?:{_any_of({*special, *markers})}))(.)", re.DOTALL)
-        # All but the token for words that are not in the vocabulary.
+        # All special tokens except the unknown token.
         forged = [text for text in special if text != tokenizer.unk_token]
         self._any = re.compile(_any_of({*forged, *markers}))
         self._special_ids = set(cast(list[int], tokenizer.convert_tokens_to_ids(forged)))
@@ -358,7 +364,7 @@ class Untrusted:
         self._remembered = lru_cache(CLEANED)(self._clean)
 
     def __call__(self, text: str) -> str:
-        """Return the text with nothing in it that reads as a special token or a role marker."""
+        """Return the text without anything that reads as a special token or a role marker."""
         return self._remembered(text) if len(text) <= CLEANED_CHARS else self._clean(text)
 
     def _clean(self, text: str) -> str:
@@ -370,26 +376,26 @@ class Untrusted:
             if self._special_ids.isdisjoint(ids) and not self._any.search(read):
                 return text
             text = read
-        return re.sub(r"[^\w\s]", " ", text)  # words alone are no markers
+        return re.sub(r"[^\w\s]", " ", text)  # words without punctuation are not markers
 
 
 def special_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return strings that the tokenizer reads as one: special tokens, and added tokens that look like tags."""
+    """Return the strings of special tokens, and of added tokens that look like tags."""
     added = tokenizer.added_tokens_decoder.values()
     strings = {token.content for token in added if token.special or re.fullmatch(r"<.+>", token.content)}
     return [text for text in strings | set(tokenizer.all_special_tokens) if len(text) > 1]
 
 
 def role_markers(text: str, contents: Sequence[str], special: Sequence[str]) -> set[str]:
-    """Return what a template writes round messages to tell roles apart, as far as it is plain text.
+    """Return the plain-text role markers that a template writes around messages.
 
     These are words in brackets of any kind (``[INST]``, ``<<SYS>>``, ``<|user|>``) and lines that end with a colon
-    (``### Instruction:``, ``USER:``). Bare words (``user``) mean nothing without the special token before them.
+    (``### Instruction:``, ``USER:``). Bare words (``user``) have no effect without the special token before them.
 
     Args:
-        text: a rendered conversation. Of what comes before its first message only the last line counts.
-        contents: those of its messages.
-        special: strings of special tokens, which are no plain text.
+        text: rendered conversation. Before its first message, only the last line counts.
+        contents: contents of its messages.
+        special: strings of special tokens, which are not plain text.
     """
     before, *glue = re.split(_any_of(contents), text)
     pieces = [

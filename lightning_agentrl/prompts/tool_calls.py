@@ -1,4 +1,4 @@
-"""Tool calls of a reply, read in the form in which the model's own chat template writes them."""
+"""Parsing of tool calls in a reply, in the format that the model's chat template writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARAMETER = r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
 
 
 def _form(calls: dict[str, Any], **content: Any) -> dict[str, Any]:
-    """Return a response template of transformers with the calls and the text around them."""
+    """Return a response template of transformers for tool calls and the text around them."""
     return {"start_anchor_pattern": r"\A", "fields": {"content": content, "tool_calls": calls}}
 
 
@@ -109,7 +109,7 @@ _PARAMETERS = {
 }
 _FUNCTION = {"name": "probe_tool", "description": "A tool.", "parameters": _PARAMETERS}
 _TOOL = {"type": "function", "function": _FUNCTION}
-_CALL_ID = "probe0001"  # some templates want nine letters and digits
+_CALL_ID = "probe0001"  # some templates require nine letters and digits
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class ReadReply:
     """Text and tool calls of a reply.
 
     Args:
-        text: beside the calls; where there is none, or one could not be read, the whole reply as it was sampled.
-        calls: name and arguments of each.
-        unread: it begins a call that could not be read.
-        unknown: names that are no tool.
+        text: text besides the calls; the whole reply if there are none or one could not be parsed.
+        calls: name and arguments of each call.
+        unread: whether a call could not be parsed.
+        unknown: called names that are not tools.
     """
 
     text: str
@@ -130,14 +130,13 @@ class ReadReply:
 
 
 class ToolCallReader:
-    """A reader of the tool calls of a model.
+    """Parser of a model's tool calls, in a format that is detected by probing its chat template.
 
     Args:
-        template: of the model.
+        template: chat template of the model.
 
     Raises:
-        ValueError: the template leaves out tools, calls or answers, or no form is known that gives back a call as the
-            template writes it.
+        ValueError: the template leaves out tools, calls or answers, or none of the known formats can parse its calls.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -157,15 +156,15 @@ class ToolCallReader:
         close = written.rfind(template.turn_close)
         form = _form_of(written[:close] if close >= 0 else written)
         if form is None:
-            raise ValueError(f"{template.name} writes tool calls in no form that can be read back; {_REMEDY}")
+            raise ValueError(f"{template.name} writes tool calls in an unknown format; {_REMEDY}")
         self.form = form
 
     def read(self, reply: str, tools: Sequence[Tool]) -> ReadReply:
-        """Read a reply, special tokens included and without the token that closes it.
+        """Parse a reply.
 
         Args:
-            reply: as it was sampled.
-            tools: that the prompt has shown.
+            reply: text of the reply with special tokens, except the turn-close token.
+            tools: tools that the prompt shows.
         """
         try:
             text, calls = _parsed(reply, self.form, tools)
@@ -178,13 +177,13 @@ class ToolCallReader:
 
 
 _REMEDY = (
-    "choose a model whose template has tools, or put a chat_template.jinja that has them into the model folder (key "
+    "choose a model whose template supports tools, or put a chat_template.jinja that does into the model folder (key "
     "model.init_args.model)"
 )
 
 
 def _form_of(written: str) -> str | None:
-    """Return the form that gives back the probe as a template writes it."""
+    """Return the format that parses the probe call as the template writes it, or None."""
     for form in FORMS:
         with suppress(ValueError, KeyError, TypeError):
             if _parsed(written, form, [_TOOL])[1] == (("probe_tool", _ARGUMENTS),):
@@ -196,7 +195,7 @@ def _parsed(reply: str, form: str, tools: Sequence[Tool]) -> tuple[str, tuple[tu
     """Return the text and the calls of a reply.
 
     Raises:
-        ValueError, KeyError, TypeError: a call was begun that cannot be read.
+        ValueError, KeyError, TypeError: a call cannot be parsed.
     """
     found = parse_response(reply, FORMS[form], prefix="", tools=[dict(tool) for tool in tools])
     return str(found.get("content") or ""), tuple(_call(one) for one in found.get("tool_calls") or ())
@@ -206,11 +205,11 @@ def _call(found: Any) -> tuple[str, dict[str, Any]]:
     """Return name and arguments of a call.
 
     Raises:
-        ValueError: it lacks one, or its arguments are no object.
+        ValueError: the name is not a text, or the arguments are not an object.
     """
     name, arguments = found["function"]["name"], found["function"]["arguments"]
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ValueError("a call has a name and an object of arguments")
+        raise ValueError("a tool call must have a name and an object of arguments")
     return name, arguments

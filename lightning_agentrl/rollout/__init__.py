@@ -1,4 +1,4 @@
-"""Rollouts: collecting episodes, and the stream of mini-batches made of them."""
+"""Rollouts: collection of episodes, and the stream of mini-batches."""
 
 from lightning_agentrl.episodes.agent_program import AgentProgram
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction

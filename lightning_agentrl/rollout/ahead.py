@@ -1,4 +1,4 @@
-"""The rollout after the one that is trained on: collected in the background, and kept until it is needed."""
+"""Background collection of the next rollout while the current one is trained on."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from lightning_agentrl.rollout.event_loop import LoopThread, Running
 from lightning_agentrl.rollout.player import Watchdog
 from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plain
 
-Play = Callable[[Callable[[], None]], Coroutine[Any, Any, Rollout]]  # takes a callback that reports progress
+Play = Callable[[Callable[[], None]], Coroutine[Any, Any, Rollout]]  # function (progress callback) -> coroutine
 
 
 class Background:
-    """At most one rollout, being collected or ready. From ``begin`` to ``settle`` the environments belong to it.
+    """Background collection of at most one rollout. From ``begin`` to ``settle`` it owns the environments.
 
     Args:
-        max_staleness: greatest age of its turns when they are trained on, in iterations.
-        clock: shows the progress of the collection while the main thread waits for it.
+        max_staleness: largest age of turns when they are trained on, in iterations.
+        clock: stage clock, which shows the progress while the main thread waits for the collection.
     """
 
     def __init__(self, max_staleness: int, clock: StageClock) -> None:
         self.max_staleness = max_staleness
         self.ready: Rollout | None = None
-        self.seconds = 0.0  # of the last collection; 0 if the rollout comes from a checkpoint
+        self.seconds = 0.0  # duration of the last collection; 0 if the rollout is from a checkpoint
         self._clock = clock
         self._running: Running[Rollout] | None = None
         self._total = self._done = 0
-        self._awaited = self._raised = False  # the main thread waits for it; its error was raised
+        self._awaited = self._raised = False  # whether the main thread waits for it, and whether its error was raised
 
     def begin(self, play: Play, total: int, loop: LoopThread, watchdog: Watchdog) -> None:
-        """Collect in the background.
+        """Start a collection in the background.
 
         Args:
-            play: collects the rollout.
-            total: how often it reports progress.
-            loop: where it runs.
-            watchdog: warns if it is stuck.
+            play: function that returns the coroutine of the collection.
+            total: number of times that it reports progress.
+            loop: event loop in which it runs.
+            watchdog: watchdog that warns if it is stuck.
         """
         self._total, self._done = total, 0
         self._awaited = self._raised = False
         self._running = loop.begin(self._collect(play, watchdog))
 
     def settle(self) -> bool:
-        """Wait for a running collection; return whether it gave a rollout.
+        """Wait for a running collection, and return whether there was one and it succeeded.
 
-        If it failed, ``raise_failure`` raises its error when the rollout is needed.
+        If it failed, call ``raise_failure`` when the rollout is needed.
         """
         running = self._running
         if running is None or running.failed():
@@ -65,25 +65,25 @@ class Background:
         return True
 
     def adopt(self, rollout: Rollout, own_envs: Sequence[int], num_envs: int, turns: int | None, forks: bool) -> None:
-        """Keep this rank's part of a rollout from a checkpoint, if it fits this run.
+        """Restore this rank's part of a rollout from a checkpoint, or drop it with a warning if the sizes differ.
 
         Args:
-            rollout: collected ahead, of all ranks.
+            rollout: rollout of all ranks that was collected ahead.
             own_envs: environments of this rank.
-            num_envs: environments of a rollout of this run.
-            turns: turns of a rollout of this run; None: their number is not fixed.
-            forks: whether this run needs the states of its rollouts forked.
+            num_envs: number of environments of a rollout in this run.
+            turns: number of turns of a rollout in this run; None: it is not fixed.
+            forks: whether this run forks the states of its rollouts.
         """
         if not _dropped(misfit(rollout, num_envs, turns, forks)):
             self.ready, self.seconds = rows_of(rollout, own_envs), 0.0
 
     def take(self, policy_version: int, steps_per_iteration: int, held_steps: range) -> Rollout | None:
-        """Return the rollout, if one was begun and may be trained on. Every rank must call it.
+        """Return the rollout if there is one and it is not too old, else None. Every rank must call it.
 
         Args:
-            policy_version: of the weights that are trained next.
-            steps_per_iteration: by which the version grows in an iteration.
-            held_steps: in which it grows and the policy stays the same.
+            policy_version: version of the weights that are trained next.
+            steps_per_iteration: number of versions per iteration.
+            held_steps: versions that do not change the policy, such as steps of the critic's warm-up.
         """
         taken, self.ready = self.ready, None
         if taken is None:
@@ -98,17 +98,17 @@ class Background:
         return None
 
     def raise_failure(self) -> None:
-        """Raise the error of a collection that has failed.
+        """Raise the error of a failed collection, if there is one.
 
         Raises:
-            Exception: of an environment or of the engine.
+            Exception: error of an environment or of the engine.
         """
         if self._running is not None:
             self._raised = True
             self._running.result()
 
     def cancel(self) -> None:
-        """End a running collection."""
+        """Cancel a running collection."""
         if self._running is not None:
             self._running.cancel()
 
@@ -131,33 +131,33 @@ class Background:
 
 
 def _dropped(reason: str) -> bool:
-    """Return whether there is a reason to drop a rollout, and warn of it."""
+    """Warn that a rollout is dropped if there is a reason, and return whether there is one."""
     if reason:
         rank_zero_warn(f"the rollout that was collected ahead {reason}; it is dropped, and a new one is collected")
     return bool(reason)
 
 
 def misfit(rollout: Rollout, num_envs: int, turns: int | None, forks: bool = False) -> str:
-    """Return why a rollout from a checkpoint does not fit this run, empty if it does.
+    """Return why a rollout from a checkpoint does not fit this run; empty if it does.
 
     Args:
-        rollout: of all ranks.
-        num_envs: environments of a rollout of this run.
-        turns: turns of a rollout of this run; None: their number is not fixed.
-        forks: whether this run needs the states of its rollouts forked.
+        rollout: rollout of all ranks.
+        num_envs: number of environments of a rollout in this run.
+        turns: number of turns of a rollout in this run; None: it is not fixed.
+        forks: whether this run forks the states of its rollouts.
     """
     if forks and rollout.state_values is None:
         return "has no forks, which this run needs"
     envs = {turn.env for turn in rollout.turns}
-    if turns is None and envs <= set(range(num_envs)):  # of a group an episode may be lost
+    if turns is None and envs <= set(range(num_envs)):  # with groups, episodes may be missing
         return ""
     if turns == len(rollout.turns) and envs == set(range(num_envs)):
         return ""
-    return f"has {len(rollout.turns)} turns of {len(envs)} environments, other sizes than those of this run"
+    return f"has {len(rollout.turns)} turns of {len(envs)} environments, unlike the rollouts of this run"
 
 
 def pooled(rollout: Rollout | None) -> dict[str, Any] | None:
-    """Return the rows of all ranks, each once, as plain types; every rank must call it."""
+    """Gather a rollout from all ranks without duplicate rows, as plain types. Every rank must call it."""
     plain = all_gather(None if rollout is None else rollout_to_plain(rollout))
     parts = [rollout_from_plain(part) for part in plain if part is not None]
     if not parts:
@@ -171,6 +171,6 @@ def pooled(rollout: Rollout | None) -> dict[str, Any] | None:
 
 
 def rows_of(rollout: Rollout, envs: Sequence[int]) -> Rollout:
-    """Return the rows of these environments."""
+    """Return the part of a rollout that was played in these environments."""
     own = set(envs)
     return rollout.select([i for i, sample in enumerate(rollout.samples) if sample.turns[0].env in own])

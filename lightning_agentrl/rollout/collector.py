@@ -1,4 +1,4 @@
-"""The collector: engine, sessions, event loop and training environments of one rank."""
+"""Collector of rollouts: owns engine, sessions, event loop and training environments of one rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A rollout with advantages and returns, and the numbers to be logged with its first step."""
+    """A rollout with advantages and returns, and the metrics to log with its first optimizer step."""
 
     rollout: Rollout
     metrics: dict[str, float]
@@ -45,18 +45,18 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Connection:
-    """An agent as rollouts know it: the policy that plays, and what the agent does between rollouts.
+    """Interface of an agent to the collection of rollouts.
 
     Args:
-        handle: of the policy.
-        prepare: scores a rollout and estimates its advantages and returns.
-        policy_version: returns the number of optimizer steps attempted before; those that a guard skipped count.
-        held_steps: returns the numbers of the attempts that leave the policy as it is, as the critic's warm-up.
-        clock: times stages and shows their progress.
-        temperature: of sampling in training.
-        after_sync: called before each rollout, when the engine has taken over the weights.
-        greedy_baseline: play one more episode of each group without randomness.
-        forks: which states of a rollout are valued by playing on from them; None: none.
+        handle: handle of the policy.
+        prepare: function that scores a rollout and estimates its advantages and returns.
+        policy_version: function that returns the number of optimizer steps so far, including skipped ones.
+        held_steps: function that returns the range of steps that do not change the policy: the critic's warm-up.
+        clock: stage clock, which times stages and shows their progress.
+        temperature: temperature of sampling in training.
+        after_sync: function that is called before each rollout, after the engine's weights were updated.
+        greedy_baseline: whether to play one more episode of each group with temperature 0.
+        forks: plan of the states whose values are measured by forked episodes; None: none.
     """
 
     handle: PolicyHandle
@@ -72,24 +72,24 @@ class Connection:
 
 @dataclass
 class RolloutState:
-    """The state of the training environments of one rank, from which collecting continues."""
+    """State of the training environments of one rank, from which the collection continues."""
 
-    sessions: dict[int, Any] = field(default_factory=dict)  # running episodes by number
-    iteration: int = 0  # iterations begun
-    collected: int = 0  # rollouts
-    origin: str = ""  # what the episodes follow from
-    ahead: Rollout | None = None  # collected and not trained on yet
-    lost: Sequence[bool] = ()  # of the last episodes of all ranks, whether they were lost
-    policy: LanguageModel | None = None  # that has played them in this process; not in checkpoints
+    sessions: dict[int, Any] = field(default_factory=dict)  # running episodes by environment
+    iteration: int = 0  # number of iterations begun
+    collected: int = 0  # number of rollouts collected
+    origin: str = ""  # description of the sources, group sizes and seed
+    ahead: Rollout | None = None  # rollout that was collected but not trained on
+    lost: Sequence[bool] = ()  # whether each of the last episodes of all ranks was lost
+    policy: LanguageModel | None = None  # policy that played the episodes in this process; not in checkpoints
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> RolloutState:
-        """Read the state of all ranks from plain types."""
+        """Restore the state from :meth:`to_plain`; it holds the sessions of all ranks."""
         ahead = state["ahead"]
         return cls(**{**state, "ahead": None if ahead is None else rollout_from_plain(ahead)})
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the state of all ranks as plain types and tensors; every rank must call it."""
+        """Gather the state of all ranks and serialize it to plain types and tensors. Every rank must call it."""
         return {
             "sessions": {i: state for part in all_gather(with_tensors(self.sessions)) for i, state in part.items()},
             "iteration": self.iteration,
@@ -101,12 +101,12 @@ class RolloutState:
 
 
 class FixedTurns:
-    """Rollouts of a fixed number of turns, the same for each environment; episodes continue in the next rollout.
+    """Rollouts with the same fixed number of turns of each environment; episodes continue in the next rollout.
 
     Args:
-        player: plays them.
-        sessions: one for each environment.
-        turns_per_env: turns of each of them per rollout.
+        player: player of the sessions.
+        sessions: sessions, one for each environment.
+        turns_per_env: number of turns of each session per rollout.
         collected: number of rollouts collected before.
     """
 
@@ -118,14 +118,14 @@ class FixedTurns:
 
     @property
     def total(self) -> int:
-        """Turns of a rollout on this rank."""
+        """Number of turns of a rollout on this rank."""
         return len(self.sessions) * self.turns_per_env
 
     async def collect(self, advance: Callable[[], None] = lambda: None) -> Rollout:
-        """Play ``turns_per_env`` turns of each session and return them; all play at the same time.
+        """Play ``turns_per_env`` turns of all sessions concurrently, and return them as a rollout.
 
         Args:
-            advance: called after each turn.
+            advance: function that is called after each turn.
         """
         recorders = [Recorder(self.turns_per_env, self.player.memory.grows, advance) for _ in self.sessions]
         plays = [partial(self.player.play, *pair) for pair in zip(self.sessions, recorders, strict=True)]
@@ -134,7 +134,7 @@ class FixedTurns:
         return Rollout.from_samples([sample for recorder in recorders for sample in recorder.samples()])
 
     def state_dict(self) -> dict[int, Any]:
-        """Return the running episode of every environment as seed and actions, by its number over all ranks."""
+        """Return the state of the running episode of each environment, by its index over all ranks."""
         return {session.index: session.state_dict() for session in self.sessions}
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
@@ -145,32 +145,32 @@ class FixedTurns:
 
 
 def endless_session(player: Player, env: int, pictures: bool = False) -> Session:
-    """Make the session of an environment, given by its number, whose episodes follow each other."""
+    """Return a session of the environment with index ``env`` that plays one episode after another."""
     return player.session(
         player.pool.kind(env), env, lambda episode: derive_seed(player.seed, env, episode), pictures=pictures
     )
 
 
 def origin_of(pool: EnvPool, sizes: RolloutSizes, seed: int) -> str:
-    """Return in words what the episodes of a run follow from."""
+    """Return a description of the sources, group sizes and seed, which determine the episodes of a run."""
     groups = "" if sizes.groups is None else f", {sizes.groups.per_rollout} groups of {sizes.groups.size}"
     return f"{pool.label}{groups}, seed {seed}"
 
 
 class Collector:
-    """Collects rollouts from environments that live on, and plays held-out episodes between two rollouts.
+    """Collector of rollouts from persistent environments, which also plays held-out episodes between two rollouts.
 
-    The environments are made when the first rollout is needed, and continue the episodes of the saved state. While an
-    iteration prepares its update, and while a rollout is collected in the background, ``state`` is the one before it.
+    The environments are created for the first rollout, and continue the episodes of the saved state. While an iteration
+    prepares its update, and while a rollout is collected in the background, ``state`` returns the state before that.
 
     Args:
-        player: makes the sessions and plays them; its engine is started here.
-        connection: to the agent.
-        sizes: of rollouts.
-        state: from which the episodes continue.
-        stopping: whether the run is asked to end.
-        max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains.
-        rank: of this process.
+        player: player of the sessions; its engine is started here.
+        connection: interface to the agent.
+        sizes: sizes of rollouts.
+        state: state from which the episodes continue.
+        stopping: requests to end the run.
+        max_staleness: largest number of iterations between the weights that sampled a turn and those that it trains.
+        rank: rank of this process.
         world: number of ranks.
     """
 
@@ -199,15 +199,15 @@ class Collector:
         self.loop = LoopThread()
 
     def load(self, state: RolloutState) -> None:
-        """Continue from this state when the first rollout is needed."""
+        """Set the state from which the first rollout continues."""
         self._saved = state
         # A saved rollout that is too old for this run is dropped with a warning.
         ahead = self.max_staleness > 0 or state.ahead is not None
         self.ahead = Background(self.max_staleness, self.clock) if ahead else None
         self.iteration, self.lost = state.iteration, state.lost
-        self._episodes: FixedTurns | WholeGroups | None = None  # once they have begun
-        self._at_beginning: RolloutState | None = None  # of the iteration that prepares its update
-        self._before_ahead: RolloutState | None = None  # before a running or failed collection in the background
+        self._episodes: FixedTurns | WholeGroups | None = None  # set when the first rollout is needed
+        self._at_beginning: RolloutState | None = None  # state at the start of an iteration, until its update
+        self._before_ahead: RolloutState | None = None  # state before a running or failed background collection
 
     # Rollouts
 
@@ -218,7 +218,7 @@ class Collector:
 
     @property
     def begun(self) -> bool:
-        """Whether the training environments run."""
+        """Whether the training environments were created."""
         return self._episodes is not None
 
     @property
@@ -228,12 +228,12 @@ class Collector:
 
     @property
     def preparing(self) -> bool:
-        """Whether an iteration has begun and its update has not."""
+        """Whether an iteration has begun, but not its update."""
         return self._at_beginning is not None
 
     @contextmanager
     def prepare_update(self) -> Iterator[None]:
-        """Begin an iteration: until the block ends, ``state`` is the one before it, and the run can be left."""
+        """Begin an iteration: inside the context, ``state`` is that of the iteration's start, and the run may stop."""
         self._begin()
         self._at_beginning = self.state()
         self.stopping.agree()
@@ -242,10 +242,10 @@ class Collector:
         self.iteration += 1
 
     def collect(self) -> Rollout:
-        """Return the next rollout: the one begun in the background, or one sampled with the current weights.
+        """Return the next rollout: from the background, or collected now with the current weights.
 
         Raises:
-            EnvError: environments fail more often than is allowed. All ranks stop.
+            EnvError: environments failed more often than allowed; raised on all ranks.
         """
         rollout, beside, total = None, None, self._begin().total
         version = self.connection.policy_version()
@@ -267,7 +267,7 @@ class Collector:
         return rollout
 
     def begin_next(self) -> None:
-        """Start collecting the next rollout in the background with the current weights, if it may be as old as that."""
+        """Start collecting the next rollout in the background, unless ``max_staleness`` is 0."""
         if self.ahead is None or self.max_staleness == 0:
             return
         total = self._begin().total
@@ -277,15 +277,15 @@ class Collector:
         self.ahead.begin(self._play, total, self.loop, self.player.watchdog)
 
     def settle(self) -> None:
-        """Wait for a collection in the background."""
+        """Wait for a background collection."""
         if self.ahead is not None and self.ahead.settle():
             self._before_ahead = None
 
     def _begin(self) -> FixedTurns | WholeGroups:
-        """Make the environments of this rank when they are first needed, and continue their saved episodes.
+        """Create the environments of this rank at the first call, and continue their saved episodes.
 
         Raises:
-            ValueError: other episodes were saved; with the keys to change.
+            ValueError: the saved episodes are of other environments; the message names the keys.
         """
         if self._episodes is not None:
             return self._episodes
@@ -293,9 +293,9 @@ class Collector:
         if (saved.sessions or saved.collected) and saved.origin != self.origin:
             raise ValueError(
                 f"the checkpoint's environments are {saved.origin}; this run has {self.origin}, so their episodes "
-                "cannot continue: give the same data.init_args.env (or envs) and seed, or start without --ckpt_path"
+                "cannot continue: set the same data.init_args.env (or envs) and seed, or start without --ckpt_path"
             )
-        with raise_once(), waiting_for("environments to be made and continue their episodes", "collect"):
+        with raise_once(), waiting_for("environments to be created and continue their episodes", "collect"):
             episodes = self._make_episodes()
             episodes.load_state_dict(saved.sessions)
         if saved.ahead is not None and self.ahead is not None:
@@ -323,8 +323,8 @@ class Collector:
     # Engine and event loop
 
     def _sync(self, before_rollout: bool = True) -> None:
-        """Let the engine take over the current weights."""
-        what = f"{type(self.engine).__name__} to take over the weights"
+        """Update the engine's weights."""
+        what = f"{type(self.engine).__name__} to update its weights"
         with waiting_for(what, lambda: self.clock.running):
             with self.clock.part("sync"):
                 self.engine.sync(self.connection.policy_version())
@@ -332,25 +332,25 @@ class Collector:
                 self.connection.after_sync()
 
     def _run(self, playing: Coroutine[Any, Any, T]) -> T:
-        """Play in the event loop until the end, unless the run is asked to end."""
+        """Run a coroutine in the event loop to its end, unless the run is requested to end."""
         with self.engine.collecting(), self.player.watchdog.on_guard(lambda: self.clock.running):
             return self.loop.run(playing, self.stopping.look)
 
     def play_held_out(
         self, seeds: Sequence[int], config: ValidationConfig, watched: int = 0
     ) -> tuple[list[EpisodeResult], list[WholeEpisode]]:
-        """Play one whole episode per held-out seed with the current weights, apart from training.
+        """Play one whole episode per held-out seed with the current weights, in separate environments.
 
         Args:
-            seeds: of the list of held-out ones.
-            config: temperature, and environments that play at the same time.
-            watched: how many episodes are also returned whole, with pictures: those with the first seeds of the list.
+            seeds: held-out seeds.
+            config: validation settings, for temperature and number of concurrent environments.
+            watched: number of episodes to return in full, with pictures; they have the first seeds of the list.
 
         Returns:
             Results in the order of the seeds, and the watched episodes; see :func:`play_episodes`.
         """
         player = replace(self.player, temperature=config.temperature)
-        self.settle()  # weights are sent between collections only
+        self.settle()  # the weights must not change during a collection
         try:
             with self.clock.stage("validate", total=len(seeds)):
                 with self.stopping.together():
@@ -365,7 +365,7 @@ class Collector:
     # State and end
 
     def state(self) -> RolloutState:
-        """Return the state of this rank for a checkpoint; after an update a background collection is waited for."""
+        """Return the state of this rank for a checkpoint; after an update, wait for a background collection first."""
         if self._at_beginning is None:
             self.settle()
         return self._at_beginning or self._before_ahead or self._now()
@@ -378,10 +378,10 @@ class Collector:
         return RolloutState(sessions, self.iteration, collected, self.origin, ready, self.lost, self.policy)
 
     def interrupt(self, stop: bool) -> None:
-        """End a collection in the background; the environments stay as they were when it began.
+        """Cancel a background collection; ``state`` stays that of its start.
 
         Args:
-            stop: also stop the threads, whose calls are not waited for.
+            stop: whether to stop the engine and the event loop, without waiting for running calls of environments.
         """
         if self.ahead is not None:
             self.ahead.cancel()
@@ -390,7 +390,7 @@ class Collector:
             self.loop.stop()
 
     def close(self) -> RolloutState:
-        """Stop engine, event loop and environments; return the state from which their episodes continue."""
+        """Stop engine, event loop and environments; return the state from which the episodes continue."""
         if self._at_beginning is None:
             self.settle()
         with waiting_for(f"{type(self.engine).__name__} to stop", "teardown"):

@@ -35,32 +35,35 @@ from lightning_agentrl.types.model_input import ImageReader
 
 
 class RolloutDataModule(L.LightningDataModule):
-    """Rollouts for training, and held-out episodes for validation.
+    """Lightning data module that collects rollouts for training and plays held-out episodes for validation.
 
-    An iteration collects ``num_envs * turns_per_env`` turns. Environments live on from one iteration to the next, so
-    long episodes never hold up a step. With ``groups`` it collects whole episodes instead, several from each start.
+    An iteration collects ``num_envs * turns_per_env`` turns. Episodes continue from one iteration to the next, so long
+    episodes never delay a step. With ``groups`` it collects whole episodes instead, several from each start state.
     With ``max_staleness`` it collects the next rollout while the current one is trained on.
 
     Args:
-        env: the environment, as gymnasium.make takes it, or an agent program; the short form of ``envs`` for one alone.
-        num_envs: environments that play at a time, over all ranks.
-        turns_per_env: turns of each environment per iteration; not with ``groups``.
-        mini_batch_turns: turns of one optimizer step over all ranks; divides the turns of an iteration. Not with
-            ``groups``.
-        envs: everything that is played, each by its share: environments, and sets of one-turn tasks. Not with ``env``.
-        groups: collect whole groups of episodes, for estimators that compare episodes; None: a fixed number of turns.
-        update_epochs: passes over each rollout.
-        memory: what of the past a prompt shows; the last turn by default.
-        prompt: how prompts are worded; the defaults of PromptFormat when not given.
-        interaction: the turn loop; TurnInteraction when not given.
-        engine: what samples the replies; transformers in process by default.
-        validation: what validation plays; the defaults of ValidationConfig when not given.
-        faults: when faults of environments stop the run; the defaults of FaultLimits when not given.
-        max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
-            collect, then train. From 1 on: collect the next rollout while this one trains.
-        stall_seconds: seconds without progress after which a warning names what is waited for, such as environments,
-            the engine, a checkpoint or other ranks; repeated at this interval. 0: never.
-        seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
+        env: environment or agent program; short form of ``envs`` for a single source.
+        num_envs: number of concurrent environments over all ranks.
+        turns_per_env: number of turns of each environment per iteration; not with ``groups``.
+        mini_batch_turns: number of turns of an optimizer step over all ranks; it must divide the turns of an iteration.
+            Not with ``groups``.
+        envs: list of environments, agent programs and sets of one-turn tasks, played according to their shares. Not
+            with ``env``.
+        groups: sizes of groups of whole episodes, for estimators that compare episodes; None: iterations have a fixed
+            number of turns.
+        update_epochs: number of passes over each rollout.
+        memory: memory, which selects what a prompt shows of past turns. Default: the last turn, or the whole history
+            for agent programs.
+        prompt: texts and limits of prompts. Default: PromptFormat().
+        interaction: turn loop. Default: TurnInteraction().
+        engine: sampler of replies. Default: TransformersEngine(), in the trainer's process.
+        validation: settings of validation. Default: ValidationConfig().
+        faults: limits on faults of environments, after which the run stops. Default: FaultLimits().
+        max_staleness: largest number of iterations between the weights that sampled a turn and those that it trains.
+            0: collect, then train. From 1 on: collect the next rollout while this one is trained on.
+        stall_seconds: seconds without progress after which a warning names what the run is waiting for, such as
+            environments, the engine, a checkpoint or other ranks; it repeats at this interval. 0: no warning.
+        seed: seed of episodes, sampling and shuffling. Default: the seed of ``seed_everything``.
     """
 
     def __init__(
@@ -103,24 +106,24 @@ class RolloutDataModule(L.LightningDataModule):
         self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.date = RunDate()
         self.stopping = Stopping()
-        self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
-        self.stream: RolloutStream | None = None  # while a policy is connected
-        self._state = RolloutState()  # from which the next collector continues
-        self._broken = False  # an exception has ended a run
+        self.first_inputs: list[ModelInput] = []  # first prompt of each source, set by `check`
+        self.stream: RolloutStream | None = None  # set while a policy is connected
+        self._state = RolloutState()  # state from which the next collector continues
+        self._broken = False  # whether an exception has ended a run
 
     def __str__(self) -> str:
-        """Lightning's would go through the loaders, and so collect a rollout."""
+        """Describe sources and sizes. Lightning's version would iterate over the loaders, and so collect a rollout."""
         origin = origin_of(self.pool, self.sizes, self.seed)
         return f"{type(self).__name__}({origin}, {self.sizes.num_envs} environments at a time)"
 
     @property
     def steps_per_iteration(self) -> int:
-        """Optimizer steps of an iteration, which are the mini-batches of a Lightning epoch."""
+        """Number of optimizer steps of an iteration, that is of mini-batches in a Lightning epoch."""
         return self.sizes.steps_per_iteration
 
     @property
     def sessions(self) -> Sequence[Session]:
-        """The training environments of this rank in which an episode is running."""
+        """The sessions of this rank in which a training episode is running."""
         return () if self.stream is None else self.stream.collector.sessions
 
     @property
@@ -130,17 +133,17 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def preparing(self) -> bool:
-        """Whether an iteration has begun and its update has not. A checkpoint then holds its beginning."""
+        """Whether an iteration has begun, but not its update. A checkpoint then has the state of its start."""
         return self.stream is not None and self.stream.collector.preparing
 
     @property
     def longest_turn(self) -> int:
-        """The most tokens of a prompt with its reply."""
+        """The largest number of tokens of a prompt and its reply."""
         return self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
 
     @property
     def collector(self) -> Collector:
-        """Collector of the rollouts; needs a connected policy."""
+        """Collector of rollouts; a policy must be connected."""
         return self._connected().collector
 
     def _connected(self) -> RolloutStream:
@@ -151,9 +154,9 @@ class RolloutDataModule(L.LightningDataModule):
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
-        """Refuse what can be checked without a model: processes, the engine's packages, and environments.
+        """Check what needs no model: number of processes, the engine's requirements, and environments.
 
-        One environment of each source is made, and kept as the first to be played.
+        One environment of each source is created, and used first.
         """
         watch(self.stall_seconds)
         self.date.now = all_gather(self.date.now)[0]
@@ -166,15 +169,15 @@ class RolloutDataModule(L.LightningDataModule):
     def check(
         self, tokenizer: PreTrainedTokenizerBase, context_length: int, image_reader: ImageReader | None = None
     ) -> None:
-        """Refuse prompts that cannot work. The agent calls it in its own setup, before it reads weights.
+        """Check that prompts can work. The agent calls it in its setup, before it loads weights.
 
         Args:
-            tokenizer: of the policy.
-            context_length: tokens that all models can read.
-            image_reader: what the policy makes of images; None: it reads text only.
+            tokenizer: tokenizer of the policy.
+            context_length: number of tokens that all models can read.
+            image_reader: the policy's converter of images to model inputs; None: it reads text only.
 
         Raises:
-            ValueError: one sentence with the key to change.
+            ValueError: they cannot; the message names the key to change.
         """
         self.use_model(tokenizer, context_length, image_reader)
         self.first_inputs = self.player.check_prompts(context_length)
@@ -182,9 +185,9 @@ class RolloutDataModule(L.LightningDataModule):
     def use_model(
         self, tokenizer: PreTrainedTokenizerBase, context_length: int, image_reader: ImageReader | None = None
     ) -> None:
-        """Make prompts for a model from now on; the arguments are those of :meth:`check`."""
+        """Set the model for which prompts are made; the arguments are those of :meth:`check`."""
         if not self._prompt_given and any(isinstance(source, AgentProgram) for source in self.pool.sources):
-            room = context_length - self.interaction.max_reply_tokens  # agents bring whole conversations
+            room = context_length - self.interaction.max_reply_tokens  # agents send whole conversations
             self.prompt = replace(self.prompt, max_prompt_tokens=max(room, 1))
         self.player = Player(
             self.pool,
@@ -205,7 +208,7 @@ class RolloutDataModule(L.LightningDataModule):
         return stream
 
     def val_dataloader(self) -> EpisodeSeeds:
-        """Return the held-out seeds that this rank plays, as one batch."""
+        """Return the held-out seeds of this rank as one batch."""
         rank, world = self._rank_and_world
         fast = self.trainer is not None and cast(Any, self.trainer).fast_dev_run
         episodes = world if fast else self.validation.episodes
@@ -213,16 +216,16 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def validation_due(self) -> bool:
-        """Whether to play held-out episodes now: after some iterations of a fit, and always outside a fit."""
+        """Whether held-out episodes are due: after certain iterations of a fit, and always outside of a fit."""
         return self.trainer is None or validation_due(self.trainer, self.validation.every, self.steps_per_iteration)
 
     @property
     def planned_iterations(self) -> int | None:
-        """Iterations of the whole run, by ``max_epochs`` or ``max_steps``, whichever ends it; None without an end."""
+        """Number of iterations of the run, by ``max_epochs`` or ``max_steps``; None if neither limits it."""
         return planned_iterations(cast(L.Trainer, self.trainer), self.steps_per_iteration)
 
     def teardown(self, stage: str) -> None:
-        """Stop engine, event loop and environments; ``state_dict`` still gives the episodes as they were."""
+        """Stop engine, event loop and environments; ``state_dict`` still returns their last state."""
         if self.stream is not None:
             self._state = self.stream.collector.close()
         with waiting_for("environments to close", "teardown"):
@@ -232,10 +235,10 @@ class RolloutDataModule(L.LightningDataModule):
         self.pool.release_sources()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the collection in the background, and after an error all threads; episodes stay as they were."""
+        """Cancel a background collection and, after an error, stop all threads; the saved state does not change."""
         stop_watching()
         self._broken = True
-        failed = isinstance(exception, Exception)  # else the run was asked to end, and running replies are left alone
+        failed = isinstance(exception, Exception)  # else the run was requested to end, and running replies continue
         if self.stream is not None:
             self.stream.collector.interrupt(stop=failed)
         if failed:
@@ -243,14 +246,13 @@ class RolloutDataModule(L.LightningDataModule):
             self.pool.release_sources()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
+        """Return the running episodes of all ranks as seeds and actions; with groups, also the turns of begun groups.
 
-        Before the update of an iteration, this is what the iteration began with. After it, a collection in the
-        background is waited for, and its rollout saved. If it fails, the environments are saved as they were when it
-        began.
+        Before the update of an iteration, this is the state at the iteration's start. After it, a background collection
+        is waited for, and its rollout is included; if the collection fails, the state is that of its start.
 
         Raises:
-            RuntimeError: inside an iteration, whose scored rollout would be lost.
+            RuntimeError: called inside an iteration, whose scored rollout would be lost.
         """
         if self.stream is not None and self.stream.inside_iteration:
             raise RuntimeError(
@@ -260,32 +262,32 @@ class RolloutDataModule(L.LightningDataModule):
         return (self._state if self.stream is None else self.stream.collector.state()).to_plain()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state until training starts; validation needs none of it."""
+        """Store the state until training starts; validation does not use it."""
         if self._broken or (self.stream is not None and self.stream.collector.begun):
-            self.teardown("fit")  # the last run did not come to its end
+            self.teardown("fit")  # the last run was interrupted
         self._state = RolloutState.from_plain(state_dict)
-        if self.stream is not None:  # sharded strategies load after the agent was connected
+        if self.stream is not None:  # sharded strategies load checkpoints after the agent was connected
             self.stream.collector.load(self._state)
 
     @property
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    # What the agent calls
+    # Called by the agent
 
     def connect(self, connection: Connection) -> None:
-        """Start the engine with a policy whose model was checked, and collect with it; harmless if it was done before.
+        """Start the engine with a policy, and create the collector; a no-op if the same policy is already connected.
 
         Args:
-            connection: to the agent.
+            connection: interface to the agent, whose prompts were checked.
         """
         policy = connection.handle.policy
         if self.stream is not None or self._broken:
             if self.stream is not None and self.collector.policy is policy and not self._broken:
                 return
-            self.teardown("fit")  # the last run did not come to its end; continue from where its collection began
+            self.teardown("fit")  # the last run was interrupted; continue from the start of its collection
         if self._state.policy not in (None, policy):
-            self._state = RolloutState()  # of another agent
+            self._state = RolloutState()  # the old state is of another agent
         self.pool.start_sources(next(policy.parameters()).device, self.date)
         collector = Collector(
             self.player, connection, self.sizes, self._state, self.stopping, self.max_staleness, *self._rank_and_world

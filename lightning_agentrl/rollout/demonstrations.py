@@ -1,4 +1,4 @@
-"""Demonstrations: whole episodes to be cloned, of a scripted player or of a recorded run, and their mini-batches."""
+"""Demonstrations for behavior cloning: whole episodes of scripted players or recorded runs, and their mini-batches."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from lightning_agentrl.run_files import LoggedTurn, environment_of, find_run, js
 from lightning_agentrl.types import ModelInput, Rollout, Sample, Scores, Segment, SegmentKind, StopReason, Turn
 
 EPISODES = 500
-_SEEDS = 0x636C6F6E  # so that its episodes are not those of training
-_SAME = (  # of a turn and of its line in the log
+_SEEDS = 0x636C6F6E  # part of the seeds, so that episodes differ from those of training
+_SAME = (  # fields with the same name in a turn and in its line of the log
     *("env", "episode", "observation", "reply", "thought", "action", "valid", "terminated", "truncated", "success"),
     *("hit_token_cap", "history_cuts", "policy_version", "env_seconds", "engine_seconds", "parsed_action"),
     *("thought_tokens", "asked_again"),
@@ -42,7 +42,7 @@ _NEEDED = (*_SAME, "prompt", "continues", "env_reward", "reward", "episode_retur
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A whole episode."""
+    """A whole episode to clone."""
 
     samples: tuple[Sample, ...]
 
@@ -52,31 +52,31 @@ class Demonstration:
 
     @property
     def outcome(self) -> float:
-        """The sum of the environment's rewards."""
+        """The sum of the environment's rewards in the episode."""
         return self.turns[-1].episode_return
 
 
 class Demonstrations(ABC):
-    """Source of the episodes that are cloned."""
+    """Source of the episodes to clone."""
 
     @abstractmethod
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
         """Return the whole episodes of this rank.
 
         Args:
-            data: environments, prompts and interaction, connected to an agent.
-            tokenizer: of the model that learns.
+            data: data module with environments, prompts and interaction, connected to an agent.
+            tokenizer: tokenizer of the model to train.
 
         Raises:
-            ConfigError: one sentence; they cannot be had, or not for this model.
+            ConfigError: there are no such episodes, or not for this model.
         """
 
 
 class Expert(Demonstrations):
-    """Episodes of the scripted players of the run's environments, as ``check-env`` knows them: the method ``solver``.
+    """Episodes of the environments' scripted players, given by their method ``solver``.
 
     Args:
-        episodes: to be played, over all ranks.
+        episodes: number of episodes to play over all ranks.
     """
 
     def __init__(self, episodes: int = EPISODES) -> None:
@@ -85,7 +85,7 @@ class Expert(Demonstrations):
         self.episodes = episodes
 
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
-        """Play them, each from a separate seed that is no held-out one."""
+        """Play the episodes, each with a different seed that is not held out."""
         at_a_time = data.sizes.at_a_time(world_size())
         pool = EnvPool([_with_expert(source) for source in data.pool.sources], threads=at_a_time)
         engine, chosen = no_model(), chosen_actions(data.interaction, scripted_action)
@@ -115,7 +115,7 @@ class Expert(Demonstrations):
 def _with_expert(source: Source) -> Source:
     if not isinstance(source, EnvConfig):
         raise ConfigError(
-            f"the tasks of {source.key} have no scripted player; clone recorded runs, or name environments only"
+            f"the source {source.key} has no scripted player; clone recorded runs, or name environments only"
         )
     return source.with_expert()
 
@@ -123,7 +123,7 @@ def _with_expert(source: Source) -> Source:
 class Recorded(Demonstrations):
     """Whole episodes that the policy of a run played in training, from its turn log (callback ``TurnLog``).
 
-    Prompts and replies are taken as they were, so the run must have had the same tokenizer. Logs hold no pixels, so
+    Prompts and replies are reused as token ids, so the run must have had the same tokenizer. Logs contain no pixels, so
     episodes with images cannot be cloned from them.
 
     Args:
@@ -134,10 +134,10 @@ class Recorded(Demonstrations):
         self.run = run
 
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
-        """Read the episodes that began and ended in the log.
+        """Return the episodes that began and ended in the log.
 
         Raises:
-            ConfigError: there are none, they are of another game, or the model's tokenizer cannot read them.
+            ConfigError: there are none, they are of another game, or their tokens are those of another tokenizer.
         """
         files = find_run(Path(self.run))
         if files.facts is not None:
@@ -158,15 +158,15 @@ class Recorded(Demonstrations):
 
 
 def check_game(recorded: str, own: Sequence[str], run: str) -> None:
-    """Refuse a run that played something else than the sources of a config, or with other arguments.
+    """Check that a run played the sources of a config, with the same arguments.
 
     Args:
         recorded: game of the run, from its run.json; empty if unknown.
-        own: labels of the sources.
-        run: folder of the run.
+        own: labels of the config's sources.
+        run: folder of the run, for the error message.
 
     Raises:
-        ConfigError: one sentence.
+        ConfigError: it played something else.
     """
     others = [game for game in re.split(r" \(share [^ ()]+\)(?: and |$)", recorded) if game and game not in own]
     if others:
@@ -177,27 +177,27 @@ def check_game(recorded: str, own: Sequence[str], run: str) -> None:
 
 
 def check_keys(turns: Sequence[LoggedTurn], run: str) -> None:
-    """Refuse turns that lack what a log holds today.
+    """Check that logged turns have all fields; ``run`` is the folder of the run, for the error message.
 
     Raises:
-        ConfigError: one sentence.
+        ConfigError: a field is missing, for example since an earlier version wrote the log.
     """
     for turn in turns:
         if missing := [name for name in _NEEDED if name not in turn]:
             raise ConfigError(
                 f"the turn log of '{run}' lacks {', '.join(missing)} (iteration {turn['iteration']}, environment "
-                f"{turn['env']}, turn {turn['turn']}), as one of an earlier version of the package may: name a run of "
-                "this version (--recorded)"
+                f"{turn['env']}, turn {turn['turn']}), maybe since an earlier version of the package wrote it: name a "
+                "run of this version (--recorded)"
             )
 
 
 def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase, run: str) -> None:
-    """Refuse turns whose ids mean something else to this tokenizer, or that hold images.
+    """Check that this tokenizer decodes logged turns to the logged texts.
 
     Raises:
-        ConfigError: one sentence.
+        ConfigError: it does not, or a turn has images; ``run`` names the run in the message.
     """
-    fix = "clone from the scripted player (leave out the recorded run), or take the model of that run"
+    fix = "clone from the scripted player (leave out the recorded run), or use the model of that run"
     logged = {i: text for turn in turns for i, text in zip(turn["reply_ids"], turn["tokens"], strict=True)}
     ids = list(logged)
     own = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
@@ -211,22 +211,20 @@ def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase
         if shown(tokenizer, ModelInput.of_ids(turn["prompt_ids"])) != turn["prompt"]:
             raise ConfigError(
                 f"a prompt of the run '{run}' (iteration {turn['iteration']}, environment {turn['env']}, turn "
-                f"{turn['turn']}) does not read the same with the tokenizer of '{tokenizer.name_or_path}', or shows "
-                f"images, whose pixels no log holds; {fix}"
+                f"{turn['turn']}) has another text with the tokenizer of '{tokenizer.name_or_path}', or it has "
+                f"images, whose pixels are not in the log; {fix}"
             )
 
 
 def _is_whole(turns: Sequence[LoggedTurn]) -> bool:
-    """Return whether all turns of an episode are there, which it may lack in the log of some iterations, and where its
-    environment failed.
-    """
+    """Return whether logged turns form a whole episode, which did not end in a fault of its environment."""
     last = turns[-1]
     ended = bool(last["terminated"] or last["truncated"]) and last["stop"] != StopReason.ENV_FAULT
     return ended and [turn["turn"] for turn in turns] == list(range(len(turns)))
 
 
 def _samples(turns: Sequence[LoggedTurn]) -> Iterator[Sample]:
-    """Yield the samples of an episode: a turn that continues a sample was read behind the turn before it."""
+    """Yield the samples of an episode; a turn that `continues` belongs to the sample of the turn before it."""
     segments: list[Segment] = []
     own: list[Turn] = []
     for turn in turns:
@@ -242,7 +240,7 @@ def _samples(turns: Sequence[LoggedTurn]) -> Iterator[Sample]:
 
 
 def _turn(logged: LoggedTurn) -> Turn:
-    """Return a turn with what a log holds of it."""
+    """Convert a logged turn to a Turn."""
     return Turn(
         **{name: logged[name] for name in _SAME},
         index=logged["turn"],
@@ -254,10 +252,10 @@ def _turn(logged: LoggedTurn) -> Turn:
 
 
 def chosen(episodes: Sequence[Demonstration], min_return: float) -> list[Demonstration]:
-    """Return the episodes of this rank that earned at least so much; every rank must call it.
+    """Return this rank's episodes with a return of at least ``min_return``. Every rank must call it.
 
     Raises:
-        ConfigError: there are no episodes on any rank, or none that did; or none of these is of this rank.
+        ConfigError: there are no such episodes on any rank, or none on this rank.
     """
     outcomes = [outcome for part in all_gather([episode.outcome for episode in episodes]) for outcome in part]
     if not outcomes:
@@ -265,45 +263,46 @@ def chosen(episodes: Sequence[Demonstration], min_return: float) -> list[Demonst
     enough = sum(outcome >= min_return for outcome in outcomes)
     if not enough:
         raise ConfigError(
-            f"none of {len(outcomes)} episodes earned at least min_return {min_return:g}, and the best earned "
+            f"none of {len(outcomes)} episodes has a return of at least min_return {min_return:g}, and the best has "
             f"{max(outcomes):g}; lower min_return"
         )
     kept = [episode for episode in episodes if episode.outcome >= min_return]
     if not kept:
         raise ConfigError(
-            f"process {rank()} has none of the {enough} episodes that are cloned, which {world_size()} processes "
-            "share; give more episodes, or fewer processes (trainer.devices)"
+            f"process {rank()} has none of the {enough} episodes to clone, which {world_size()} processes share; "
+            "use more episodes, or fewer processes (trainer.devices)"
         )
     return kept
 
 
 def what_is_cloned(kept: Sequence[Demonstration], episodes: int, iterations: float) -> str:
-    """Return a sentence about the episodes of all ranks; every rank must call it.
+    """Describe the cloned episodes of all ranks. Every rank must call it.
 
     Args:
-        kept: of this rank.
-        episodes: of this rank, before some were left out.
-        iterations: of one pass over them.
+        kept: episodes of this rank that are cloned.
+        episodes: number of episodes of this rank before some were left out.
+        iterations: number of iterations of one pass over them.
     """
     own = (sum(len(each.turns) for each in kept), len(kept), episodes, math.fsum(each.outcome for each in kept))
     parts = all_gather((own, iterations))
     turns, count, every, earned = (sum(each) for each in zip(*(part for part, _ in parts), strict=True))
     return (
-        f"cloning {turns} turns of {count} episodes out of {every}, of mean return {earned / count:.3g}; one pass over "
-        f"them takes {max(passes for _, passes in parts):.1f} iterations"
+        f"cloning {turns} turns of {count} of {every} episodes, with a mean return of {earned / count:.3g}; one pass "
+        f"takes {max(passes for _, passes in parts):.1f} iterations"
     )
 
 
 class ClonedTurns(RolloutSource):
-    """Iterations of demonstrated turns, as many as a rollout has, in a new random order in each pass over them.
+    """Rollout source that yields demonstrated turns instead of rollouts, in a new random order in each pass.
 
-    The turns of an iteration follow from its number, so a resumed run continues exactly. A rank with more of the turns
-    takes more of them, so that all ranks come to the end of a pass together. Every rank must make one.
+    An iteration has as many turns as a rollout. Its number determines its turns, so a resumed run continues exactly. A
+    rank with more turns uses more of them per iteration, so that all ranks finish a pass together. Every rank must
+    create one.
 
     Args:
-        episodes: of this rank.
-        data: says how many turns an iteration has.
-        action_share: of a reply's weight, the part of the tokens that name the action, if a thought precedes.
+        episodes: episodes of this rank.
+        data: data module, for the number of turns per iteration.
+        action_share: share of a reply's loss weight on the tokens that name the action, if a thought precedes them.
     """
 
     def __init__(self, episodes: Sequence[Demonstration], data: RolloutDataModule, action_share: float) -> None:
@@ -312,13 +311,13 @@ class ClonedTurns(RolloutSource):
         self.seed = data.seed
         self.places = data.sizes.own_envs(
             rank(), world_size()
-        )  # rows are spread over mini-batches as those of environments are
+        )  # environment indices that spread the rows over mini-batches
         own = (sum(len(sample.turns) for sample in self.samples), len(episodes), len(self.places))
         turns, played, places = (sum(each) for each in zip(*all_gather(own), strict=True))
         per_place = turns / played if data.groups is not None else data.sizes.turns_per_env
         wanted = places * per_place * len(self.samples) / turns
         self.count = max(round(wanted), data.sizes.mini_batches)
-        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, int))  # of the pass that was looked into last
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, int))  # number and order of the last pass used
 
     def next_rollout(self, stream: RolloutStream) -> Prepared:
         """Return the samples of the next iteration with the weights of their tokens."""
@@ -327,7 +326,7 @@ class ClonedTurns(RolloutSource):
         placed = [_placed(sample, self.places[k % len(self.places)]) for k, sample in enumerate(picked)]
         rollout = Rollout.from_samples(placed)
         weights = action_weights(rollout, self.action_share, drop_invalid=True)
-        # The engine sampled nothing, so there is no gap to it: these stand for the log-probs from before the update.
+        # The engine sampled nothing, so there is no mismatch; zeros stand for the log-probs before the update.
         scores = Scores(old_logps=rollout.rollout_logps)
         return Prepared(rollout.union(weights=weights, scores=scores), {"clone/passes": first / len(self.samples)})
 

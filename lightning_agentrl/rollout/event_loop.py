@@ -1,4 +1,4 @@
-"""One event loop in its own thread for the whole fit, so that training also works where a loop already runs."""
+"""Event loop in a separate thread, so that training also works if the caller already runs an event loop."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lightning_agentrl.episodes.env_worker import DaemonThreads
 
 T = TypeVar("T")
 
-LOOK_SECONDS = 0.2  # between two looks whether to wait any longer
-LEFT_SECONDS = 1.0  # for tasks that are left at the end
+LOOK_SECONDS = 0.2  # polling interval of a wait
+LEFT_SECONDS = 1.0  # time for remaining tasks to end
 
 
 class LoopThread:
-    """A thread that runs coroutines for synchronous code."""
+    """Thread that runs coroutines for synchronous code."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(DaemonThreads())  # of `asyncio.to_thread`, as judges use it
+        self._loop.set_default_executor(DaemonThreads())  # for `asyncio.to_thread`, which judges use
         self._thread = threading.Thread(target=self._work, name="rollout-loop", daemon=True)
         self._thread.start()
 
@@ -35,7 +35,7 @@ class LoopThread:
         return Running(coroutine, self._loop).result(look)
 
     def _work(self) -> None:
-        """Run the loop until it is stopped. A task that asks for the end of the process stops it, too, unheard."""
+        """Run the loop until it is stopped. Restart it if a task ends it by SystemExit or KeyboardInterrupt."""
         while True:
             try:
                 self._loop.run_forever()
@@ -56,14 +56,14 @@ class LoopThread:
 
 
 class Running(Generic[T]):
-    """A coroutine that runs in the thread of a loop."""
+    """A coroutine that runs in a loop's thread."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
         self._coroutine, self._loop = coroutine, loop
         self._future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def failed(self) -> bool:
-        """Return whether it has ended without a result."""
+        """Return whether it ended with an error or was canceled."""
         return self._future.done() and (self.cancelled or self._future.exception() is not None)
 
     @property
@@ -72,15 +72,15 @@ class Running(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """Its error, of a group the first; None after a result or a cancellation, and while it runs."""
+        """Its error, or the first one of an exception group; None if it is running, succeeded or was canceled."""
         error = self._future.exception() if self.failed() and not self.cancelled else None
         return None if error is None else _first(error)
 
     def wait(self, look: Callable[[], None] | None = None) -> None:
-        """Wait until it has ended, with a result or without; an interrupt cancels it.
+        """Wait until it has ended in any way; an interrupt cancels it.
 
         Args:
-            look: called several times a second; its error interrupts the wait.
+            look: function that is called several times a second; an error that it raises interrupts the wait.
         """
         try:
             while wait([self._future], None if look is None else LOOK_SECONDS).not_done:
@@ -97,23 +97,24 @@ class Running(Generic[T]):
             look: see :meth:`wait`.
 
         Raises:
-            Exception: what the coroutine raised; of a group, its first error, whose cause is its own or else the group.
-            RuntimeError: it raised what ends a process, as ``sys.exit`` does.
+            Exception: error of the coroutine; for an exception group, its first error, with the group as its cause if
+                it has none.
+            RuntimeError: the coroutine raised SystemExit or KeyboardInterrupt.
         """
         self.wait(look)
         try:
             return self._future.result()
         except (SystemExit, KeyboardInterrupt) as left:
             raise RuntimeError(
-                f"code that runs while episodes are played raised {left!r}, which ends a process"
+                f"code of an environment, interaction or judge raised {left!r}, which would end the process"
             ) from left
         except BaseExceptionGroup as group:
             error = _first(group)
             raise error from (error.__cause__ or group)
 
     def cancel(self) -> None:
-        """End it, and wait until it has ended with all that it waits for. Does nothing if it has ended already."""
-        if self._future.cancel() and not self._loop.is_closed():  # was still running
+        """Cancel it and wait until it has ended, including everything that it awaits. A no-op if it has ended."""
+        if self._future.cancel() and not self._loop.is_closed():  # it was still running
             asyncio.run_coroutine_threadsafe(_ended(self._coroutine), self._loop).result()
 
 

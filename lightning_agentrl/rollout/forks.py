@@ -1,8 +1,8 @@
-"""Rollouts whose states are valued by playing on from them, several times each.
+"""Forks: measure values of a rollout's states by playing several episodes (branches) from each state.
 
-Branch k of every turn of an episode has the same random numbers at the same turn, so branches of neighboring turns
-mostly agree and their differences lose noise. A branch that repeats the recorded turns up to the next forked state is
-branch k of that state from there on, so it is not played twice.
+Branch k of every state of an episode uses the same random numbers at the same turn. So branches of adjacent states
+mostly agree, which reduces the noise of their differences. If a branch repeats the recorded turns up to the next forked
+state, it continues as branch k of that state, which is not played twice.
 """
 
 from __future__ import annotations
@@ -26,35 +26,34 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.rollout.player import Player, play_parts
 from lightning_agentrl.types import ForkPlan, Rollout, StopReason, Turn
 
-REPLIES, NOISE = 0xF0_12, 0xF0_13  # mark seeds of replies and of environments in forks
+REPLIES, NOISE = 0xF0_12, 0xF0_13  # parts of the seeds of replies and of environments in forks
 Key = tuple[int, int, int]  # environment, episode, turn
 
 
 @dataclass
 class ForkBranch:
-    """An episode that is played on from a moment."""
+    """An episode that is continued from a moment of a recorded episode."""
 
     moment: Moment
-    kind: int  # of the environment
-    number: int  # among the branches of its moment
+    kind: int  # index of the source
+    number: int  # index among the branches of its moment
     rewards: list[float] = field(default_factory=list)
     lost: bool = False
-    joins: Key | None = None  # the moment whose branch of the same number continues it
+    joins: Key | None = None  # later moment whose branch of the same number continues it
 
 
 class Forks:
-    """Plays on from the states of rollouts, with the weights that sampled them.
+    """Play branches from the states of rollouts, with the weights that sampled the rollouts.
 
-    A rollout gets ``state_values`` and ``forked_end_values``, and its turns what their branches returned. A branch that
-    is lost to a fault of its environment is left out.
+    They add ``state_values`` and ``forked_end_values`` to a rollout, and the returns of branches to its turns. A branch
+    that is lost to a fault of its environment is left out. Rollouts must be played with the player ``recording``, whose
+    sessions store their moments here.
 
     Args:
-        plan: which states, and how often.
-        player: plays the branches.
-        at_a_time: episodes played at a time on this rank.
-        clock: times the branches.
-
-    The sessions of ``recording``, which plays the rollouts, keep their moments here.
+        plan: selection of states, and number of branches.
+        player: player of the branches.
+        at_a_time: number of concurrent episodes on this rank.
+        clock: stage clock, which times the branches.
     """
 
     def __init__(self, plan: ForkPlan, player: Player, at_a_time: int, clock: StageClock) -> None:
@@ -66,14 +65,14 @@ class Forks:
         self.clock = clock
 
     async def add_values(self, rollout: Rollout, sessions: Sequence[Session]) -> Rollout:
-        """Return a rollout with the values of its states.
+        """Return a rollout with the measured values of its states.
 
         Args:
-            rollout: just collected.
-            sessions: whose episodes continue after it.
+            rollout: rollout that was just collected.
+            sessions: sessions whose episodes continue after it.
 
         Raises:
-            EnvError: an environment does not repeat its episode, or has other faults in a row.
+            EnvError: an environment does not repeat its episode, or has too many faults in a row.
         """
         for session in sessions:
             if session.episode.running and session.episode.past:  # cut by the end of the rollout
@@ -89,7 +88,7 @@ class Forks:
         return valued(rollout, branches, self.plan.gamma)
 
     def _chosen(self, rollout: Rollout) -> dict[Key, list[ForkBranch]]:
-        """Return the branches of all chosen moments of a rollout, to be played."""
+        """Return the branches to play, for each chosen moment of a rollout."""
         episodes: dict[tuple[int, int], list[Turn]] = {}
         for turn in rollout.turns:
             episodes.setdefault((turn.env, turn.episode), []).append(turn)
@@ -100,13 +99,13 @@ class Forks:
             wanted = [n for n in numbers if n == numbers[0] or n % self.plan.every == 0]
             wanted += [] if turns[-1].done else [numbers[-1] + 1]
             kind = self.player.pool.kind(env if turns[0].group is None else turns[0].group)
-            for number in wanted:  # where a reply was asked for again there is no moment
+            for number in wanted:  # turns whose reply was not executed have no moment
                 if (moment := self.moments.get((env, episode, number))) is not None:
                     chosen[moment.key] = [ForkBranch(moment, kind, k) for k in range(self.plan.branches)]
         return chosen
 
     async def _play(self, branch: ForkBranch, place: int, chosen: Mapping[Key, Any]) -> None:
-        """Play a branch to its end, or until it joins that of a later moment."""
+        """Play a branch to its end, or until it joins the branch of a later moment."""
         moment = branch.moment
         session = self.player.session(
             branch.kind, moment.index, lambda _: moment.episode.seed, first_episode=moment.first_episode, place=place
@@ -118,14 +117,14 @@ class Forks:
             if not error.declared:
                 raise
             raise ConfigError(
-                f"environment {moment.index} declares that it cannot repeat an episode, so its states cannot be "
-                "forked (attribute `deterministic`); change model.init_args.advantage"
+                f"environment {moment.index} declares that it is not deterministic, so its states cannot be forked "
+                "(attribute `deterministic`); change model.init_args.advantage"
             ) from error
-        except EnvError as fault:  # at the start of the branch, or when it was compared with the record
+        except EnvError as fault:  # at the start of the branch, or in its comparison with the recorded episode
             branch.lost = True
             self.player.count_lost(session, fault)
         finally:
-            session.worker.take_errors()  # those of branches are in no turn
+            session.worker.take_errors()  # errors of branches must not be recorded in turns
             self.player.pool.give_back(branch.kind, session.worker)
 
     async def _play_on(self, session: Session, branch: ForkBranch, chosen: Mapping[Key, Any]) -> None:
@@ -146,12 +145,12 @@ class Forks:
 
 
 async def _reached(session: Session, moment: Moment, budget: bool) -> bool:
-    """Return whether a branch has reached a recorded moment, and would continue as a branch from there.
+    """Return whether a branch is in the state of a recorded moment, so that a branch from there continues it.
 
     Args:
-        session: plays the branch.
-        moment: of the recorded episode.
-        budget: how many tokens its replies have had counts, too.
+        session: session of the branch.
+        moment: moment of the recorded episode.
+        budget: whether the number of reply tokens must be equal too.
     """
     branch, recorded = session.episode, moment.episode
     same = (
@@ -165,7 +164,10 @@ async def _reached(session: Session, moment: Moment, budget: bool) -> bool:
 
 
 def returns_of(branches: Mapping[Key, Sequence[ForkBranch]], gamma: float) -> dict[Key, list[float]]:
-    """Return the discounted return of each branch, NaN for a lost one. A branch joins moments of later turns only."""
+    """Return the discounted return of each branch; NaN for a lost one.
+
+    Later turns are computed first, since a branch joins only moments of later turns.
+    """
     found: dict[Key, list[float]] = {}
     for key in sorted(branches, key=lambda key: key[2], reverse=True):
         found[key] = []
@@ -178,7 +180,7 @@ def returns_of(branches: Mapping[Key, Sequence[ForkBranch]], gamma: float) -> di
 
 
 def valued(rollout: Rollout, branches: Mapping[Key, Sequence[ForkBranch]], gamma: float) -> Rollout:
-    """Return a rollout with the values that branches give its states, and with their returns in its turns."""
+    """Return a rollout with its states' mean returns over branches, and the branches' returns in its turns."""
     returns = {key: [one for one in every if not math.isnan(one)] for key, every in returns_of(branches, gamma).items()}
     values = {key: statistics.fmean(every) if every else math.nan for key, every in returns.items()}
     played = {key: sum(len(branch.rewards) for branch in every) for key, every in branches.items()}

@@ -1,7 +1,7 @@
 """Rollouts of whole groups: complete episodes, several from each start state.
 
-An episode that is lost to a fault of its environment is played once more, with other seeds of its replies. If that is
-lost too, its group is not trained on.
+An episode that is lost to a fault of its environment is played once more, with other seeds of its replies. If it is
+lost again, its group is not trained on.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.types import Rollout, Sample, samples_from_plain, samples_to_plain
 from lightning_agentrl.types.plain import PixelTable
 
-TRIES = 2  # that an episode has if its environment fails
-SIDES_APART = 2**32  # between the labels of two sides of a group: more than a run has groups
+TRIES = 2  # attempts at an episode whose environment fails
+SIDES_APART = 2**32  # offset between the labels of two sides of a group; more than the number of groups of a run
 
 
 class Member:
-    """One episode of a group; it has a session while it is running."""
+    """One episode of a group. It has a session while it is running."""
 
     def __init__(self, recorder: EpisodeRecorder) -> None:
         self.recorder = recorder
         self.session: Session | None = None
-        self.lost: list[str] = []  # kinds of the faults that ended a try
-        self.turns_taken = 0  # in the tries that were lost
+        self.lost: list[str] = []  # kinds of the faults that ended an attempt
+        self.turns_taken = 0  # number of turns in lost attempts
 
     def over(self) -> bool:
         return self.recorder.ended or len(self.lost) == TRIES
@@ -43,7 +43,7 @@ class Member:
         return self.recorder.samples()
 
     def lose(self, kind: str) -> None:
-        """Give up a try, and its turns if there is another one."""
+        """End a lost attempt, and drop its turns if another attempt follows."""
         assert self.session is not None
         self.lost.append(kind)
         self.turns_taken, self.session = self.session.episode.turns_taken, None
@@ -62,19 +62,19 @@ class Member:
 
 
 class WholeGroups:
-    """The groups of one rank, played in their order. Which weights play a turn does not depend on time.
+    """Rollouts of whole groups of one rank, in order. The weights that play a turn do not depend on timing.
 
     A rollout plays the episodes of its groups to their end, and then those of groups begun ahead for a fixed number of
-    turns. As many episodes as there are environments are played at a time, and the next begins as soon as one is free.
+    turns. The number of concurrent episodes is that of environments; the next one begins as soon as one is free.
 
     Args:
-        settings: sizes.
-        player: makes the sessions and plays them; environments of ended episodes are used again.
-        rank: of this process.
+        settings: sizes of groups.
+        player: player of the sessions; environments of ended episodes are reused.
+        rank: rank of this process.
         world: number of ranks.
-        at_a_time: episodes played at a time on this rank.
-        greedy: play one more episode per group without randomness; its return goes to ``Rollout.greedy_scores``. Of a
-            game of several sides each side has its own.
+        at_a_time: number of concurrent episodes on this rank.
+        greedy: whether to play one more episode per group with temperature 0, whose return goes to
+            ``Rollout.greedy_scores``; in games with several sides, separately for each side.
         collected: number of rollouts collected before.
     """
 
@@ -94,13 +94,13 @@ class WholeGroups:
         self.at_a_time = at_a_time
         self.greedy = greedy
         self.collected = collected
-        self._members: dict[int, list[Member]] = {}  # of groups begun and not in a rollout yet
-        self._unnoted: list[str] = []  # kinds of faults in a rollout without a turn on this rank
+        self._members: dict[int, list[Member]] = {}  # groups that have begun and are not in a rollout yet
+        self._unnoted: list[str] = []  # kinds of faults of a rollout that has no turn on this rank to record them
         self._lost_greedily: dict[int, list[str]] = {}  # kinds of faults in greedy episodes of this rollout, by group
 
     @property
     def total(self) -> int:
-        """Episodes that end in a rollout on this rank."""
+        """Number of episodes that end in a rollout on this rank."""
         return len(self.settings.due(0, self.rank, self.world)) * (self.settings.size + self.greedy)
 
     @property
@@ -109,13 +109,13 @@ class WholeGroups:
         return [m.session for members in self._members.values() for m in members if m.session is not None]
 
     async def collect(self, advance: Callable[[], None]) -> Rollout:
-        """Play the next groups to their end; return their samples by group and episode, none if all are lost.
+        """Play the next groups to their end; return their samples, ordered by group and episode.
 
-        Greedy episodes are played with the weights that end their group. The score of one that is lost is NaN, that of
-        a side that had no turn in it 0.
+        The rollout is empty if all episodes are lost. Greedy episodes are played with the weights of this rollout. The
+        score of a lost one is NaN, that of a side without a turn is 0.
 
         Args:
-            advance: called after each episode that ends in this rollout.
+            advance: function that is called after each episode that ends in this rollout.
         """
         due = self.settings.due(self.collected, self.rank, self.world)
         ahead = self.settings.begun_ahead(self.collected, self.rank, self.world)
@@ -139,8 +139,9 @@ class WholeGroups:
         return rollout.union(greedy_scores=torch.tensor(scores, dtype=torch.float32))
 
     def _with_faults(self, samples: Mapping[int, Sequence[Sample]]) -> list[Sample]:
-        """Return all samples, with the faults of each group noted in its first turn, or in that of another group, also
-        of the next rollout.
+        """Return all samples, and record the faults of each group in its first turn.
+
+        If a group has no turn, its faults are recorded in a turn of another group, or of the next rollout.
         """
         noted: list[Sample] = []
         unnoted, self._unnoted = self._unnoted, []
@@ -166,7 +167,7 @@ class WholeGroups:
         advance()
 
     async def _play(self, group: int, number: int, turns: int | None) -> None:
-        """Play at most ``turns`` turns of an episode, and of its second try if it is lost; None: to its end."""
+        """Play at most ``turns`` turns of an episode, and of its second attempt if it is lost; None: to its end."""
         member = self._member(group, number)
         while not member.over():
             if member.session is None:
@@ -187,8 +188,8 @@ class WholeGroups:
     async def _play_greedily(
         self, group: int, scores: dict[int, dict[int, float]], advance: Callable[[], None]
     ) -> None:
-        scores[group] = {}  # by the number of the episode: one, or one of each side
-        # Its turns are not in the rollout and have the numbers of other turns, so it keeps no moments.
+        scores[group] = {}  # by the number of the episode; a game with several sides has one episode for each
+        # Its turns are not in the rollout and have the keys of other turns, so no moments are stored.
         greedy = replace(self.player, temperature=0.0, moments=None)
         for _ in range(TRIES):
             session = group_session(greedy, self.settings, group, 0)
@@ -216,9 +217,9 @@ class WholeGroups:
         pool.give_back(pool.kind(group), session.worker)
 
     def state_dict(self) -> dict[int, Any]:
-        """Return the groups begun and not in a rollout yet, by number: their turns and running sessions.
+        """Return turns and running sessions of the groups that have begun and are not in a rollout yet, by number.
 
-        Faults that are in no turn yet have the number -1 less the rank.
+        Faults that no turn has recorded yet are stored under the key ``-1 - rank``.
         """
         begun = {group: [member.state_dict() for member in members] for group, members in self._members.items()}
         return begun | ({-1 - self.rank: list(self._unnoted)} if self._unnoted else {})
@@ -238,21 +239,21 @@ class WholeGroups:
         if saved["session"] is not None:
             session = member.session = self._new_session(group, number)
             session.load_state_dict(saved["session"])
-            for kind in session.take_lost():  # it could not be replayed
+            for kind in session.take_lost():  # the episode could not be replayed
                 member.lose(kind)
-                member.recorder = EpisodeRecorder(group, self.player.memory.grows)  # no value can stand for the rest
+                member.recorder = EpisodeRecorder(group, self.player.memory.grows)  # its rest cannot be bootstrapped
                 self._release(group, session)
         return member
 
 
 def sides_apart(rows: Sequence[tuple[int, int]]) -> list[int]:
-    """Return for each row a label of the rows that it is compared with: those of its side in its group.
+    """Return for each row the label of the rows with which it is compared: those of the same side in the same group.
 
-    The episodes of a group have one number, so where an interaction gives them several, each is a side of a game. Sides
-    may have unequal chances, although one policy plays them all. With one side the label is the group.
+    Episodes of a group have one number unless the interaction plays several sides, which then have different numbers.
+    Sides may have unequal chances, although one policy plays all of them. With one side the label is the group.
 
     Args:
-        rows: group and number of the episode of each.
+        rows: group and episode number of each row.
     """
     numbers: dict[int, set[int]] = {}
     for group, number in rows:
@@ -262,13 +263,13 @@ def sides_apart(rows: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _noting(sample: Sample, lost: Sequence[str]) -> Sample:
-    """Return the sample with kinds of faults noted in its first turn."""
+    """Return the sample with kinds of faults recorded in its first turn."""
     first, *others = sample.turns
     return replace(sample, turns=(replace(first, lost=(*first.lost, *lost)), *others))
 
 
 def group_session(player: Player, settings: GroupRollout, group: int, member: int, pictures: bool = False) -> Session:
-    """Make the session of one episode of a group. All of a group start alike; replies have separate seeds."""
+    """Return the session of one episode of a group. All episodes of a group have one seed; their replies do not."""
     place, rollout = settings.place(group, member), group // settings.per_rollout
     seed = derive_seed(player.seed, group)
     return player.session(player.pool.kind(group), place, lambda _episode: seed, pictures, first_episode=rollout)

@@ -1,4 +1,4 @@
-"""Players: they make the sessions of environments and play them, many at a time."""
+"""Players: create sessions of environments and play many of them concurrently."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.stalls import reporting, waiting_for
 from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason
 
-NAMED = 8  # environments that a warning lists by number
-# Episodes over which the share of lost ones is taken: the last ones, but all of a rollout, and at least so many.
+NAMED = 8  # largest number of environments that a warning lists
+# Number of last episodes over which the share of lost ones is computed (or all of a rollout), and their minimum.
 WINDOW, LEAST = 100, 20
 
-Part = Callable[[], Coroutine[Any, Any, object]]  # of a collection
+Part = Callable[[], Coroutine[Any, Any, object]]  # part of a collection, such as an episode
 
 
 @dataclass(frozen=True)
 class FaultLimits:
-    """Faults of environments after which a run stops. Up to then an episode that is lost to one is counted only.
+    """Limits on episodes that are lost to faults of environments; beyond them the run stops.
 
     Args:
-        in_a_row: episodes that one environment may lose without a single turn between them, as if ``reset`` fails
-            again and again.
-        share: largest share of lost ones among the last 100 episodes of all environments, or those of the last rollout
-            if it has more, from 20 episodes on.
+        in_a_row: number of consecutive episodes that one environment may lose without a turn between them, for example
+            if ``reset`` always fails.
+        share: largest share of lost episodes among the last 100 of all environments, or among those of the last rollout
+            if it has more; it applies from 20 episodes on.
     """
 
     in_a_row: int = 5
@@ -49,17 +49,17 @@ class FaultLimits:
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
-            raise ValueError(f"data.init_args.faults.share must lie between 0 and 1, got {self.share}")
+            raise ValueError(f"data.init_args.faults.share must be between 0 and 1, got {self.share}")
 
     def count(self, before: Sequence[bool], rollout: Rollout) -> list[bool]:
-        """Return whether each of the last episodes was lost, the same on all ranks; every rank must call it.
+        """Return whether each of the last episodes of all ranks was lost. Every rank must call it.
 
         Args:
-            before: of the episodes before this rollout.
-            rollout: of this rank.
+            before: whether each of the episodes before this rollout was lost.
+            rollout: rollout of this rank.
 
         Raises:
-            EnvError: too many episodes are lost, or there is not a single turn; the same on all ranks.
+            EnvError: too many episodes are lost, or the rollout has no turn; raised on all ranks.
         """
         own: list[bool] = []
         for turn in rollout.turns:
@@ -69,26 +69,26 @@ class FaultLimits:
         parts = all_gather((own, len(rollout)))
         if not any(rows for _, rows in parts):
             raise EnvError("lost", "the environments failed in all groups of this rollout")
-        added = [one for part, _ in parts for one in part]  # by rank and environment, so none of them is left out
+        added = [one for part, _ in parts for one in part]  # ordered by rank, so all of a rollout are kept
         last = [*before, *added][-max(WINDOW, len(added)) :]
         if len(last) >= LEAST and sum(last) > self.share * len(last):
             raise EnvError(
                 "lost",
                 f"{sum(last)} of the last {len(last)} episodes were lost to faults of their environments, more than "
-                f"the share of {self.share:g} that data.init_args.faults.share allows; the warnings before say which "
+                f"the share of {self.share:g} that data.init_args.faults.share allows; the warnings above describe the "
                 "faults",
             )
         return last
 
 
 class Watchdog:
-    """Warns when no session has moved for some time, and again each time that it passes.
+    """Watchdog that warns at intervals while no session makes progress.
 
-    A session moves when its environment or its judge is called or answers, and when it begins or ends a collection.
+    Progress is a call to an environment or judge, its answer, and the start and end of a session's collection.
 
     Args:
-        seconds: that time; 0: never warn.
-        engine: name of the engine.
+        seconds: time without progress before a warning, and between warnings; 0: no warnings.
+        engine: name of the engine, for warnings.
     """
 
     def __init__(self, seconds: float, engine: str) -> None:
@@ -98,17 +98,17 @@ class Watchdog:
         self._changed_at = time.monotonic()
 
     def on_guard(self, stage: Callable[[], str]) -> AbstractContextManager[None]:
-        """Watch from a separate thread, since a stuck call may also hold up the event loop.
+        """Return a context that watches from a separate thread, since a stuck call may also block the event loop.
 
         Args:
-            stage: returns the running stage.
+            stage: function that returns the running stage.
         """
         self._changed_at = time.monotonic()
         return reporting(self._state, self.seconds, stage)
 
     @contextmanager
     def watching(self, session: Session) -> Iterator[None]:
-        """Expect this session to move while inside."""
+        """Include this session inside the context."""
         self._sessions.append(session)
         self._changed_at = time.monotonic()
         try:
@@ -118,8 +118,8 @@ class Watchdog:
             self._changed_at = time.monotonic()
 
     def _state(self) -> tuple[float, str]:
-        """Return when a session last moved, and what all of them wait for."""
-        sessions, moved_at = list(self._sessions), self._changed_at  # a list is copied as a whole
+        """Return the time of the last progress, and a description of what the sessions are waiting for."""
+        sessions, moved_at = list(self._sessions), self._changed_at  # copying a list is atomic
         calls: dict[str, list[int]] = {}
         for session in sessions:
             calls.setdefault(session.worker.call, []).append(session.index)
@@ -138,20 +138,20 @@ def _environments(numbers: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Player:
-    """Makes sessions in the environments of a pool and plays them with an engine.
+    """Creates sessions in the environments of a pool and plays them with an engine.
 
     Args:
-        pool: environments.
-        renderer: turns prompts into tokens.
-        memory: what of the past a prompt shows.
-        interaction: the loop over turns.
-        engine: samples the replies.
-        seed: of the run.
-        temperature: of sampling.
-        context_length: tokens that the model can read; None: any number.
-        faults: episodes that may be lost to them.
-        moments: takes the states of sessions that may be forked; None: no session is.
-        watchdog: warns if sessions are stuck.
+        pool: pool of environments.
+        renderer: renderer of prompts.
+        memory: memory, which selects what a prompt shows of past turns.
+        interaction: turn loop.
+        engine: sampler of replies.
+        seed: seed of the run.
+        temperature: temperature of sampling.
+        context_length: number of tokens that the model can read; None: no limit.
+        faults: limits on lost episodes.
+        moments: dictionary that collects the states of sessions for forks; None: no forks.
+        watchdog: watchdog that warns if sessions are stuck.
     """
 
     pool: EnvPool
@@ -176,16 +176,16 @@ class Player:
         held_out: bool = False,
         place: int | None = None,
     ) -> Session:
-        """Make a session in an environment of the pool.
+        """Create a session in an environment of the pool.
 
         Args:
-            kind: of the environment, its place in the list of sources.
-            index: number of the session over all ranks.
-            episode_seed: seed of the n-th episode.
-            pictures: keep a picture of each turn, if the environment shows one.
+            kind: index of the environment's source.
+            index: index of the session over all ranks.
+            episode_seed: function that returns the seed of the n-th episode.
+            pictures: whether to store a picture of each turn, if there is one.
             first_episode: number of the first episode.
-            held_out: whether it plays what validation plays.
-            place: number among the sessions that play at the same time; ``index`` by default.
+            held_out: whether it plays held-out episodes.
+            place: index among the sessions that play at the same time. Default: ``index``.
         """
         source = self.pool.sources[kind]
         return Session(
@@ -203,13 +203,13 @@ class Player:
         )
 
     def check_prompts(self, context_length: int) -> list[ModelInput]:
-        """Reset an environment of each source; return the first prompts, and refuse those that cannot work.
+        """Reset an environment of each source, check its first prompt, and return these prompts.
 
         Args:
-            context_length: tokens that all models can read.
+            context_length: number of tokens that all models can read.
 
         Raises:
-            ValueError: one sentence with the key to change.
+            ValueError: a prompt cannot work; the message names the key to change.
         """
         template, first = self.renderer.template, []
         if template.folds_system:
@@ -224,13 +224,13 @@ class Player:
         return first
 
     async def play(self, session: Session, recorder: Recorder) -> str:
-        """Play on until the recorder is full.
+        """Play a session until the recorder is full.
 
-        An episode in which the environment fails beyond its retries ends at its last sound turn. If the recorder takes
-        further episodes, the next one begins, and the fault is noted in a turn.
+        If an environment fails in all retries, its episode ends at the last turn before the fault. If the recorder
+        accepts further episodes, the next one begins, and the fault is recorded in a turn.
 
         Returns:
-            The kind of the fault to which the only episode of the recorder was lost; empty if it was not.
+            The kind of the fault to which the recorder's only episode was lost; empty if it was not lost.
 
         Raises:
             EnvError: too many episodes are lost in a row.
@@ -245,8 +245,8 @@ class Player:
                     await self.interaction.run(session, self.engine, recorder, self.temperature, self.seed)
                     if recorder.recorded == recorded:
                         raise ValueError(
-                            f"run of {type(self.interaction).__name__} has ended without recording a turn; it must "
-                            "record turns until the recorder is full (key data.init_args.interaction)"
+                            f"`run` of {type(self.interaction).__name__} has returned without recording a turn; it "
+                            "must record turns until the recorder is full (key data.init_args.interaction)"
                         )
                     session.worker.lost_seeds.clear()
                 except (EnvError, PromptTooLongError) as error:
@@ -260,7 +260,7 @@ class Player:
         return ""
 
     def _end_episode(self, session: Session, recorder: Recorder, fault: EnvError) -> str:
-        """End an episode that cannot continue; return the kind of the fault if the recorder takes no other episode."""
+        """End an episode that cannot continue; return the kind of the fault if it was the recorder's only episode."""
         session.leave()
         if fault.kind == TOO_LONG and recorder.truncate(StopReason.CONTEXT_LENGTH, session.last_state, ()):
             return ""
@@ -293,10 +293,10 @@ class Player:
         warn_each(f"{fault}{''.join(f' ({note})' for note in notes)}; its episode is lost")
 
     async def play_episode(self, session: Session) -> tuple[list[Sample], str]:
-        """Play one whole episode in a fresh session.
+        """Play one whole episode in a new session.
 
         Returns:
-            Its samples, and the kind of the fault to which it was lost, empty if it was not.
+            The samples, and the kind of the fault to which the episode was lost; empty if it was not lost.
         """
         recorder = Recorder(None, self.memory.grows)
         lost = await self.play(session, recorder)
@@ -304,15 +304,15 @@ class Player:
 
 
 async def play_parts(parts: Sequence[Part], at_a_time: int, engine: Engine) -> None:
-    """Play parts in their order, ``at_a_time`` of them at a time; the next begins as soon as one has ended.
+    """Run parts in order, ``at_a_time`` of them concurrently; the next one begins as soon as one has ended.
 
-    The engine knows how many play, so it knows which of them will request more replies.
+    Each of the concurrent tasks enters a context of the engine, which so knows how many tasks send requests.
     """
     waiting = iter(parts)
 
     async def play(seat: AbstractContextManager) -> None:
         with seat:
-            for part in waiting:  # shared between the tasks: each takes the next one
+            for part in waiting:  # the iterator is shared: each task takes the next part
                 try:
                     await part()
                 except asyncio.CancelledError as left:
@@ -321,7 +321,7 @@ async def play_parts(parts: Sequence[Part], at_a_time: int, engine: Engine) -> N
                         raise
                     # Raised by a user's code. A task group would ignore it, and turns would be missing.
                     sentence = (
-                        "code that runs while episodes are played raised CancelledError, and nobody has cancelled it"
+                        "code of an environment, interaction or judge raised CancelledError without being canceled"
                     )
                     raise RuntimeError(sentence) from left
 

@@ -1,4 +1,4 @@
-"""Settings with which a policy plays as in training: prompts, memory, interaction and parser."""
+"""Settings with which a policy plays outside of training: prompts, memory, interaction and parser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import to_plain
 
-SETTINGS_FILE = "agentrl.json"  # beside the weights of an exported policy
+SETTINGS_FILE = "agentrl.json"  # file in the folder of an exported policy
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class PolicySettings:
     """Settings with which a policy plays.
 
     Args:
-        prompt: wording and limits of prompts.
-        memory: what of the past a prompt shows.
-        interaction: the loop over turns, with its parser.
-        temperature: of sampling in training.
-        seed: of the run, from which the seeds of replies are derived.
-        date: of the run in ISO 8601, which some chat templates write; now if empty.
-        wordings: words that replaced those of environments, by the id of the environment.
+        prompt: texts and limits of prompts.
+        memory: memory, which selects what a prompt shows of past turns.
+        interaction: turn loop with its parser.
+        temperature: temperature of sampling in training.
+        seed: seed of the run, from which the seeds of replies are derived.
+        date: date of the run in ISO 8601, which some chat templates write; empty: now.
+        wordings: wordings of the config by the id of their environment.
     """
 
     prompt: PromptFormat = field(default_factory=PromptFormat)
@@ -57,25 +57,29 @@ class PolicySettings:
         """Return the settings of a run.
 
         Args:
-            data: its ``RolloutDataModule``.
-            temperature: of its agent.
+            data: ``RolloutDataModule`` of the run.
+            temperature: temperature of the agent.
         """
         date, sources = data.date.now.isoformat(), [one for one in data.pool.sources if isinstance(one, EnvConfig)]
         wordings = {one.id: one.wording for one in sources if one.wording is not None}
         return cls(data.prompt, data.memory, data.interaction, temperature, data.seed, date, wordings)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the settings as JSON holds them; secrets of a user's classes are left out."""
+        """Serialize the settings to JSON types; secrets in a user's classes are left out."""
         return {name: to_plain(value, strict=False) for name, value in vars(self).items()}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], where: str) -> PolicySettings:
-        """Undo :meth:`to_plain`. Classes are imported by name, and only those of the right kind are made.
+        """Restore settings from :meth:`to_plain`. Classes are imported by name and must have the right base class.
+
+        Args:
+            plain: serialized settings.
+            where: description of their origin, for error messages.
 
         Raises:
-            ConfigError: a class cannot be imported or made again; names the place.
+            ConfigError: a class cannot be imported or created.
         """
-        from jsonargparse import ArgumentParser  # slow
+        from jsonargparse import ArgumentParser  # slow to import
 
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(cls, "policy", fail_untyped=False)
@@ -84,20 +88,20 @@ class PolicySettings:
         except (ArgumentError, ImportError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"the prompt settings in {where} cannot be read: {one_line(str(error))}; import the module of your own "
-                "classes first, and let them keep their arguments as attributes of the same names"
+                "classes first, and let them store their arguments as attributes of the same names"
             ) from error
         return made
 
     def as_file(self) -> dict[str, str]:
-        """Return the name and the text of the file that holds the settings."""
+        """Return name and text of the settings file."""
         return {SETTINGS_FILE: json.dumps(self.to_plain(), indent=2) + "\n"}
 
     @classmethod
     def in_file(cls, file: Path) -> PolicySettings:
-        """Read the file of an exported policy.
+        """Read the settings file of an exported policy.
 
         Raises:
-            ConfigError: it is not such a file.
+            ConfigError: it is not a valid settings file.
         """
         try:
             plain = json.loads(file.read_text(encoding="utf-8"))
@@ -106,7 +110,7 @@ class PolicySettings:
         return cls.from_plain(plain, f"'{file}'")
 
     def worded(self, source: EnvConfig) -> EnvConfig:
-        """Return an environment in the words of the training, unless it has others."""
+        """Return an environment with its wording from training, unless it already has a wording."""
         wordings = {name.split(":")[-1]: wording for name, wording in self.wordings.items()}
         other = copy(source)
         other.texts = tuple(self.prompt.places)
@@ -122,14 +126,14 @@ class PolicySettings:
         context_length: int,
         engine: Engine,
     ) -> Player:
-        """Return what plays with these settings.
+        """Return a player with these settings.
 
         Args:
-            pool: the environments.
-            tokenizer: of the policy.
-            image_reader: converts images to model inputs; None: the policy reads text only.
-            context_length: tokens that the policy can read.
-            engine: samples the replies.
+            pool: pool of environments.
+            tokenizer: tokenizer of the policy.
+            image_reader: converter of images to model inputs; None: the policy reads text only.
+            context_length: number of tokens that the policy can read.
+            engine: sampler of replies.
         """
         date = RunDate()
         if self.date:

@@ -1,4 +1,4 @@
-"""Sizes of a rollout, its shares by rank, its mini-batches; checks of a data module's arguments."""
+"""Sizes of rollouts, mini-batches and the shares of ranks, and checks of a data module's arguments."""
 
 from __future__ import annotations
 
@@ -18,20 +18,26 @@ from lightning_agentrl.rollout.player import FaultLimits
 from lightning_agentrl.rollout.validation import ValidationConfig
 from lightning_agentrl.types.plain_config import check_kind
 
-KEYS = "data.init_args"  # where a config has the arguments of a data module
-LARGEST_SEED = 2**32 - 1  # as of Lightning's seed_everything
+KEYS = "data.init_args"  # config key of a data module's arguments
+LARGEST_SEED = 2**32 - 1  # the limit of Lightning's seed_everything
 
 TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # defaults of a data module without groups
-MOST = 2**31 - 1  # of anything; environments have 31 bits in the label of an episode
-MOST_ENVS = 100_000  # at a time; a small one takes 50 kB
-MOST_EPISODES = 1_000_000  # of an iteration; all of them are in memory
+MOST = 2**31 - 1  # limit of all counts; an environment's index has 31 bits in the label of an episode
+MOST_ENVS = 100_000  # limit of concurrent environments; a small one takes 50 kB
+MOST_EPISODES = 1_000_000  # limit of episodes in an iteration, which are all in memory
 
 
 def check_whole(value: object, key: str, least: int | None = None, most: int | None = None) -> None:
-    """Refuse a value that is not a whole number, or is too small or too large.
+    """Check that a value is an integer within bounds.
+
+    Args:
+        value: value to check.
+        key: config key of the value, for the error message.
+        least: lower bound; None: no bound.
+        most: upper bound; None: no bound.
 
     Raises:
-        ValueError: with the key to change.
+        ValueError: it is not.
     """
     if not isinstance(value, Integral):
         raise ValueError(f"{key} must be a whole number, got {value!r}")
@@ -43,15 +49,15 @@ def check_whole(value: object, key: str, least: int | None = None, most: int | N
 
 @dataclass(frozen=True)
 class GroupRollout:
-    """Sizes of iterations of whole groups, whose episodes share environment, task and seed.
+    """Sizes of iterations of whole groups. The episodes of a group share environment, task and seed.
 
     Args:
-        size: episodes of a group.
-        per_rollout: groups of an iteration over all ranks.
-        mini_batches: optimizer steps in each pass over a rollout.
-        ahead: groups of later iterations that are begun in this one, to keep environments busy while the longest
-            episodes end. They continue with the weights of the next iteration.
-        ahead_turns: turns that each of their episodes is played ahead in an iteration.
+        size: number of episodes in a group.
+        per_rollout: number of groups in an iteration, over all ranks.
+        mini_batches: number of optimizer steps in each pass over a rollout.
+        ahead: number of groups of later iterations that are begun in this one, to keep environments busy while the
+            longest episodes end. They continue with the weights of the next iteration.
+        ahead_turns: number of turns per iteration that each of their episodes is played ahead.
     """
 
     size: int = 8
@@ -72,38 +78,38 @@ class GroupRollout:
 
     @property
     def episodes(self) -> int:
-        """Episodes of an iteration over all ranks. Each has a place, the number of its environment in a rollout."""
+        """Number of episodes of an iteration over all ranks. Each has an index, which is ``env`` of its turns."""
         return self.size * self.per_rollout
 
     @property
     def longest_ahead(self) -> int:
-        """Most iterations between the one in which a group is begun and its own."""
+        """Largest number of iterations from the one that begins a group to the one that trains on it."""
         return math.ceil(self.ahead / self.per_rollout)
 
     def place(self, group: int, member: int) -> int:
-        """Return the place of an episode among those of its iteration."""
+        """Return the index of an episode among those of its iteration."""
         return group % self.per_rollout * self.size + member
 
     def places(self, rank: int, world: int) -> list[int]:
-        """Return the places of a rank, the same in every iteration."""
+        """Return the indices of a rank's episodes, which are the same in every iteration."""
         return [self.place(group, member) for group in self.due(0, rank, world) for member in range(self.size)]
 
     def due(self, rollout: int, rank: int, world: int) -> range:
-        """Return the groups of a rank that are complete at the end of this rollout, counted from 0."""
+        """Return the groups of a rank that are complete at the end of a rollout; rollouts are counted from 0."""
         return range(rollout * self.per_rollout + rank, (rollout + 1) * self.per_rollout, world)
 
     def begun_ahead(self, rollout: int, rank: int, world: int) -> range:
-        """Return the groups of a rank that are played ahead in this rollout."""
+        """Return the groups of a rank that are played ahead in a rollout."""
         first = (rollout + 1) * self.per_rollout
         return range(first + rank, first + self.ahead, world)
 
 
 @dataclass(frozen=True)
 class RolloutSizes:
-    """The counts of a :class:`RolloutDataModule`, whose arguments these are.
+    """Sizes of rollouts, from the arguments of a :class:`RolloutDataModule`.
 
     Raises:
-        ValueError: sizes that do not fit each other, with the key to change.
+        ValueError: sizes do not match; the message names the key to change.
     """
 
     num_envs: int
@@ -137,12 +143,12 @@ class RolloutSizes:
 
     @property
     def turns_per_rollout(self) -> int:
-        """Turns of a rollout; with groups their number is not fixed."""
+        """Number of turns of a rollout; not meaningful with groups."""
         return self.num_envs * self.turns_per_env
 
     @property
     def envs_per_rollout(self) -> int:
-        """The environments that turns of a rollout name, over all ranks; with groups each episode has its own."""
+        """Number of different ``env`` values of a rollout's turns over all ranks; with groups, one per episode."""
         return self.num_envs if self.groups is None else self.groups.episodes
 
     @property
@@ -152,30 +158,30 @@ class RolloutSizes:
 
     @property
     def mini_batches(self) -> int:
-        """Mini-batches of a pass over a rollout."""
+        """Number of mini-batches in a pass over a rollout."""
         return self.turns_per_rollout // self.mini_batch_turns if self.groups is None else self.groups.mini_batches
 
     @property
     def steps_per_iteration(self) -> int:
-        """Optimizer steps, which are the mini-batches of a Lightning epoch."""
+        """Number of optimizer steps of an iteration, that is of mini-batches in a Lightning epoch."""
         return self.mini_batches * self.update_epochs
 
     def own_envs(self, rank: int, world: int) -> Sequence[int]:
-        """Return the environments of a rank, numbered over all ranks."""
+        """Return the indices, over all ranks, of a rank's environments."""
         if self.groups is not None:
             return self.groups.places(rank, world)
         share = self.num_envs // world
         return range(rank * share, (rank + 1) * share)
 
     def at_a_time(self, world: int) -> int:
-        """Return how many environments play at the same time on each rank."""
+        """Return the number of concurrent environments on each rank."""
         return self.num_envs // world
 
     def check_processes(self, world: int) -> None:
-        """Refuse a number of processes that cannot share the environments.
+        """Check that environments and groups can be shared evenly by ``world`` processes.
 
         Raises:
-            ValueError: with the key to change.
+            ValueError: they cannot; the message names the key to change.
         """
         if self.num_envs % world:
             raise ValueError(
@@ -191,10 +197,15 @@ class RolloutSizes:
 
 
 def check_arguments(data: Any, sources: Sequence[Source], seed: int | None) -> None:
-    """Refuse arguments of a data module of another class, or that do not fit each other.
+    """Check classes and combinations of a data module's arguments.
+
+    Args:
+        data: data module.
+        sources: sources of episodes.
+        seed: argument ``seed``.
 
     Raises:
-        ValueError: one sentence with the key to change.
+        ValueError: one is wrong; the message names the key to change.
     """
     kinds = {"memory": Memory, "prompt": PromptFormat, "interaction": Interaction, "engine": Engine}
     for name, kind in (kinds | {"validation": ValidationConfig, "faults": FaultLimits}).items():
@@ -204,7 +215,7 @@ def check_arguments(data: Any, sources: Sequence[Source], seed: int | None) -> N
     memory, sizes, max_staleness = data.memory, data.sizes, data.max_staleness
     if not memory.grows and any(isinstance(source, AgentProgram) for source in sources):
         raise ValueError(
-            f"an agent brings its own history, so {KEYS}.memory must be FullMemory, got {type(memory).__name__}"
+            f"an agent program keeps its own history, so {KEYS}.memory must be FullMemory, got {type(memory).__name__}"
         )
     if sizes.groups is None and memory.grows and sizes.num_envs < sizes.mini_batches:
         raise ValueError(
@@ -216,14 +227,14 @@ def check_arguments(data: Any, sources: Sequence[Source], seed: int | None) -> N
     check_whole(max_staleness, key, 0)
     if max_staleness and not data.engine.own_weights:
         raise ValueError(
-            f"{type(data.engine).__name__} does not say that it samples from weights of its own (Engine.own_weights), "
-            "so it cannot sample while the policy is trained; use VLLMEngine, VLLMServerEngine or TransformersEngine "
+            f"{type(data.engine).__name__} does not declare its own copy of the weights (Engine.own_weights), so it "
+            "cannot sample while the policy is trained; use VLLMEngine, VLLMServerEngine or TransformersEngine "
             f"(key {KEYS}.engine), or {key} 0"
         )
     oldest = 1 if sizes.groups is None else 1 + sizes.groups.longest_ahead
     if 0 < max_staleness < oldest:
         raise ValueError(
-            f"groups that are begun {oldest - 1} iteration{'s' * (oldest > 2)} ahead, in rollouts that are collected "
-            f"1 iteration ahead, have turns of up to {oldest} iterations; raise {key} from {max_staleness} to {oldest} "
+            f"groups begun {oldest - 1} iteration{'s' * (oldest > 2)} ahead, in rollouts collected 1 iteration ahead, "
+            f"have turns that are up to {oldest} iterations old; raise {key} from {max_staleness} to {oldest} "
             f"or lower {KEYS}.groups.ahead"
         )

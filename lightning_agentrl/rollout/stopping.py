@@ -1,4 +1,4 @@
-"""Early stop of work: one flag, which each rank reads, and on which all ranks agree when they synchronize."""
+"""Requests to end a run early or to save it, on which all ranks agree when they synchronize."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lightning_agentrl.errors import EngineGoneError, one_line
 
 
 class Stopped(SystemExit):
-    """End of a run by request, raised on all ranks at a place from which the run can continue.
+    """End of a run by request, raised on all ranks at a point from which the run can continue.
 
-    The exit code is that of a process ended by the signal, on the first rank; on others it is 0, since a launcher that
-    sees another code kills the first one before it has said what happened.
+    The exit code on rank 0 is that of a process ended by the signal. On other ranks it is 0, since a launcher that gets
+    another code kills rank 0 before it has printed its message.
     """
 
     def __init__(self, number: int) -> None:
@@ -32,39 +32,39 @@ class Stopping:
     """Requests to end a run, or to save it and continue, from any thread of any rank."""
 
     def __init__(self) -> None:
-        self.asked = 0  # number of the signal that asks to end; 0: none
-        self.reason = ""  # why it ends without a signal
-        self.saves = 0  # requests to save and go on
-        self.save: Callable[[], object] | None = None  # None: an end is not handled
-        self._saved = 0  # of these requests
-        self._inside = False  # work that may be left
+        self.asked = 0  # number of the signal that requests the end; 0: none
+        self.reason = ""  # reason of an end without a signal
+        self.saves = 0  # number of requests to save and continue
+        self.save: Callable[[], object] | None = None  # function that saves the run; None: requests are not handled
+        self._saved = 0  # number of requests to save that were carried out
+        self._inside = False  # whether the current work may be left
 
     def begin(self, save: Callable[[], object]) -> None:
-        """Forget the requests to an earlier run.
+        """Clear the requests of an earlier run.
 
         Args:
-            save: saves the run; called on all ranks.
+            save: function that saves the run; it is called on all ranks.
         """
         self.asked = self.saves = self._saved = 0
         self.reason, self.save = "", save
 
     def ask(self, number: int) -> None:
-        """Ask the run to end as if this signal had come."""
+        """Request the end of the run as if this signal had been received."""
         self.asked = number
 
     def look(self) -> None:
-        """Leave the work of :meth:`together` if the run is asked to end."""
+        """Leave the context :meth:`together` if the end of the run was requested."""
         if self.asked and self._inside:
             raise _Left
 
     @contextmanager
     def together(self, alone: bool = False) -> Iterator[None]:
-        """Work that a rank may leave; then agree. All ranks enter and leave together.
+        """Context of work that a rank may leave early; at its end, call :meth:`agree`. All ranks enter and leave it.
 
-        An engine that is gone ends the run as SIGTERM would.
+        An EngineGoneError inside ends the run like SIGTERM.
 
         Args:
-            alone: ranks do not wait for each other inside, so all raise an error of one.
+            alone: whether ranks do not wait for each other inside, so that an error of one rank is raised on all.
 
         Raises:
             Stopped: see :meth:`agree`.
@@ -81,7 +81,7 @@ class Stopping:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Work inside :meth:`together` in which ranks do not wait for each other; then all go on, or all leave."""
+        """Context inside :meth:`together` in which ranks do not wait for each other. Then all continue or all leave."""
         with raise_once(), self._leaving():
             yield
         if self._inside and (asked := max(all_gather(self.asked))):
@@ -89,12 +89,12 @@ class Stopping:
             raise _Left
 
     def agree(self) -> None:
-        """Carry out requests to any rank. All ranks must call it, at a place from which the run can continue.
+        """Carry out the requests of all ranks. All ranks must call it, at a point from which the run can continue.
 
         Raises:
-            Stopped: on all ranks, if one is asked to end.
+            Stopped: the end was requested on any rank; raised on all ranks.
         """
-        saves = self.saves  # once: a signal may come meanwhile
+        saves = self.saves  # read once, since a signal may change it
         requests = all_gather((self.asked, saves > self._saved))
         if asked := max(number for number, _ in requests):
             self.asked = asked
@@ -105,7 +105,7 @@ class Stopping:
 
     @contextmanager
     def _leaving(self) -> Iterator[None]:
-        """Catch what ends work because the run is asked to end, or because its engine is gone."""
+        """Catch errors that end work since the end of the run was requested or the engine is gone."""
         try:
             yield
         except _Left:
@@ -117,6 +117,6 @@ class Stopping:
             if not self.asked:
                 self.reason = one_line(str(error))
                 self.ask(signal.SIGTERM)
-            else:  # an engine that another rank has left
+            else:  # for example an engine that another rank has left
                 kind = type(error).__name__
-                rank_zero_warn(f"the run is asked to end, and its work ended with {kind}: {one_line(str(error))}")
+                rank_zero_warn(f"while the run is ending, its work failed with {kind}: {one_line(str(error))}")

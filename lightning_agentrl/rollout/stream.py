@@ -1,4 +1,4 @@
-"""The stream: one Lightning epoch is one iteration, a constant number of random mini-batches."""
+"""Stream of mini-batches: one Lightning epoch is one iteration with a constant number of random mini-batches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Phase = Literal["critic_warmup", "train"]
 
 
 class MiniBatch:
-    """The turns of one optimizer step on this rank, and numbers to be logged with it.
+    """The turns of one optimizer step on this rank, and metrics to log with it.
 
-    Not a dataclass, so that Lightning does not take it apart: a rollout is moved micro-batch by micro-batch.
+    It is not a dataclass, since Lightning would move its tensors to the device: that is done per micro-batch.
     """
 
     def __init__(self, rollout: Rollout, metrics: dict[str, float] | None = None) -> None:
@@ -29,16 +29,16 @@ class MiniBatch:
 
 
 class RolloutSource(ABC):
-    """Gives the next iteration's turns in place of the stream's own rollouts."""
+    """Source of prepared rollouts that replaces the stream's own collection."""
 
     @property
     def phase(self) -> Phase:
-        """Phase: ``critic_warmup`` or ``train``."""
+        """Phase of the iteration: ``critic_warmup`` or ``train``."""
         return "train"
 
     @property
     def warmup_iterations(self) -> int:
-        """Iterations at the start of a run in which the critic alone is trained."""
+        """Number of iterations at the start of a run in which only the critic is trained."""
         return 0
 
     @abstractmethod
@@ -47,13 +47,13 @@ class RolloutSource(ABC):
 
 
 class RolloutStream:
-    """The mini-batches of one iteration. It begins with :meth:`begin_iteration`, or with the first mini-batch.
+    """Iterable over the mini-batches of one iteration, which :meth:`begin_iteration` or the first mini-batch begins.
 
     Args:
-        collector: gives the rollouts of this rank.
-        prepare: scores a rollout and estimates its advantages and returns.
-        sizes: of rollouts and mini-batches.
-        seed: of the shuffling, the same on all ranks.
+        collector: collector of this rank's rollouts.
+        prepare: function that scores a rollout and estimates its advantages and returns.
+        sizes: sizes of rollouts and mini-batches.
+        seed: seed of the shuffling, the same on all ranks.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class RolloutStream:
         self.prepare = prepare
         self.sizes = sizes
         self.seed = seed
-        self.source: RolloutSource | None = None  # gives the rollouts while it is set
-        self.inside_iteration = False  # mini-batches of the current iteration are still to come
-        self._prepared: Prepared | None = None  # of an iteration whose first mini-batch is still to come
+        self.source: RolloutSource | None = None  # source of rollouts; None: the collector
+        self.inside_iteration = False  # whether mini-batches of the current iteration remain
+        self._prepared: Prepared | None = None  # rollout of an iteration before its first mini-batch
 
     def __len__(self) -> int:
         return self.sizes.steps_per_iteration
 
     def begin_iteration(self) -> None:
-        """Collect and prepare a rollout. An iteration that an error has ended does not continue."""
+        """Collect and prepare a rollout. An iteration that ended with an error is not continued."""
         self.inside_iteration = False
         with self.collector.prepare_update():
             self._prepared = self.next_rollout() if self.source is None else self.source.next_rollout(self)
@@ -91,7 +91,7 @@ class RolloutStream:
                 metrics = {}
 
     def next_rollout(self) -> Prepared:
-        """Return the next rollout, prepared for one epoch; the one after it may be collected meanwhile."""
+        """Return the next rollout, prepared for one epoch, and start collecting the one after it if that is allowed."""
         rollout = self.collect()
         self.collector.begin_next()
         return self.prepare(rollout)
@@ -101,9 +101,9 @@ class RolloutStream:
         return self.collector.collect()
 
     def places_of(self, rollout: Rollout, *counters: int) -> np.ndarray:
-        """Return random places in [0, 1) of the rows of a rollout, which follow from the seed and these counters."""
+        """Return random numbers in [0, 1), one per row of a rollout, that depend on the seed and these counters."""
         firsts = [sample.turns[0] for sample in rollout.samples]
-        # Calls of an agent at once arrive in any order, which must not decide what is trained together.
+        # Parallel calls of an agent arrive in any order, which must not determine the mini-batches.
         rows = sorted(range(len(firsts)), key=lambda i: (firsts[i].episode if firsts[i].call else 0, firsts[i].call))
         places = np.empty(len(rows))
         envs = [firsts[i].env for i in rows]
@@ -112,37 +112,39 @@ class RolloutStream:
 
 
 def spread(envs: Sequence[int], num_envs: int, seed: int) -> np.ndarray:
-    """Return a random place in [0, 1) for every row, the same for a row on whichever rank it lies.
+    """Return a random number in [0, 1) for each row, independent of the rank on which the row is.
 
-    The rows of each environment are permuted and spread evenly over [0, 1), environments being shifted against each
-    other at random. So any interval takes nearly the same number of rows of every environment, and exactly its share
-    of all rows if that is a whole number and environments have equally many rows.
+    The rows of each environment are permuted and spread evenly over [0, 1), with a random shift per environment. So any
+    interval contains nearly the same number of rows of every environment; and exactly its share of all rows, if that is
+    an integer and all environments have equally many rows.
 
     Args:
-        envs: environment of each row of this rank, numbered over all ranks, in the order of time.
-        num_envs: environments over all ranks.
-        seed: the same on all ranks.
+        envs: environment of each row of this rank, as an index over all ranks; rows are in order of time.
+        num_envs: number of environments over all ranks.
+        seed: random seed, the same on all ranks.
     """
     shift = np.random.default_rng([seed, num_envs]).permutation(num_envs)
     places = np.empty(len(envs))
     by_env = np.argsort(envs, kind="stable")
     owners, firsts = np.unique(np.asarray(envs)[by_env], return_index=True)
-    for env, rows in zip(owners.tolist(), np.split(by_env, firsts[1:]), strict=False):  # without rows, one empty part
+    for env, rows in zip(
+        owners.tolist(), np.split(by_env, firsts[1:]), strict=False
+    ):  # `np.split` of no rows returns one empty part
         order = np.random.default_rng([seed, num_envs, env]).permutation(len(rows))
         places[rows] = (order + (shift[env] + 0.5) / num_envs) / len(rows)
     return places
 
 
 def split(places: np.ndarray, count: int, upto: float = 1.0) -> list[list[int]]:
-    """Return the rows whose place lies below ``upto``, split into ``count`` intervals of equal width."""
+    """Split the rows with ``places`` below ``upto`` into ``count`` intervals of equal width; return row indices."""
     part = np.floor(places / upto * count).astype(int)
     return [np.flatnonzero(part == k).tolist() for k in range(count)]
 
 
 def begin_next_epoch(trainer: L.Trainer) -> None:
-    """Let a run that is resumed from the end of an epoch begin with the next one.
+    """Let a run that resumes at the end of an epoch begin with the next epoch.
 
-    With ``max_steps`` Lightning resumes inside the last epoch and would take one more batch of it.
+    With ``max_steps``, Lightning resumes inside the last epoch and would request one more batch of it.
     """
     progress, loop = trainer.fit_loop.epoch_progress, trainer.fit_loop
     current = cast(Any, progress.current)

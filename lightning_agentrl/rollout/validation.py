@@ -1,6 +1,6 @@
 """Validation: whole episodes on fixed held-out seeds, in separate environments.
 
-An episode that is lost to a fault of its environment counts as a failure, with the rewards up to then.
+An episode that is lost to a fault of its environment counts as a failure, with the rewards before the fault.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lightning_agentrl.types import Sample, Turn
 
 @dataclass
 class ValidationConfig:
-    """Settings of a validation.
+    """Settings of validation.
 
     Args:
-        episodes: held-out episodes over all ranks, with the first seeds of the list.
-        num_envs: episodes played at a time on each rank.
-        temperature: of sampling; 0 takes the most likely token.
-        every: iterations from one validation of a fit to the next; 0: no validation; null: one, after the last
-            iteration.
+        episodes: number of held-out episodes over all ranks; they use the first seeds of the list.
+        num_envs: number of concurrent episodes on each rank.
+        temperature: temperature of sampling; 0: the most likely token.
+        every: number of iterations between two validations of a fit; 0: no validation; null: one validation, after the
+            last iteration.
     """
 
     episodes: int = 128
@@ -42,22 +42,22 @@ class ValidationConfig:
         available = len(held_out_seeds())
         if not 0 <= self.episodes <= available:
             raise ValueError(
-                f"validation asks for {self.episodes} episodes, the held-out list has {available} seeds "
-                "(key data.init_args.validation.episodes)"
+                f"data.init_args.validation.episodes must be from 0 to {available}, the number of held-out seeds, got "
+                f"{self.episodes}"
             )
         if self.every is not None and self.every < 0:
             raise ValueError(f"data.init_args.validation.every must be at least 0, or null, got {self.every}")
         if self.num_envs < 1:
-            raise ValueError(f"validation.num_envs must be at least 1, got {self.num_envs}")
+            raise ValueError(f"data.init_args.validation.num_envs must be at least 1, got {self.num_envs}")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(
-                f"temperature of validation must be at least 0, got {self.temperature}; 0 takes the most likely token "
-                "(key data.init_args.validation.temperature)"
+                f"data.init_args.validation.temperature must be finite and at least 0, got {self.temperature}; 0 "
+                "samples the most likely token"
             )
 
 
 def planned_iterations(trainer: L.Trainer, steps_per_iteration: int) -> int | None:
-    """Return the iterations of a run by ``max_epochs`` or ``max_steps``, whichever ends it; None without an end."""
+    """Return the number of iterations of a run by ``max_epochs`` or ``max_steps``; None if neither limits it."""
     ends = [trainer.max_epochs] if trainer.max_epochs is not None and trainer.max_epochs >= 0 else []
     if trainer.max_steps >= 0:
         ends.append(trainer.max_steps // steps_per_iteration)
@@ -65,12 +65,12 @@ def planned_iterations(trainer: L.Trainer, steps_per_iteration: int) -> int | No
 
 
 def validation_due(trainer: L.Trainer, every: int | None, steps_per_iteration: int) -> bool:
-    """Return whether held-out episodes are played now: after some iterations of a fit, and always outside of one.
+    """Return whether held-out episodes are due: after certain iterations of a fit, and always outside of a fit.
 
     Args:
-        trainer: of the run.
-        every: as in :class:`ValidationConfig`.
-        steps_per_iteration: of the optimizer.
+        trainer: trainer of the run.
+        every: interval as in :class:`ValidationConfig`.
+        steps_per_iteration: number of optimizer steps per iteration.
     """
     if trainer.state.fn != TrainerFn.FITTING or cast(Any, trainer).fast_dev_run:
         return True
@@ -84,13 +84,13 @@ def validation_due(trainer: L.Trainer, every: int | None, steps_per_iteration: i
 
 
 class EpisodeSeeds:
-    """The seeds of one rank as the one batch of a validation loader; no batch if no validation is due.
+    """Validation loader whose only batch is the seeds of one rank; it has no batch if no validation is due.
 
-    Lightning's loop runs after every iteration, so that its callbacks act after every iteration.
+    Lightning's validation loop thus runs after every iteration, so that its callbacks do too.
 
     Args:
         seeds: held-out seeds.
-        due: whether a validation is due.
+        due: function that returns whether a validation is due.
     """
 
     def __init__(self, seeds: Sequence[int], due: Callable[[], bool]) -> None:
@@ -107,14 +107,14 @@ class EpisodeSeeds:
 
 @dataclass(frozen=True)
 class WholeEpisode:
-    """An episode from its start to its end.
+    """A whole held-out episode.
 
     Args:
-        place: of its seed in the list of held-out ones.
-        source: number of its source in the list of sources.
-        contract: what the environment offered last; nothing if it has never answered.
-        samples: its turns with their tokens; empty if it was lost before its first turn.
-        lost: kind of the fault of its environment that ended it; empty if none did.
+        place: index of its seed in the list of held-out seeds.
+        source: index of its source.
+        contract: last contract of the environment; empty if the environment never answered.
+        samples: samples with the turns; empty if the episode was lost before its first turn.
+        lost: kind of the fault that ended the episode; empty if there was none.
     """
 
     place: int
@@ -129,7 +129,7 @@ class WholeEpisode:
 
     @property
     def results(self) -> list[EpisodeResult]:
-        """The result of the episode; of a game of several sides that of each, as they count in training."""
+        """The result of the episode; in a game with several sides, one result per side, as in training."""
         sides: dict[int, list[Turn]] = {}
         for turn in self.turns:
             sides.setdefault(turn.episode, []).append(turn)
@@ -147,16 +147,16 @@ async def play_episodes(
     """Play one whole episode per held-out seed.
 
     Args:
-        seeds: of the list of held-out ones.
-        player: makes their sessions and plays them.
-        at_a_time: environments that play at the same time.
-        advance: called after each episode.
-        watched: how many episodes are also returned whole, with pictures: those with the first seeds of the list.
-        sample: number of the episode among several of the same seed, whose replies are drawn differently.
+        seeds: held-out seeds.
+        player: player of the episodes.
+        at_a_time: number of concurrent environments.
+        advance: function that is called after each episode.
+        watched: number of episodes to return in full, with pictures; they have the first seeds of the list.
+        sample: index of the episode among several with the same seed, which determines the seeds of its replies.
 
     Returns:
-        Results of each seed: one, but of a game of several sides one for each side. And the
-        watched episodes, in the order of the list.
+        A list of results for each seed (one, or one per side of a game), and the watched episodes in the order of their
+        seeds.
     """
     results: dict[int, list[EpisodeResult]] = {}
     seen: dict[int, WholeEpisode] = {}
@@ -169,7 +169,7 @@ async def play_episodes(
         try:
             samples, lost = await player.play_episode(session)
             advance()
-            contract = Contract() if session.worker.answer is None else session.contract  # it may not even be made
+            contract = Contract() if session.worker.answer is None else session.contract  # it may not have been created
             episode = WholeEpisode(place, kind, contract, samples, lost)
         finally:
             player.pool.give_back(kind, session.worker, held_out=True)

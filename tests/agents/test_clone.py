@@ -208,7 +208,7 @@ def test_what_cannot_be_cloned_is_refused_in_a_sentence(folder, tmp_path):
     assert "no scripted player" in refused(signs("none"))
     assert "'jump', which is not one of the offered actions" in refused(signs("jumps"))
     assert "returned 1 " in refused(signs("number"))
-    assert "best earned 3; lower min_return" in refused(signs(), min_return=3.5)
+    assert "best has 3; lower min_return" in refused(signs(), min_return=3.5)
     recorded_data(tmp_path, folder)
     log = next((tmp_path / "run" / "turns").glob("rank*.jsonl"))
     (short := tmp_path / "short" / "turns").mkdir(parents=True)
@@ -278,9 +278,9 @@ def test_episodes_are_chosen_by_their_return(folder, tmp_path):
 def test_two_processes_tell_of_all_episodes_that_they_clone(tmp_path):
     together(2, cloning_ranks.run, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    told = "cloning 7 turns of 3 episodes out of 5, of mean return 2; one pass over them takes 10.0 iterations"
+    told = "cloning 7 turns of 3 of 5 episodes, with a mean return of 2; one pass takes 10.0 iterations"
     assert first[0] == second[0] == told
-    assert first[1] == "none of 5 episodes earned at least min_return 9, and the best earned 3; lower min_return"
+    assert first[1] == "none of 5 episodes has a return of at least min_return 9, and the best has 3; lower min_return"
     assert "process 1 has none of the 2 episodes" in second[2]
     assert "trainer.devices" in second[2]
     assert "no whole episode" in first[3]

@@ -106,7 +106,7 @@ def test_a_model_for_text_is_told_what_it_cannot_see(tiny_folder, tmp_path):
 
 def test_more_images_than_a_prompt_may_have_are_told(folder, tmp_path):
     settings = {"env": EnvConfig(GAME, {"images": 3}), "prompt": replace(PROMPT, max_images=2)}
-    with pytest.raises(ValueError, match="shows 3 images, over the limit of 2"):
+    with pytest.raises(ValueError, match="has 3 images, over the limit of 2"):
         make_trainer(tmp_path, 1).fit(make_agent(folder), data(**settings))
 
 

@@ -134,7 +134,7 @@ def test_a_dry_run_belongs_to_fit(
     monkeypatch.chdir(tmp_path)
     code, _, printed = agentrl("validate", "--config", "given.yaml", "--dry-run")
     assert code == 2
-    assert "give --dry-run to fit" in printed
+    assert "use it with fit" in printed
 
 
 @pytest.mark.slow

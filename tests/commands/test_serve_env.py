@@ -321,7 +321,7 @@ def test_a_client_that_leaves_in_a_step_leaves_its_place_when_that_ends(sessions
                 while not BackLater.calls:
                     await asyncio.sleep(0.01)
             refused = [await entered(connect) for _ in range(5)][-1]
-            assert re.search(rf"{sessions} of {sessions} .* 1 of them .* client has gone", refused)
+            assert re.search(rf"{sessions} of {sessions} .* 1 of them .* clients that have disconnected", refused)
             BackLater.back.set()
             await until_entered(connect)
 

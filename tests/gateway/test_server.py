@@ -119,7 +119,7 @@ def test_a_client_that_retries_joins_its_own_call(line: Line) -> None:
         ({"n": 2}, "n is 2"),
         ({"logit_bias": {"3": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"max_tokens": 0}, "whole number"),
+        ({"max_tokens": 0}, "must be an integer"),
     ],
 )
 def test_what_cannot_be_had_is_refused_once(line: Line, asked: dict, what: str) -> None:

@@ -78,7 +78,7 @@ def test_a_template_that_rewrites_builds_no_growing_sample(name: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "earlier", "message"),
     [
-        ("<think>\n\n</think>\n\n", "", "before a reply that is asked for"),
+        ("<think>\n\n</think>\n\n", "", "before the next reply"),
         ("", "<think>\n\n</think>\n\n", "before an earlier reply"),
         ("", "", ""),
         ("", " ", ""),

@@ -170,8 +170,8 @@ def test_a_checkpoint_waits_and_holds_the_rollout(connected, tiny_folder, tmp_pa
     ("settings", "reason"),
     [
         ({"max_staleness": 0}, r"has turns that are 1 iterations old, and data\.init_args\.max_staleness is 0"),
-        ({"turns_per_env": 1}, "has 4 turns of 2 environments, other sizes than those of this run"),
-        ({"num_envs": 4}, "has 4 turns of 2 environments, other sizes than those of this run"),
+        ({"turns_per_env": 1}, "has 4 turns of 2 environments, unlike the rollouts of this run"),
+        ({"num_envs": 4}, "has 4 turns of 2 environments, unlike the rollouts of this run"),
     ],
 )
 def test_what_must_not_be_trained_on_is_named_and_collected_anew(connected, tiny_folder, settings, reason):

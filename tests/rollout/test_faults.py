@@ -371,7 +371,7 @@ def test_a_resumed_run_counts_lost_episodes_on(tiny_folder):
 
 
 def test_limits_out_of_range_are_refused():
-    with pytest.raises(ValueError, match=r"data.init_args.faults.share must lie between 0 and 1, got 2"):
+    with pytest.raises(ValueError, match=r"data.init_args.faults.share must be between 0 and 1, got 2"):
         FaultLimits(share=2)
 
 

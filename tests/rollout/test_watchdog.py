@@ -148,7 +148,7 @@ def test_an_engine_that_does_not_take_the_weights_is_named(tiny_folder, caught):
         assert len(data.stream.collect().turns) == 2
     finally:
         data.teardown("fit")
-    assert texts_of(caught)[0].endswith("in stage collect; waiting for Slow to take over the weights")
+    assert texts_of(caught)[0].endswith("in stage collect; waiting for Slow to update its weights")
 
 
 def test_nothing_is_said_where_something_moves(tiny_folder, caught, monkeypatch):
