@@ -108,10 +108,8 @@ def lost_process(error: BaseException, saved: bool) -> Problem | None:
         if isinstance(cause, DistStoreError | DistNetworkError):
             place = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
             what = f"the processes of this run did not meet at {place} ({one_line(first_line(cause))})"
-            fix = (
-                "start the command on all nodes (trainer.num_nodes) with the address of the first node, and check that "
-            )
-            return Problem(what, fix=f"{fix}they can reach its port")
+            fix = "start the command on all nodes (trainer.num_nodes) with the address of the first node, whose port "
+            return Problem(what, fix=f"{fix}they must be able to reach")
         if isinstance(cause, RuntimeError) and (lost := _LOST.search(str(cause))):
             address = _PEER.search(str(cause))
             who = "another process of this run" + (f" at {address[1]}" if address else "")

@@ -261,9 +261,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
             "agent/rows": self._counts["earlier"] + self._counts["anew"],  # if no rollout cuts the episode
             **{f"agent/{name}": self._counts[name] for name in ("continued", "earlier", "anew")},
             "agent/abandoned": self._line.abandoned,
-            **(
-                {"agent/no_reward": not self._counts["rewarded"]} if ended else {}
-            ),  # a truncated one may not have posted it yet
+            **({"agent/no_reward": not self._counts["rewarded"]} if ended else {}),  # if truncated, it may be missing
         }
         metrics = {name: float(count) for name, count in counts.items()} if ended or truncated else {}
         return {"earlier_rewards": dict(rewards), "metrics": metrics}

@@ -87,11 +87,9 @@ class AgentProgram:
             if not self.run.partition(":")[2]:
                 raise ValueError(f"{self.key}.run is '{self.run}'; write module:function")
             if self._module is None:
-                raise ValueError(
-                    f"{self.key}.run names the module '{self.run.partition(':')[0]}', which does not exist"
-                )
+                raise ValueError(f"{self.key}.run: there is no module '{self.run.partition(':')[0]}'")
         elif shutil.which(self.command[0]) is None:
-            raise ValueError(f"{self.key}.command names the program '{self.command[0]}', which does not exist")
+            raise ValueError(f"{self.key}.command: there is no program '{self.command[0]}'")
         if self.preload and self.command and not Path(self.command[0]).name.startswith("python"):
             raise ValueError(f"{self.key}.preload needs a command that begins with python, got '{self.command[0]}'")
         for name in self.command[1:]:

@@ -229,10 +229,8 @@ class _Server:
             data = pickle.dumps((error, result))
         except Exception as raised:  # noqa: BLE001 - info may contain anything
             what = _unsendable(result.info) if isinstance(result, Answer) else ""
-            sentence = (
-                f"the environment's return value{what} cannot be sent to the trainer ({_named(raised)}); use plain"
-            )
-            data = pickle.dumps((EnvError, (CONTRACT, f"{sentence} values", "")))
+            sentence = f"the environment's return value{what} cannot be sent to the trainer ({_named(raised)}); use"
+            data = pickle.dumps((EnvError, (CONTRACT, f"{sentence} plain values", "")))
         self.pipe.send_bytes(data)
         return error is None
 

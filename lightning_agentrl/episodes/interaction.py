@@ -132,9 +132,8 @@ class TurnInteraction(Interaction):
         call = prompt.observation.call or {}
         if call.get("max_tokens"):
             max_tokens = min(max_tokens, call["max_tokens"])
-        if call.get(
-            "key"
-        ):  # derive the seed from the call, since parallel calls may arrive in another order in a replay
+        # Parallel calls may arrive in another order in a replay, so their seeds are derived from the key.
+        if call.get("key"):
             digest, _, occurrence = call["key"].partition("#")
             parts = session.index, session.episode.number, int(digest[:8], 16), int(occurrence)
             reply_seed = derive_seed(seed, *parts)

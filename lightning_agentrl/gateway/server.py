@@ -208,9 +208,7 @@ class Gateway:
         new = [name for name in unknown_fields(body) if name not in self.told]
         self.told.update(new)
         if own:
-            self.notes.put(
-                f"an agent requests {', '.join(own)}, which has no effect: the run sets how replies are sampled"
-            )
+            self.notes.put(f"an agent requests {', '.join(own)}, which has no effect: the run's settings apply")
         if new:
             self.notes.put(f"an agent sends {', '.join(new)}, which is not supported and has no effect")
 

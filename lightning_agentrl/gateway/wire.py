@@ -62,9 +62,7 @@ def _call(body: Body, messages: Sequence[ChatMessage], tools: Sequence[Json], st
         raise Refusal(f"n is {body['n']}, but only 1 reply per call is supported")
     for name in _REFUSED:
         if body.get(name) and body[name] != {"type": "text"}:
-            raise Refusal(
-                f"{name} is not supported: it changes sampling, so the policy could not be trained on the reply"
-            )
+            raise Refusal(f"{name} is not supported: it changes sampling, which would break training on the reply")
     if not messages:
         raise Refusal("there is no message")
     if limit is not None and (not isinstance(limit, int) or limit < 1):

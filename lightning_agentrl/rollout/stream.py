@@ -127,9 +127,8 @@ def spread(envs: Sequence[int], num_envs: int, seed: int) -> np.ndarray:
     places = np.empty(len(envs))
     by_env = np.argsort(envs, kind="stable")
     owners, firsts = np.unique(np.asarray(envs)[by_env], return_index=True)
-    for env, rows in zip(
-        owners.tolist(), np.split(by_env, firsts[1:]), strict=False
-    ):  # `np.split` of no rows returns one empty part
+    # Not strict, since `np.split` of no rows returns one empty part.
+    for env, rows in zip(owners.tolist(), np.split(by_env, firsts[1:]), strict=False):
         order = np.random.default_rng([seed, num_envs, env]).permutation(len(rows))
         places[rows] = (order + (shift[env] + 0.5) / num_envs) / len(rows)
     return places
