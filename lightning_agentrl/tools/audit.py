@@ -1,4 +1,4 @@
-"""Comparison of a run's critic and estimators with values measured by playing on, for `agentrl audit-critic`."""
+"""Comparison of a run's critic and advantage estimators with values measured by forks, for `agentrl audit-critic`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Agreement:
     Args:
         squared: mean squared difference.
         bias: mean difference, estimate minus measurement.
-        rank: Spearman's rank correlation; NaN where either side is constant.
+        rank: Spearman's rank correlation; NaN if either side is constant.
         explained: share of the variance of the measurements that the estimates explain; NaN without variance.
     """
 
@@ -43,7 +43,7 @@ class Agreement:
 
 
 def agreement(estimates_N: Tensor, measured_N: Tensor) -> Agreement:
-    """Compare estimates with measurements; NaN everywhere if there are none."""
+    """Compare N estimates with N measurements; all results are NaN if there are none."""
     x_N, y_N = estimates_N.double(), measured_N.double()
     if not len(x_N):
         return Agreement(*[math.nan] * 4)
@@ -55,27 +55,30 @@ def agreement(estimates_N: Tensor, measured_N: Tensor) -> Agreement:
 
 
 def noise_of_means(returns: Sequence[Sequence[float]]) -> float:
-    """Return the mean squared error that means of independent returns have by themselves: variance over count.
+    """Return the mean squared error of means of independent returns: variance divided by count, averaged over states.
 
-    Those of fewer than two returns tell nothing; NaN if there are no others.
+    States with fewer than two returns are left out; NaN if there are no others.
+
+    Args:
+        returns: returns of each state.
     """
     each = [float(torch.tensor(one, dtype=torch.float64).var()) / len(one) for one in returns if len(one) > 1]
     return sum(each) / len(each) if each else math.nan
 
 
 def explained_by_exact_values(returns: Sequence[Sequence[float]], starts: Sequence[int]) -> float:
-    """Return the share of the variance of returns that the exact values of their states explain: what a critic can.
+    """Return the share of the variance of returns that exact values of the states explain, the best a critic can reach.
 
-    The rest is chance, of the policy and of the environment. States of one start have much in common, and their
-    branches share random numbers, so the variance of values is told by pairs of states of different starts: half the
-    squared difference of their means, less what it owes to the spread within states. Below 0 if chance alone is seen.
+    The rest is randomness of policy and environment. States with the same start are correlated, and their branches
+    share random numbers. So the variance of values is estimated from pairs of states with different starts: half the
+    squared difference of their means, minus the part caused by the spread within states. The estimate can be below 0.
 
     Args:
-        returns: independent ones from each state. States with fewer than two are left out.
-        starts: what each state followed from; nothing else is common to two of them.
+        returns: independent returns from each state. States with fewer than two are left out.
+        starts: label of the start of each state; states with different labels are independent.
 
     Returns:
-        The share; NaN with fewer than two starts, or where all returns are equal.
+        The share; NaN with fewer than two starts, or if all returns are equal.
     """
     every = [torch.tensor(one, dtype=torch.float64) for one in returns]
     known = [(one, start) for one, start in zip(every, starts, strict=True) if len(one) > 1]
@@ -86,9 +89,9 @@ def explained_by_exact_values(returns: Sequence[Sequence[float]], starts: Sequen
     noise_N = variance_N / torch.tensor([len(one) for one, _ in known])
     which_N = torch.tensor([start for _, start in known]).unique(return_inverse=True)[1]
     own_NC = nn.functional.one_hot(which_N).double()
-    others_N = len(known) - own_NC.sum(0)[which_N]  # states that each is compared with
-    mean_N = mean_N - mean_N.mean()  # sums of squares are more exact
-    # Over all pairs of different starts, (m - m')^2 = m^2 + m'^2 - 2 m m', where sums of m' are of all but one's own.
+    others_N = len(known) - own_NC.sum(0)[which_N]  # number of states with which each is compared
+    mean_N = mean_N - mean_N.mean()  # for numerical precision
+    # Sum (m - m')^2 = m^2 + m'^2 - 2 m m' over all pairs of states with different starts.
     sums_C = own_NC.T @ mean_N
     squares = 2 * (mean_N**2 * others_N).sum() - 2 * (mean_N.sum() ** 2 - (sums_C**2).sum())
     between = float((squares - 2 * (noise_N * others_N).sum()) / others_N.sum()) / 2
@@ -96,12 +99,12 @@ def explained_by_exact_values(returns: Sequence[Sequence[float]], starts: Sequen
     return between / (between + within) if between + within > 0 else math.nan
 
 
-WORST = 20  # turns shown by themselves
-LEAST_RANK = 0.2  # of the critic's values, below which it tells good states from bad ones hardly better than chance
+WORST = 20  # turns with the largest errors that the report lists
+LEAST_RANK = 0.2  # rank correlation below which the critic orders states hardly better than chance
 
 
 class Audited(Exception):
-    """The end of an audit, raised when its rollout was compared."""
+    """Raised to end the run once its rollout was compared."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +112,13 @@ class Audit:
     """Result of an audit.
 
     Args:
-        forked: advantages by forks.
-        values: of the critic against forks, at the states that were forked; None: the run has no critic.
-        noise: mean squared error of the forks' values by themselves.
+        forked: advantages measured by forks [B, A].
+        values: agreement of the critic's values with the measured ones; None: the run has no critic.
+        noise: mean squared error of the measured values themselves.
         explainable: share of the variance of returns that exact values would explain.
-        credit: advantages of estimators against those of forks, by the estimator's name.
-        rollout: with its scores and forks.
-        token_discount: of the run's estimator, from token to token of a reply; forks have none.
+        credit: agreement of estimators' advantages with the measured ones, by the estimator's name.
+        rollout: rollout with scores and forks.
+        token_discount: discount from token to token in the run's estimator; forks have none.
     """
 
     forked: Tensor
@@ -128,10 +131,10 @@ class Audit:
 
 
 class AuditCritic(RolloutCallback):
-    """Has the next rollout forked, and compares.
+    """Fork the next rollout, compare critic and estimators with it, and end the run.
 
     Args:
-        forked: gives the advantages that others are compared with.
+        forked: estimator of the advantages with which the others are compared.
     """
 
     def __init__(self, forked: Forked) -> None:
@@ -144,7 +147,7 @@ class AuditCritic(RolloutCallback):
         if not agent.datamodule.interaction.forks:
             name = type(agent.datamodule.interaction).__name__
             raise ConfigError(
-                f"episodes that {name} plays cannot be played on from a turn, so no value can be measured"
+                f"{name} does not support forks, so no value can be measured (key data.init_args.interaction)"
             )
         agent.further_needs = Needs(forks=self.forked.needs_forks)
 
@@ -161,16 +164,16 @@ class AuditCritic(RolloutCallback):
 
 
 def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
-    """Compare a critic, and all estimators that a rollout has enough for, with its forks.
+    """Compare a critic, and all estimators whose inputs a rollout has, with the rollout's forks.
 
     Args:
-        rollout: scored, with forks.
-        forked: what they were made for.
-        own: the estimator of the run; others have their defaults.
+        rollout: rollout with scores and forks.
+        forked: estimator that uses the forks.
+        own: estimator of the run; the others have their default arguments.
     """
     assert rollout.state_values is not None
     at_states = rollout.action_mask & ~rollout.state_values.isnan()
-    truth_BA, _ = forked.estimate(replace(rollout, shaped_rewards=None))  # branches have no KL in their rewards
+    truth_BA, _ = forked.estimate(replace(rollout, shaped_rewards=None))  # rewards of branches contain no KL penalty
     credit = {}
     for name, estimator in _estimators(own):
         try:
@@ -178,7 +181,7 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
         except ValueError:
             if estimator is own:
                 raise
-            continue  # the rollout lacks what it needs
+            continue  # the rollout lacks an input of this estimator
         summed_BA = up_to_next_value(advantages_BA, rollout, forked.gamma)
         compared = at_states & ~summed_BA.isnan()
         credit[name] = agreement(summed_BA[compared], truth_BA[compared])
@@ -192,16 +195,17 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
 
 
 def up_to_next_value(advantages_BA: Tensor, rollout: Rollout, gamma: float) -> Tensor:
-    """Return the sum of the advantages of turns from each turn up to the next one whose state was valued: what forks
-    give these turns together, as ``r + gamma V' - V`` of neighbouring turns adds up.
+    """Return for each turn the discounted sum of advantages up to the next turn whose state was forked.
+
+    Forks give only the sum over these turns, since ``r + gamma V' - V`` of consecutive turns telescopes.
 
     Args:
-        advantages_BA: of an estimator; those of the first tokens count.
-        rollout: with forks.
+        advantages_BA: advantages of an estimator [B, A]; that of the first token of each turn is used.
+        rollout: rollout with forks.
         gamma: discount from turn to turn.
 
     Returns:
-        [B, A] in float64, the same at all tokens of a turn; NaN where no state after the turn was valued.
+        Sums [B, A] in float64, the same at all tokens of a turn; NaN if no later state was forked.
     """
     assert rollout.state_values is not None and rollout.forked_end_values is not None  # noqa: PT018 - has forks
     layout = compress(rollout.action_mask, rollout.turn_ids, rollout.episode)
@@ -219,7 +223,7 @@ def up_to_next_value(advantages_BA: Tensor, rollout: Rollout, gamma: float) -> T
 
 
 def _estimators(own: AdvantageEstimator) -> Iterator[tuple[str, AdvantageEstimator]]:
-    """Yield the run's estimator, and the others of the package with their defaults, but for what is made of forks."""
+    """Yield name and object of the run's estimator and of the package's others with default arguments. Skip Forked."""
     if not isinstance(own, Forked):
         yield f"{type(own).__name__} (of the run)", own
     for name in advantages.__all__:
@@ -230,7 +234,7 @@ def _estimators(own: AdvantageEstimator) -> Iterator[tuple[str, AdvantageEstimat
 
 
 def worst_turns(rollout: Rollout) -> list[tuple[Turn, float, float]]:
-    """Return the turns whose values are furthest from what their branches returned: turn, value, measured value."""
+    """Return the turns with the largest errors of the critic, as tuples (turn, value, measured value)."""
     found: list[tuple[Turn, float, float]] = []
     for row, sample in enumerate(rollout.samples):
         for turn, *_, here in sample.placed_turns():
@@ -241,14 +245,14 @@ def worst_turns(rollout: Rollout) -> list[tuple[Turn, float, float]]:
 
 
 def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Report:
-    """Put an audit into words; ``branches`` and ``every`` as :class:`Forked` was given them."""
+    """Return an audit as a report; ``branches`` and ``every`` are those of :class:`Forked`."""
     rollout = found.rollout
     played = sum(turn.forked_turns for turn in rollout.turns)
     forked = sum(bool(turn.branch_returns) for turn in rollout.turns)
     left = sum(turn.index % every == 0 and not turn.branch_returns for turn in rollout.turns)
     warning = (
-        f"{left} more were played before, such as those of groups begun ahead, have a reply that was asked for again, "
-        "or could not be repeated"
+        f"{left} more states have no branches: they were played ahead, their reply was not executed, or they could "
+        "not be repeated"
     )
     how = [
         Entry(
@@ -263,8 +267,8 @@ def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Rep
     ]
     if found.token_discount < 1:
         warning = (
-            "branches are discounted from turn to turn alone, so what the critic has learnt of a discount within "
-            "replies counts as its error below, and as that of the run's estimator"
+            "branches are discounted from turn to turn only, so the effect of the discount within replies counts as "
+            "an error of the critic and of the run's estimator below"
         )
         how.append(Entry("discount from token to token", f"{found.token_discount:g}", warning=warning, brief=True))
     tables = [Table("Forks", how)]
@@ -274,9 +278,9 @@ def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Rep
         Entry(name, f"rank {_known(one.rank, '.2f')}, squared error {_known(one.squared, '.4g')}", brief=True)
         for name, one in sorted(found.credit.items(), key=lambda item: -_or_zero(item[1].rank))
     ]
-    about = "Against the advantages of forks; the squared error counts their scale, the rank correlation does not."
+    about = "Compared with advantages of forks. Their scale affects the squared error, but not the rank correlation."
     if every > 1:
-        about += " Those of turns without a value are added up, as forks give them one together."
+        about += " Advantages of turns without a measured value are added up."
     tables.append(Table("Advantages of estimators", rows, about))
     worst = [
         Entry(f"environment {t.env}, episode {t.episode}, turn {t.index}", f"critic {value:.3g}, forks {measured:.3g}")
@@ -291,12 +295,12 @@ def _values(values: Agreement, noise: float) -> list[Entry]:
     own = math.nan if math.isnan(noise) else max(values.squared - noise, 0.0)
     warning = ""
     if math.isnan(values.squared):
-        warning = "no state was valued"
+        warning = "no state was forked"
     elif math.isnan(values.explained):
-        warning = "all measured values are equal, so there is no order of states that a critic could know"
+        warning = "all measured values are equal, so there is no order of states to learn"
     elif values.rank < LEAST_RANK or math.isnan(values.rank):
         warning = (
-            "its order of states is hardly better than chance: a longer warm-up, or an estimator without a critic "
+            "its order of states is hardly better than chance: use a longer warm-up, or an estimator without a critic "
             "(model.init_args.advantage)"
         )
     return [
@@ -319,12 +323,12 @@ def _values(values: Agreement, noise: float) -> list[Entry]:
 
 def _noise(noise: float) -> str:
     if math.isnan(noise):
-        return "unknown: one branch has no spread, give more (argument --branches)"
-    return f"{noise:.4g}, by their own spread"
+        return "unknown with one branch per state, use more (argument --branches)"
+    return f"{noise:.4g}, estimated from their spread"
 
 
 def _known(number: float, form: str) -> str:
-    """Return a number in a format, or that nothing tells it."""
+    """Return a formatted number, or "unknown" for NaN."""
     return "unknown" if math.isnan(number) else f"{number:{form}}"
 
 

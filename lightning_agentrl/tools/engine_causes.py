@@ -1,6 +1,6 @@
 """Likely causes of a mismatch between engine and trainer, for `agentrl verify-engine`.
 
-Suffixes: V the vocabulary, D the sampled tokens whose whole distributions are read.
+Shape suffixes: V size of the vocabulary, D number of sampled tokens whose whole distributions are computed.
 """
 
 from __future__ import annotations
@@ -17,25 +17,30 @@ from lightning_agentrl.agents.scoring import row_distributions
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.engines.weights import moved
 
-READ_WHOLE = 16  # replies whose distributions are read
-EXPLAINED = 0.1  # share of the mismatch that a cause may leave
-IMPOSSIBLE = -100.0  # log-prob of a token that a rule of sampling cuts off
-MOST_RANKED = 512  # candidates of top-k
+READ_WHOLE = 16  # number of replies whose distributions are computed
+EXPLAINED = 0.1  # largest share of the mismatch that a cause may leave unexplained
+IMPOSSIBLE = -100.0  # log-prob of a token that a sampling rule excludes
+MOST_RANKED = 512  # largest k of top-k that is tried
 NO_UPDATE = "no update of the weights reaches the engine, which gives the same replies before and after"
-OLD_PREFIXES = "the engine keeps the prefix cache of older weights: replies to prompts without a known beginning fit"
+OLD_PREFIXES = "the engine keeps the prefix cache of older weights: replies to prompts without a cached prefix fit"
 OTHER = (
     "none of those that can be computed (temperature, top-p, top-k, older weights): the engine may compute in another "
-    "precision, apply a penalty to repeated tokens, or hold other weights (a copy that no update reaches, experts in "
+    "precision, apply a penalty to repeated tokens, or have other weights (a copy that no update reaches, experts in "
     "another order, another model)"
 )
 
 
 def likely_cause(comparison: EngineComparison, rounds: Sequence[Round], wrong: Round) -> str:
-    """Return the likely cause of a round that does not fit, as a clause. All ranks must call it together.
+    """Return the likely cause of a failed round, as a clause. All ranks must call it together.
 
-    Each candidate predicts the engine's log-probs; the one that leaves the smallest mismatch is the cause, if it leaves
-    little. If the reported log-probs fit, but the tokens are not drawn from them, the candidate that makes the tokens
-    most likely is the cause.
+    Each candidate cause predicts the engine's log-probs. The one that leaves the smallest mismatch is the likely cause,
+    if it explains most of it. If the reported log-probs match, but the tokens are not drawn from them, it is the
+    candidate that makes the tokens most likely.
+
+    Args:
+        comparison: comparison of engine and trainer.
+        rounds: all rounds so far.
+        wrong: first round that failed.
     """
     seen, policy = wrong.seen, comparison.handle.policy
     if not seen.engine.isfinite().all():
@@ -76,14 +81,21 @@ def likely_cause(comparison: EngineComparison, rounds: Sequence[Round], wrong: R
 def best_rule(
     log_pi_DV: Tensor, tokens_D: Tensor, temperature: float, cost: Callable[[Tensor], float]
 ) -> tuple[float, str]:
-    """Return the rule of sampling whose log-probs of the sampled tokens [D] have the lowest cost, and this cost."""
+    """Return the sampling rule (temperature, top-p or top-k) with the lowest cost, and that cost.
+
+    Args:
+        log_pi_DV: log-probs of the trainer [D, V].
+        tokens_D: sampled tokens [D].
+        temperature: temperature of the trainer.
+        cost: function of the log-probs [D] that a rule predicts for the sampled tokens.
+    """
     own_D = log_pi_DV.gather(-1, tokens_D[:, None])[:, 0]
 
     def at(log_factor: float) -> Tensor:
         return (log_pi_DV / torch.tensor(log_factor).exp()).log_softmax(-1).gather(-1, tokens_D[:, None])[:, 0]
 
     centre, width = 0.0, 2.5
-    for _ in range(4):  # each grid is ten times finer than the one before
+    for _ in range(4):  # each grid is ten times finer than the previous one
         centre = min((centre + width * torch.linspace(-1, 1, 21)).tolist(), key=lambda x: cost(at(x)))
         width /= 10
     other = temperature * float(torch.tensor(centre).exp())
@@ -104,19 +116,19 @@ def best_rule(
 
 
 def older_parts(names: Sequence[str]) -> Iterator[tuple[frozenset[str], str]]:
-    """Yield sets of weights that an update may leave out, and the cause: all, a tensor, or its kind in all layers."""
+    """Yield sets of weights that an update may have missed, with the cause: all, one kind in all layers, one tensor."""
     yield frozenset(names), "the engine is one version behind: it samples from the weights before the last update"
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(".".join("*" if part.isdigit() else part for part in name.split(".")), []).append(name)
     for label, members in (kinds | {name: [name] for name in names}).items():
-        if len(names) > 1:  # else it is all
-            yield frozenset(members), f"{label.removeprefix('lm.')} is not taken over, the other weights are"
+        if len(names) > 1:  # else it is the set of all weights
+            yield frozenset(members), f"{label.removeprefix('lm.')} is not updated, the other weights are"
 
 
 @contextmanager
 def _older_weights(comparison: EngineComparison, found: Round, names: frozenset[str]) -> Iterator[None]:
-    """Give the policy the weights of a round, and some of them as they were before it."""
+    """Set the policy's weights to those of a round, except the named ones, which get those of the round before."""
     policy = comparison.handle.policy
     with ExitStack() as stack:
         if found.moves:
@@ -127,7 +139,7 @@ def _older_weights(comparison: EngineComparison, found: Round, names: frozenset[
 
 
 def _unmoved(before: Round, after: Round) -> bool:
-    """Return whether most requests of both rounds had the same reply."""
+    """Return whether most requests had the same reply in both rounds."""
     earlier = {each.request: each.reply.ids for each in before.samples}
     same = [earlier[each.request] == each.reply.ids for each in after.samples if each.request in earlier]
     return sum(same) > len(same) / 2

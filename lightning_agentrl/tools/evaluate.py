@@ -1,6 +1,6 @@
-"""Evaluation: several policies on equal held-out seeds of several environments, with paired differences.
+"""Evaluation of several policies on the same held-out seeds of several environments, with paired differences.
 
-Suffixes: P policies, E environments, S seeds of each environment, N episodes per seed.
+Shape suffixes: P policies, E environments, S seeds of each environment, N episodes per seed.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from lightning_agentrl.tools.view import Entry, Report, Table, build_comparison
 from lightning_agentrl.types import Rollout
 
 BASELINES: dict[str, Choose] = {"random": random_action, "scripted": scripted_action}
-SHOWN = 16  # seeds of each environment whose episodes are on the page
+SHOWN = 16  # number of seeds of each environment whose episodes the page shows
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 ALL = "mean of all"
 
-Number = tuple[float, float, float]  # with the bounds of its 95 % interval
+Number = tuple[float, float, float]  # a number and the bounds of its 95 % interval
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of some policies on equal seeds.
+    """Results of several policies on the same seeds.
 
     Args:
         policies: names of the policies.
         envs: names of the environments.
         seeds: held-out seeds, the same for all.
-        k: of pass@k.
+        k: k of pass@k.
         success: whether each episode succeeded [P, E, S, N].
         returns: sums of the environment's rewards [P, E, S, N].
-        turns: of each episode [P, E, S, N].
-        valid_turns: those with a valid reply [P, E, S, N].
+        turns: number of turns of each episode [P, E, S, N].
+        valid_turns: number of turns with a valid reply [P, E, S, N].
         lost: whether a fault of the environment ended the episode, which then counts as failed [P, E, S, N].
-        records: turns of the first seeds as the page shows them, by policy.
+        records: turns of the first seeds as records for the page, by policy.
     """
 
     policies: tuple[str, ...]
@@ -75,9 +75,10 @@ class Evaluation:
     records: Sequence[Sequence[LoggedTurn]] = ()
 
     def rates(self, policy: int, env: int | None = None) -> dict[str, Any]:
-        """Return the numbers of a policy in one environment, or their means over all, which count alike.
+        """Return the rates of a policy in one environment, or their unweighted means over all environments (None).
 
-        The interval of ``success`` is Wilson's over the seeds in one environment, a bootstrap of the seeds over all.
+        The interval of ``success`` is Wilson's over the seeds in one environment; over all environments, a bootstrap of
+        the seeds.
         """
         envs = self._envs(env)
         success_ES, turns_E = self.success[policy, envs].mean(-1), self.turns[policy, envs].sum((1, 2))
@@ -94,7 +95,7 @@ class Evaluation:
         }
 
     def difference(self, first: int, second: int, env: int | None = None) -> dict[str, Number]:
-        """Return by how much the first policy is better on the same seeds, with bootstrap intervals of the seeds."""
+        """Return mean differences of two policies on the same seeds (first minus second), with bootstrap intervals."""
         envs = self._envs(env)
         each = {
             "success": self.success.mean(-1),
@@ -109,17 +110,17 @@ class Evaluation:
 
     @property
     def places(self) -> dict[str, int | None]:
-        """The environments by name, and their mean if there are several."""
+        """The indices of environments by name, and None for their mean if there are several."""
         every: dict[str, int | None] = dict(zip(self.envs, range(len(self.envs)), strict=True))
         return every if len(every) == 1 else every | {ALL: None}
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """The policies that are compared."""
+        """All pairs of policies."""
         return list(combinations(range(len(self.policies)), 2))
 
     def table(self) -> str:
-        """Return everything as text for a terminal."""
+        """Return tables of rates and differences as text for a terminal."""
         most = f"pass@{self.k}"
         rows = [["environment", "", "success (95 %)", *[most] * (self.k > 1), "return", "turns", "valid"]]
         for name, env in self.places.items():
@@ -139,7 +140,7 @@ class Evaluation:
         return "\n\n".join([*parts, *[_aligned(gaps)] * bool(self.pairs)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON holds it: rates, differences, and the outcome of each episode."""
+        """Return rates, differences, and the outcome of each episode as a dictionary for JSON."""
         places = self.places.items()
         gaps = {
             f"{LETTERS[first]}-{LETTERS[second]}": {name: self.difference(first, second, env) for name, env in places}
@@ -159,11 +160,11 @@ class Evaluation:
         }
 
     def write(self, folder: str | Path, config: str = "") -> Path:
-        """Write ``evaluation.json`` and ``evaluation.html``, the page with the episodes side by side; return the page.
+        """Write ``evaluation.json`` and ``evaluation.html``, a page with the episodes side by side; return the page.
 
         Args:
-            folder: is made.
-            config: text of the suite, which the page can show.
+            folder: output folder; it is created.
+            config: text of the suite, for the page.
         """
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
@@ -203,26 +204,27 @@ def evaluate(
     k: int | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Evaluation:
-    """Play policies on equal held-out seeds of several environments.
+    """Evaluate policies on the same held-out seeds of several environments.
 
     Args:
-        policies: checkpoints, folders of ``agentrl export``, hub ids, ``demo``, ``random``, ``scripted``, or policies.
-        suite: the environments, the engine, and in ``validation`` number of seeds, environments at a time and
-            temperature. Hub ids and ``demo`` use its prompt, memory and interaction; checkpoints and exported
-            folders use their own. If its interaction has ``max_turns``, that holds for all.
-        samples: episodes per seed.
-        k: of pass@k; ``samples`` by default.
-        report: called with a line of progress.
+        policies: checkpoints, folders of ``agentrl export``, hub ids, ``demo``, ``random``, ``scripted``, or loaded
+            policies.
+        suite: data module with the environments, the engine, and, in ``validation``, the number of seeds, the number of
+            concurrent environments and the temperature. Hub ids and ``demo`` use its prompt, memory and interaction;
+            checkpoints and exported folders use their own. ``max_turns`` of its interaction applies to all.
+        samples: number of episodes per seed.
+        k: k of pass@k. Default: ``samples``.
+        report: function that is called with each line of progress.
 
     Raises:
-        ConfigError: one sentence, before any weights are read: ``k`` is above ``samples``, an environment cannot be
-            made, a policy cannot be found, has no prompt settings, or its prompts cannot show an environment.
+        ConfigError: ``k`` is above ``samples``, an environment cannot be created, a policy cannot be found or has no
+            prompt settings, or its prompts cannot show an environment; raised before weights are loaded.
     """
     if samples < 1:
         raise ConfigError(f"--samples must be at least 1, got {samples}")
     k = samples if k is None else k
     if not 1 <= k <= samples:
-        raise ConfigError(f"pass@{k} needs at least {k} episodes per seed, and {samples} are played; raise --samples")
+        raise ConfigError(f"pass@{k} needs at least {k} episodes per seed, got --samples {samples}; raise --samples")
     if not 1 <= len(policies) <= len(LETTERS) or not suite.validation.episodes:
         raise ConfigError(f"an evaluation needs 1 to {len(LETTERS)} policies and at least one held-out seed")
     suite.pool.make_one_of_each()
@@ -258,7 +260,7 @@ def evaluate(
 
 @dataclass
 class _Contender:
-    """A policy that is evaluated; ``choose`` takes the place of a model, ``loaded`` was given from Python."""
+    """A policy to evaluate; ``choose`` replaces the model of a baseline, ``loaded`` is a policy passed from Python."""
 
     name: str
     suite: RolloutDataModule
@@ -268,7 +270,7 @@ class _Contender:
     loaded: Policy | None = None
 
     def pool(self, env: int) -> EnvPool:
-        """Return the pool of one environment, in the words of the policy's training."""
+        """Return the pool of one environment, with its wording in the policy's training."""
         source: Source = self.suite.pool.sources[env]
         if isinstance(source, EnvConfig):
             source = self.settings.worded(source)
@@ -279,7 +281,7 @@ class _Contender:
         return EnvPool([source], threads=self.suite.validation.num_envs)
 
     def check(self) -> None:
-        """Refuse environments that the policy cannot play; no weights are read."""
+        """Check that the policy can play all environments, without loading weights."""
         for env in range(len(self.suite.pool.sources)):
             pool = self.pool(env)
             try:
@@ -289,7 +291,7 @@ class _Contender:
                     worker = pool.take(0)
                     pool.give_back(0, worker)
                     if not worker.contract.actions:
-                        raise ConfigError("it takes free text, so there are no actions to draw from")
+                        raise ConfigError("it accepts free text, so there are no actions to choose from")
             except ValueError as error:
                 place = f"the policy '{self.name}' cannot play {pool.sources[0].name}"
                 raise ConfigError(f"{place}: {error}") from error
@@ -302,10 +304,10 @@ class _Contender:
         """Play all environments; return the turns for the page.
 
         Args:
-            loop: runs the episodes.
-            seeds: of the episodes.
-            numbers: filled with success, return, turns, valid turns and loss of each episode [5, E, S, N].
-            report: called with a line of progress.
+            loop: event loop of the episodes.
+            seeds: seeds of the episodes.
+            numbers: array to fill with success, return, turns, valid turns and loss of each episode [5, E, S, N].
+            report: function that is called with each line of progress.
         """
         policy = self.loaded
         if policy is None and self.choose is None:
@@ -337,12 +339,12 @@ class _Contender:
         if self.choose is None:
             return player
         interaction = copy(player.interaction)
-        interaction.reply_budget = None  # its replies are no tokens of a model
+        interaction.reply_budget = None  # replies of a baseline are not tokens of a model
         return replace(player, interaction=chosen_actions(interaction, self.choose, capped=False))
 
 
 def _contenders(policies: Sequence[str | Path | Policy], suite: RolloutDataModule) -> list[_Contender]:
-    """Find policies and how they are prompted. Baselines read and write as the first model does, else as ``demo``."""
+    """Find policies and their settings. Baselines use those of the first model, or of ``demo`` if there is none."""
     suites = PolicySettings.of_run(suite, suite.validation.temperature)
     found: dict[int, _Contender] = {}
     for place, given in enumerate(policies):
@@ -356,9 +358,9 @@ def _contenders(policies: Sequence[str | Path | Policy], suite: RolloutDataModul
             settings = saved.settings or (None if Path(given).expanduser().exists() else suites)
             if settings is None:
                 raise ConfigError(
-                    f"the folder '{given}' holds no prompt settings (agentrl.json), so it would not be prompted as in "
-                    "its training; export the checkpoint of its run again (agentrl export), or name a base model by "
-                    "its hub id, which is prompted as the suite says"
+                    f"the folder '{given}' has no prompt settings (agentrl.json), so its prompts would differ from "
+                    "those of its training; export the checkpoint of its run again (agentrl export), or name a base "
+                    "model by its hub id, which uses the prompts of the suite"
                 )
         loaded = given if isinstance(given, Policy) else None
         found[place] = _Contender(saved.source, suite, saved, _equal(settings, suites), loaded=loaded)
@@ -377,7 +379,7 @@ def _find(given: str | Path) -> SavedPolicy:
 
 
 def _equal(settings: PolicySettings, suites: PolicySettings) -> PolicySettings:
-    """Return settings with the seed, the temperature and the limit of turns of the suite."""
+    """Return settings with seed, temperature and limit of turns replaced by those of the suite."""
     interaction = copy(settings.interaction)
     if suites.interaction.max_turns is not None:
         interaction.max_turns = suites.interaction.max_turns

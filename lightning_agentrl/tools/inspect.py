@@ -1,4 +1,4 @@
-"""A look at what a policy does, in numbers: validity, thoughts, ways to fail, lengths; for `agentrl inspect`."""
+"""Statistics of a policy's behavior for `agentrl inspect`: validity, thoughts, kinds of failure, lengths."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from lightning_agentrl.tools.view import Entry, Report, Table
 from lightning_agentrl.types import StopReason, Turn
 from lightning_agentrl.types.rounding import all_equal
 
-LONGEST_CYCLE, TIMES = 4, 3  # an episode is stuck if its last turns are a cycle of so many, played so often
+LONGEST_CYCLE, TIMES = 4, 3  # an episode loops if it ends with 3 repetitions of a cycle of at most 4 turns
 
 
 @dataclass(frozen=True)
 class SeenTurn:
-    """A turn with the texts around it.
+    """A turn with its prompt and lengths.
 
     Args:
-        turn: as it was played.
-        prompt: everything that the model read before its reply.
-        said: what the reply names as its action, without decoration.
-        prompt_tokens: length of the prompt.
-        reply_tokens: length of the reply.
+        turn: played turn.
+        prompt: text of the whole prompt.
+        said: normalized text that the reply gives as its action.
+        prompt_tokens: number of tokens of the prompt.
+        reply_tokens: number of tokens of the reply.
     """
 
     turn: Turn
@@ -43,21 +43,21 @@ class SeenTurn:
 
 @dataclass(frozen=True)
 class SeenEpisode:
-    """A whole episode, and the actions that could be named in it: those by their spellings, without decoration."""
+    """A whole episode, and its possible actions by their normalized names and aliases."""
 
     turns: tuple[SeenTurn, ...]
     actions: Mapping[str, str]
-    lost: bool = False  # to a fault of the environment
+    lost: bool = False  # whether it was lost to a fault of the environment
 
 
 class Failure(StrEnum):
-    """Way in which an episode failed."""
+    """Kind of failure of an episode."""
 
     FAULT = "the environment failed"
     STUCK = "the same action in the same place until the end"
     LOOP = "a loop of a few actions until the end"
     TIME_LIMIT = "the time limit"
-    CONTEXT = "the prompt had no room left"
+    CONTEXT = "the prompt limit"
     BUDGET = "the tokens of its replies were used up"
     INVALID = "an invalid reply"
     DEATH = "ended by the environment without success (death, or a wrong answer)"
@@ -74,7 +74,7 @@ _BY_STOP = {
 
 @dataclass(frozen=True)
 class Spread:
-    """Some numbers: their ends, their middle, and the one that 5 % of them exceed."""
+    """Minimum, median, 95 % quantile and maximum of some numbers."""
 
     least: float
     median: float
@@ -83,7 +83,7 @@ class Spread:
 
     @staticmethod
     def of(numbers: Sequence[float]) -> Spread | None:
-        """Return None if there are none."""
+        """Return the spread of the numbers, or None if there are none."""
         if not numbers:
             return None
         ordered = sorted(numbers)
@@ -93,56 +93,56 @@ class Spread:
 
 @dataclass(frozen=True)
 class Average:
-    """A mean and its standard error; the error is not a number for fewer than two, or where one is infinite."""
+    """A mean and its standard error, which is NaN for fewer than two numbers or if one is not finite."""
 
     mean: float
     error: float
 
     @staticmethod
     def of(numbers: Sequence[float]) -> Average | None:
-        """Return None if there are none."""
+        """Return the average of the numbers, or None if there are none."""
         if not numbers:
             return None
-        if not all(map(math.isfinite, numbers)):  # an environment may report such, of which statistics makes an error
+        if not all(map(math.isfinite, numbers)):  # an environment may report these; `statistics` raises for them
             return Average(sum(numbers) / len(numbers), math.nan)
         if len(numbers) < 2:
             return Average(numbers[0], math.nan)
-        spread = 0.0 if all_equal(numbers) else statistics.stdev(numbers)  # sums of rewards may differ by rounding
+        spread = 0.0 if all_equal(numbers) else statistics.stdev(numbers)  # `all_equal` ignores rounding
         return Average(statistics.fmean(numbers), spread / math.sqrt(len(numbers)))
 
 
 @dataclass(frozen=True)
 class Look:
-    """Statistics of some episodes of one source."""
+    """Statistics of episodes of one source."""
 
     episodes: int
     turns: int
     successes: int
-    interval: tuple[float, float]  # of the share of successes, 95 %
+    interval: tuple[float, float]  # 95 % interval of the share of successes
     returns: Average | None
-    lengths: Spread | None  # turns of an episode
-    reported: Mapping[str, Average]  # numbers that the environment gives, at the last turn
-    valid: int  # turns
+    lengths: Spread | None  # number of turns of an episode
+    reported: Mapping[str, Average]  # metrics of the environment at the last turn
+    valid: int  # number of valid turns
     invalid: InvalidReplies
-    actions: Mapping[str, int]  # executed, commonest first
-    no_ops: Mapping[str, int]  # those after which the observation was the same, commonest first
-    followed: int  # turns that another observation of their episode follows
-    failures: Mapping[Failure, int]  # commonest first
-    thoughts: Thoughts | None  # None: no reply has one
+    actions: Mapping[str, int]  # counts of executed actions, most frequent first
+    no_ops: Mapping[str, int]  # counts of actions that did not change the observation, most frequent first
+    followed: int  # number of turns that are followed by another one
+    failures: Mapping[Failure, int]  # most frequent first
+    thoughts: Thoughts | None  # None: no reply has a thought
     thought_tokens: Spread | None
     reply_tokens: Spread | None
-    capped: int  # replies cut by their cap
+    capped: int  # number of replies cut by their token limit
     prompt_tokens: Spread | None
-    cut: int  # turns with history left out
+    cut: int  # number of turns whose prompt lacks part of the history
 
     @property
     def valid_ratio(self) -> float:
-        """The share of turns with a valid action; not a number without turns."""
+        """The share of turns with a valid action; NaN without turns."""
         return self.valid / self.turns if self.turns else math.nan
 
 
 def look_at(episodes: Sequence[SeenEpisode]) -> Look:
-    """Return what there is to see in whole episodes."""
+    """Compute the statistics of whole episodes."""
     seen = [turn for episode in episodes for turn in episode.turns]
     turns = [one.turn for one in seen]
     played = [tuple(one.turn for one in episode.turns) for episode in episodes]
@@ -184,7 +184,7 @@ def look_at(episodes: Sequence[SeenEpisode]) -> Look:
 
 
 def failure(turns: Sequence[Turn], lost: bool) -> Failure | None:
-    """Return how an episode failed; None if it succeeded."""
+    """Return the kind of failure of an episode, or None if it succeeded."""
     if lost or not turns:
         return Failure.FAULT
     last = turns[-1]
@@ -197,7 +197,7 @@ def failure(turns: Sequence[Turn], lost: bool) -> Failure | None:
 
 
 def cycle(steps: Sequence[object]) -> int:
-    """Return the length of the shortest cycle that the last steps go through often enough; 0 if there is none."""
+    """Return the length of the shortest cycle that the last steps repeat ``TIMES`` times; 0 if there is none."""
     for period in range(1, LONGEST_CYCLE + 1):
         tail = steps[-period * TIMES :]
         if len(tail) == period * TIMES and all(tail[i] == tail[i - period] for i in range(period, len(tail))):
@@ -205,27 +205,27 @@ def cycle(steps: Sequence[object]) -> int:
     return 0
 
 
-LEAST_VALID = 0.95  # share of valid turns below which the prompt or the alias table should be mended first
-SHOWN = 12  # of the commonest
-# Beyond these a remark is made. None is a fault: they say where to look.
+LEAST_VALID = 0.95  # share of valid turns below which prompt or aliases should be improved first
+SHOWN = 12  # number of the most frequent items to show
+# Thresholds of warnings, which show where to look but need not be faults.
 MOST_CAPPED, MOST_NO_OPS, MOST_COPIED, MOST_SIMILAR, MOST_ONE_ACTION, MOST_CUT = 0.05, 0.5, 0.5, 0.8, 0.9, 0.1
 
 
 def make_report(title: str, look: Look, key: str, max_prompt_tokens: int, max_reply_tokens: int) -> Report:
-    """Put a look at a policy into words.
+    """Return statistics of episodes as a report with warnings.
 
     Args:
-        title: of the report.
-        look: what was seen.
-        key: of the config, under which the source was given.
-        max_prompt_tokens: limit of a prompt.
-        max_reply_tokens: limit of a reply.
+        title: title of the report.
+        look: statistics of the episodes.
+        key: config key of their source.
+        max_prompt_tokens: limit of tokens of a prompt.
+        max_reply_tokens: limit of tokens of a reply.
     """
     tables = [
         _outcome(look),
         _validity(look),
         *([_invalid(look, key)] if look.invalid.kinds else []),
-        *([_table("Actions that there are not", look.invalid.invented, look.turns)] if look.invalid.invented else []),
+        *([_table("Actions that do not exist", look.invalid.invented, look.turns)] if look.invalid.invented else []),
         _failures(look),
         _actions(look),
         _thoughts(look.thoughts),
@@ -241,11 +241,11 @@ def _outcome(look: Look) -> Table:
     warning = ""
     if look.episodes and not look.successes and look.returns and look.returns.error == 0:
         warning = (
-            "no episode succeeded and all have the same return, so there is nothing to learn from yet; begin with an "
-            "easier level, or reward progress"
+            "no episode succeeded and all have the same return, so there is no learning signal; begin with an easier "
+            "level, or reward progress"
         )
     elif look.episodes and look.successes == look.episodes:
-        warning = "every episode succeeded, so there is little left to learn; take a harder level"
+        warning = "every episode succeeded, so there is little left to learn; choose a harder level"
     rows = [Entry("success", value, share, warning, brief=True)]
     if look.returns:
         rows.append(Entry("return", _average(look.returns)))
@@ -259,14 +259,14 @@ def _validity(look: Look) -> Table:
     ratio = look.valid_ratio
     warning = ""
     if look.turns and ratio < LEAST_VALID:
-        mend = "add the aliases that are suggested, or " if look.invalid.aliases else ""
+        mend = "add the suggested aliases, or " if look.invalid.aliases else ""
         warning = (
-            f"below {_percent(LEAST_VALID)}, so much of the training would go into the format: {mend}say more clearly "
-            "in the prompt what a reply looks like"
+            f"below {_percent(LEAST_VALID)}, so much of the training would go into the format: {mend}describe the "
+            "format of a reply more clearly in the prompt"
         )
     rows = [Entry("valid actions", f"{_percent(ratio)} of {look.turns} turns", ratio, warning, brief=True)]
     rows += [Entry(kind.value, _count(n, look.turns), n / look.turns) for kind, n in look.invalid.kinds.items()]
-    return Table("Valid actions", rows, "and what the other replies say")
+    return Table("Valid actions", rows, "and kinds of the other replies")
 
 
 def _invalid(look: Look, key: str) -> Table:
@@ -274,10 +274,10 @@ def _invalid(look: Look, key: str) -> Table:
     rows = [Entry(_quoted(text), _count(n, look.turns), n / look.turns) for text, n in texts.items()]
     aliases = {said: action for said, (action, _) in look.invalid.aliases.items()}
     if not aliases:
-        return Table("Commonest invalid replies", rows)
+        return Table("Most frequent invalid replies", rows)
     lines = [f"    {_yaml(said)}: {_yaml(action)}" for said, action in islice(aliases.items(), SHOWN)]
     about = f"aliases that would make some of them valid, for {key}:"
-    return Table("Commonest invalid replies", rows, about, "\n".join(["wording:", "  aliases:", *lines]))
+    return Table("Most frequent invalid replies", rows, about, "\n".join(["wording:", "  aliases:", *lines]))
 
 
 def _failures(look: Look) -> Table:
@@ -287,14 +287,14 @@ def _failures(look: Look) -> Table:
     looped = look.failures.get(Failure.LOOP, 0) + look.failures.get(Failure.STUCK, 0)
     if rows and looped > failed / 2:
         rows.append(
-            Entry("stuck or in a loop", _count(looped, failed), looped / most, "a memory of more turns may help it out")
+            Entry("stuck or in a loop", _count(looped, failed), looped / most, "a memory of more turns may help")
         )
     idle = sum(look.no_ops.values())
     if look.followed:
         share = idle / look.followed
         warning = (
-            f"more than {_percent(MOST_NO_OPS)} of the actions changed nothing that is shown; does the observation say "
-            "what an action led to?"
+            f"more than {_percent(MOST_NO_OPS)} of the actions did not change the observation; does it describe the "
+            "effect of an action?"
             if share > MOST_NO_OPS
             else ""
         )
@@ -307,19 +307,19 @@ def _actions(look: Look) -> Table:
     table = _table("Actions taken", look.actions, sum(look.actions.values()))
     rows = list(table.rows)
     if len(look.actions) > 1 and rows and (rows[0].share or 0.0) > MOST_ONE_ACTION:
-        rows[0] = Entry(rows[0].name, rows[0].value, rows[0].share, "nearly every turn takes this one action")
-    return Table(table.title, rows, "default actions included")
+        rows[0] = Entry(rows[0].name, rows[0].value, rows[0].share, "nearly every turn takes this action")
+    return Table(table.title, rows, "including default actions")
 
 
 def _thoughts(found: Thoughts | None) -> Table:
     if found is None:
-        return Table("Thoughts", [Entry("thoughts", "none: replies are actions alone", brief=True)])
+        return Table("Thoughts", [Entry("thoughts", "none: replies are only actions", brief=True)])
     rows = [Entry("replies with a thought", _count(found.count, found.count + found.missing), brief=True)]
     rows += [Entry(f"distinct runs of {n} words", _percent(share), share) for n, share in found.distinct.items()]
     remarks = {
-        "similar to the thought before": (found.similarity, MOST_SIMILAR, "thoughts hardly change from turn to turn"),
-        "the same as the thought before": (found.equal, MOST_SIMILAR, "thoughts are repeated word for word"),
-        "copied from the prompt": (found.copied, MOST_COPIED, "thoughts mostly repeat what the prompt says"),
+        "similar to the previous thought": (found.similarity, MOST_SIMILAR, "thoughts hardly change from turn to turn"),
+        "equal to the previous thought": (found.equal, MOST_SIMILAR, "thoughts are repeated word for word"),
+        "copied from the prompt": (found.copied, MOST_COPIED, "thoughts mostly repeat the prompt"),
     }
     if found.within is not None:
         rows.append(Entry("distinct word pairs within a thought", _percent(found.within), found.within))
@@ -330,8 +330,8 @@ def _thoughts(found: Thoughts | None) -> Table:
     return Table(
         "Diversity of thoughts",
         rows,
-        f"similar: shared word pairs; copied: runs of {COPIED} words that stand in the prompt. Distinct runs over all "
-        "thoughts together fall with their number",
+        f"similar: shared word pairs; copied: runs of {COPIED} words that are in the prompt. The share of distinct "
+        "runs over all thoughts falls with their number",
     )
 
 
@@ -349,8 +349,8 @@ def _lengths(look: Look, max_prompt_tokens: int, max_reply_tokens: int) -> Table
     share = look.capped / look.turns if look.turns else 0.0
     shorter = "thoughts" if look.thought_tokens else "replies"
     warning = f"raise max_reply_tokens, or ask for shorter {shorter}" if share > MOST_CAPPED else ""
-    rows.append(Entry("replies cut by their cap", _count(look.capped, look.turns), share, warning))
-    return Table("Lengths in tokens", rows, "least, median, 95 %, largest")
+    rows.append(Entry("replies cut by the limit", _count(look.capped, look.turns), share, warning))
+    return Table("Lengths in tokens", rows, "minimum, median, 95 %, maximum")
 
 
 def _table(title: str, counts: Mapping[str, int], whole: int) -> Table:
@@ -382,22 +382,22 @@ def _yaml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-SIZES = (1, 2, 3)  # of the n-grams of which distinct ones are counted
-COPIED = 4  # words in a row that count as copied if they stand in the prompt
+SIZES = (1, 2, 3)  # lengths of the n-grams whose distinct ones are counted
+COPIED = 4  # number of consecutive words that count as copied if the prompt contains them
 
 
 @dataclass(frozen=True)
 class Thoughts:
-    """Statistics of the thoughts of some episodes; None if nothing can be compared.
+    """Statistics of the thoughts of episodes; a field is None if there is nothing to compare.
 
     Args:
-        count: replies with a thought.
-        missing: replies without one.
-        distinct: by n, distinct n-grams over all n-grams of all thoughts together; falls with their number.
-        within: the same for word pairs inside a thought, on average; low: a thought repeats itself.
-        similarity: shared word pairs of two thoughts in a row over all of theirs, on average.
-        equal: share of thoughts that are word for word those of the turn before.
-        copied: share of runs of four words that stand in the prompt, too.
+        count: number of replies with a thought.
+        missing: number of replies without a thought.
+        distinct: by n, share of distinct n-grams among all n-grams of all thoughts; it falls with their number.
+        within: mean share of distinct word pairs within a thought; low if thoughts repeat themselves.
+        similarity: mean Jaccard similarity of the word pairs of consecutive thoughts.
+        equal: share of thoughts that equal the thought of the previous turn.
+        copied: share of runs of four words that the prompt contains.
     """
 
     count: int
@@ -410,13 +410,13 @@ class Thoughts:
 
 
 def thoughts(episodes: Sequence[Sequence[tuple[str, str]]]) -> Thoughts | None:
-    """Compare thoughts.
+    """Compute statistics of thoughts.
 
     Args:
-        episodes: for each turn its thought, which may be empty, and its prompt.
+        episodes: for each turn of each episode, its thought, which may be empty, and its prompt.
 
     Returns:
-        None if there is no thought at all.
+        The statistics; None if there is no thought.
     """
     pairs = [pair for episode in episodes for pair in episode]
     said = [words(thought) for thought, _ in pairs if thought]
@@ -443,7 +443,7 @@ def thoughts(episodes: Sequence[Sequence[tuple[str, str]]]) -> Thoughts | None:
 
 
 def ngrams(said: Sequence[str], size: int) -> list[tuple[str, ...]]:
-    """Return all runs of ``size`` words."""
+    """Return all n-grams of ``size`` words."""
     return [tuple(said[i : i + size]) for i in range(len(said) - size + 1)]
 
 

@@ -1,4 +1,4 @@
-"""`agentrl new`: a folder with a config, a game of one's own, a test of it, and what to do next."""
+"""`agentrl new`: write a folder with a config, a game, a test of the game, and a page with the next steps."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 
 from lightning_agentrl.tools import starter
 
-_SUFFIX = ".txt"  # behind the name of each file in the package, where it is no code of the package
+_SUFFIX = ".txt"  # appended to the names of the files in the package, so that they are not code of the package
 
 
 def make_project(folder: Path) -> list[str]:
-    """Write the files of a new project: all of them, or none if the disk is full or the user interrupts.
+    """Write the files of a new project; after an error or interrupt, remove them again.
 
     Args:
-        folder: to be made, or empty.
+        folder: folder to create; it may exist if it is empty.
 
     Returns:
         The names of the files.
 
     Raises:
-        ValueError: there is something at its place already.
+        ValueError: the folder exists and is not empty, or is a file.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"'{folder}' exists and is not an empty folder; give another name: agentrl new NAME")

@@ -1,4 +1,4 @@
-"""`agentrl play`: a person in place of the policy, who reads exactly what the model would read."""
+"""Engine and loop of `agentrl play`: a human reads the prompts of the model and types the replies."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ from lightning_agentrl.types import ModelInput, Turn
 
 
 class _InputEnded(Exception):
-    """The person has left (end of input)."""
+    """The input has ended."""
 
 
 class Person(Engine):
-    """A person at the terminal, who is shown each prompt and whose lines are the replies.
+    """Engine that shows each prompt at the terminal and reads the reply from the user.
 
     Args:
-        tokenizer: of the model that the prompt is for.
+        tokenizer: tokenizer of the model whose prompts are shown.
     """
 
-    session: Session  # that is played now
+    session: Session  # the running session
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._read = ModelInput()  # the last prompt with its reply
-        self._folder: Path | None = None  # of the pictures that were seen
+        self._read = ModelInput()  # last prompt with its reply
+        self._folder: Path | None = None  # folder of the pictures
 
     async def generate(self, request: SamplingRequest) -> Reply:
-        """Show a prompt and read a reply, as tokens; cut at the same length as one of the model.
+        """Show a prompt and read a reply, which is cut at the model's token limit.
 
         Raises:
-            _InputEnded: at the end of the input.
+            _InputEnded: the input has ended.
         """
         prompt, before = request.prompt, self._read
         grown = len(before) if before and prompt.keys[: len(before)] == before.keys else 0
         print(f"\n--- {self._heading(len(prompt), grown)} ---")
         print(shown(self.tokenizer, prompt.behind(grown)))
         if self.session.observation.images:
-            print(f"--- what is to be seen now: {self._picture()}")
+            print(f"--- image of the observation: {self._picture()}")
         text = _line(f"--- your reply, of up to {request.max_tokens} tokens (Ctrl-D ends) > ")
-        while text.endswith("\\"):  # a reply of several lines
+        while text.endswith("\\"):  # the reply continues on the next line
             text = f"{text[:-1]}\n{_line('... ')}"
         close = self.session.renderer.template.turn_close_id
         reply = (*self.tokenizer.encode(text, add_special_tokens=False), close)
         closed = len(reply) <= request.max_tokens
         if not closed:
-            print(f"--- cut after {request.max_tokens} of {len(reply)} tokens, as a reply of the model would be")
+            print(f"--- cut after {request.max_tokens} of {len(reply)} tokens, like a reply of the model")
         reply = reply[: request.max_tokens]
         self._read = prompt + ModelInput.of_ids(reply)
         return Reply(reply, (0.0,) * len(reply), closed, policy_version=0)
 
     def _picture(self) -> Path:
-        """Write the images of the observation to a file."""
+        """Write the images of the observation to a file and return its path."""
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="agentrl-play-"))
         path = self._folder / f"episode{self.session.index}-turn{len(self.session.episode.past)}.png"
         images = self.session.observation.images
@@ -75,23 +75,23 @@ class Person(Engine):
     def _heading(self, tokens: int, grown: int) -> str:
         number = len(self.session.episode.past)
         if grown:
-            return f"turn {number}: {tokens - grown} tokens behind the {grown} that were read before"
+            return f"turn {number}: {tokens - grown} new tokens after the {grown} of the last turn"
         parts = prompt_parts(self.session, self.session.renderer).items()
         counts = ", ".join(f"{name} {count}" for name, count in parts if count)
         return f"turn {number}: a prompt of {tokens} tokens ({counts})"
 
     def start(self, handle: PolicyHandle) -> None:
-        """Do nothing: a person has no weights."""
+        """Do nothing: there are no weights."""
 
     def sync(self, policy_version: int) -> None:
-        """Do nothing: a person has no weights."""
+        """Do nothing: there are no weights."""
 
     def stop(self) -> None:
-        """Do nothing: a person holds nothing."""
+        """Do nothing: there is nothing to release."""
 
 
 class Play:
-    """Episodes that a person plays one after the other, with their results."""
+    """Loop over episodes that the user plays, with their results."""
 
     def __init__(self, saved: SavedPolicy, settings: PolicySettings, source: EnvConfig, seed: int) -> None:
         self.person = Person(saved.tokenizer)
@@ -99,12 +99,12 @@ class Play:
         self.player = settings.player(EnvPool([source]), *reader, self.person)
         self.seed = seed
         self.solved: list[bool] = []
-        self.lost = 0  # of these episodes, to faults
+        self.lost = 0  # number of episodes lost to faults
         source.start(torch.device("cpu"))
 
     def go_on(self) -> None:
-        """Play until the input ends."""
-        loop = asyncio.new_event_loop()  # one that leaves Ctrl-C as it is
+        """Play episodes until the input ends."""
+        loop = asyncio.new_event_loop()  # does not change the handling of Ctrl-C
         try:
             while True:
                 loop.run_until_complete(self._episode(self.seed + len(self.solved)))
@@ -131,12 +131,12 @@ class Play:
 
 
 def _line(question: str) -> str:
-    """Read a line; one that comes out of a pipe is shown.
+    """Read a line, and print it if it comes from a pipe.
 
     Raises:
-        _InputEnded: at the end of the input, or without any.
+        _InputEnded: the input has ended, or there is none.
     """
-    if sys.stdin is None:  # closed by whoever started the command
+    if sys.stdin is None:  # the command was started without standard input
         raise _InputEnded
     try:
         text = input(question)
@@ -149,10 +149,10 @@ def _line(question: str) -> str:
 
 
 def _show(turn: Turn) -> None:
-    """Say what came of a reply."""
+    """Print the result of a reply."""
     if turn.asked_again:
-        print("--- your reply named no action; you are asked again")
+        print("--- your reply named no action; reply again")
         return
     why = "" if turn.parsed_action is not None else ", the default action, since your reply named none"
-    refused = "" if turn.valid or turn.parsed_action is None else ", which the environment calls invalid"
+    refused = "" if turn.valid or turn.parsed_action is None else ", which the environment reports as invalid"
     print(f"--- action: {turn.action!r}{why}{refused}; reward {turn.reward:g}")

@@ -1,4 +1,4 @@
-"""`agentrl replay` and `agentrl bisect`: rerun an iteration from the nearest checkpoint, and compare runs."""
+"""`agentrl replay` and `agentrl bisect`: rerun iterations from a checkpoint, and compare runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lightning_agentrl.agents.checkpoint import recorded
 from lightning_agentrl.callbacks.chain import FOLDER, Link, read_link, read_links
 from lightning_agentrl.run_files import FACTS, json_object, one_run, owner_of
 
-CHAIN_BEGINS = "the chain of a resumed run begins in the version that it continued"
+CHAIN_BEGINS = "the chain of a resumed run begins in the folder of the run that it continued"
 STAGES = ("rollout", "scores", "update", "weights", "validation")  # in the order of an iteration
-_WORDS = {  # digests of texts or names, so their distances mean nothing
+_WORDS = {  # hashes of texts or names, whose distances have no meaning
     *("rollout/turn/observation", "rollout/turn/prompt", "rollout/turn/action", "rollout/turn/ended"),
     *("rollout/turn/metrics", "rollout/token/ids"),
 }
@@ -28,11 +28,11 @@ _WORDS = {  # digests of texts or names, so their distances mean nothing
 
 @dataclass(frozen=True)
 class Difference:
-    """A number in which two chains differ."""
+    """A difference between two chains."""
 
     iteration: int
     field: str  # "stage/level/name"
-    place: str  # the turn, the token or the weight
+    place: str  # turn, token or weight
     first: str
     second: str
 
@@ -46,16 +46,16 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
     """Report where two runs diverge.
 
     Args:
-        first: folder of a run; of several versions the newest is taken.
-        second: folder of another one.
-        tolerance: largest gap of numbers that does not count as beyond it, relative above 1.
+        first: folder of a run; of several versions, the newest is used.
+        second: folder of another run.
+        tolerance: largest accepted difference; relative for numbers above 1.
 
     Returns:
-        Sentences: the first difference, the first beyond the tolerance, and iterations with an environment timeout,
-        which depends on the machine.
+        Sentences: the first difference, the first one beyond the tolerance, and iterations with a timeout of an
+        environment, which depends on the machine.
 
     Raises:
-        ValueError: a folder is not that of one run with a chain, or they have no iteration in common.
+        ValueError: a folder is not that of one run with a chain, or the runs have no iteration in common.
     """
     runs = [_with_chain(folder) for folder in (first, second)]
     both = [read_links(run / FOLDER) for run in runs]
@@ -80,7 +80,7 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
             break
     said = [f"compared iterations {common[0]} to {iteration} of '{runs[0]}' and '{runs[1]}'"]
     if left_out := sorted((set(both[0]) ^ set(both[1])) & set(range(common[0], iteration))):
-        said.append(f"not compared, since one of the chains lacks them: {', '.join(map(str, left_out))}")
+        said.append(f"not compared, since they are missing in one chain: {', '.join(map(str, left_out))}")
     said.append("first difference: " + ("none, equal to the bit" if at_all is None else str(at_all)))
     if at_all is not None:
         said.append(f"first beyond {tolerance:g}: " + ("none" if beyond is None else str(beyond)))
@@ -88,36 +88,36 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
 
 
 def _with_chain(folder: Path) -> Path:
-    """Return the folder of a run that has a chain, as :func:`one_run` finds it.
+    """Return the folder of a run with a chain; see :func:`one_run`.
 
     Raises:
-        ValueError: it has none, with the callback to add.
+        ValueError: the run has no chain; the message names the callback to add.
     """
     try:
         return one_run(folder, FOLDER)
     except ValueError as error:
-        raise ValueError(f"{error}; add the callback Chain to trainer.callbacks before a run to be compared") from error
+        raise ValueError(f"{error}; add the callback Chain to trainer.callbacks of runs to compare") from error
 
 
 def time_limit_struck(link: Link) -> bool:
-    """Return whether an environment was over a time limit in this iteration; one of a warm-up may collect nothing."""
+    """Return whether an environment exceeded a time limit in this iteration."""
     return bool(link.get("rollout/turn/timeouts", np.zeros(0)).any())
 
 
 def told_struck(iteration: int) -> str:
-    return f"iteration {iteration}: a time limit struck, which depends on the machine"
+    return f"iteration {iteration}: an environment exceeded its time limit, which depends on the machine"
 
 
 def first_difference(a: Link, b: Link, iteration: int, tolerance: float | None = None) -> Difference | None:
-    """Return the first difference in the order in which an iteration computes; None if there is none.
+    """Return the first difference in the order of an iteration's computations, or None if there is none.
 
-    Within the rollout that is the order of turns in each environment, since a turn follows from the ones before it.
+    Within the rollout, that is the order of turns in each environment.
 
     Args:
-        a: fields of the iteration.
-        b: the same of another run.
-        iteration: its number.
-        tolerance: largest gap that does not count, relative above 1; None: every bit counts.
+        a: fields of the iteration in one run.
+        b: fields of the iteration in the other run.
+        iteration: number of the iteration.
+        tolerance: largest accepted difference, relative for numbers above 1; None: numbers must be equal to the bit.
     """
     names = list(a) + [name for name in b if name not in a]
     for stage in STAGES:
@@ -130,14 +130,14 @@ def first_difference(a: Link, b: Link, iteration: int, tolerance: float | None =
 def _difference(
     a: Link, b: Link, name: str, iteration: int, tolerance: float | None
 ) -> tuple[tuple[int, int], Difference] | None:
-    """Return the first difference of a field after the turn in which it is, as episode and number; None if equal."""
+    """Return the first difference of a field, preceded by episode and index of its turn; None if there is none."""
     x, y = a.get(name), b.get(name)
     if x is None or y is None:
         if name.startswith(
             "validation/"
-        ):  # the one of them that was stopped in it has it in another folder, or not yet
+        ):  # a run that was stopped in a validation has it in another folder, or not yet
             return None
-        values = ["there" if z is not None else "not there" for z in (x, y)]
+        values = ["present" if z is not None else "missing" for z in (x, y)]
         return (0, 0), Difference(iteration, name, "", *values)
     if name.startswith("weights/"):
         return _weight(x, y, name, iteration, tolerance)
@@ -170,7 +170,7 @@ def _weight(
 
 
 def _place(link: Link, level: str, index: int) -> tuple[tuple[int, int], str]:
-    """Return episode and number of a turn, and the name of a turn, token or row."""
+    """Return episode and index of a turn, and the name of the turn, token or row."""
     if level not in ("turn", "token"):
         return (0, 0), f"row {index}" if level == "row" else ""
     turn = index if level == "turn" else int(link["rollout/token/turn"][index])
@@ -187,7 +187,7 @@ def _shown(x: np.generic) -> str:
 
 CONFIG = "config.yaml"
 
-# Callbacks that write files, which a replay must not do in the folder of the run, or that need a logger.
+# Callbacks that a replay leaves out, since they write files into the folder of the run or need a logger.
 _WRITERS = {
     *("Chain", "ModelCheckpoint", "PolicyFolder", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress"),
     *("TurnLog", "DeviceStatsMonitor", "LearningRateMonitor"),
@@ -195,27 +195,27 @@ _WRITERS = {
 
 
 class StopAfter(L.Callback):
-    """End a run after an iteration and leave ``max_epochs``, which learning rates may follow, as it was."""
+    """End a run after an iteration without changing ``max_epochs``, on which learning rates may depend."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop after the validation: an earlier request would cause a validation that the run did not have."""
+        """Stop here and not earlier, since an earlier stop would cause a validation that the run did not have."""
         if trainer.current_epoch + 1 >= self.iteration:
             trainer.should_stop = True
 
 
 def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bool, list[str]]:
-    """Run from the nearest checkpoint before an iteration, and compare every field on the way.
+    """Rerun from the nearest checkpoint before an iteration, and compare every field up to that iteration.
 
     Args:
-        run: folder of the run, with its config.yaml and chain; of several versions the newest is taken.
-        iteration: its number, from 1; None: the last one.
-        folder: where to run; must be empty.
+        run: folder of the run, with its config.yaml and chain; of several versions, the newest is used.
+        iteration: number of the iteration, from 1; None: the last one.
+        folder: empty folder for the replay.
 
     Returns:
-        Whether all is the same to the bit, and sentences that say so.
+        Whether everything is equal to the bit, and sentences about the result.
 
     Raises:
         ValueError: the run has no config, no chain or not this iteration, or the replay failed.
@@ -234,7 +234,7 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     command += [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise ValueError(f"the replay failed: {(ended.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+        raise ValueError(f"the replay failed: {(ended.stderr.strip().splitlines() or ['it wrote no message'])[-1]}")
     again = read_links(folder / FOLDER)
     since = "the start" if checkpoint is None else f"'{checkpoint}' (iteration {done})"
     said = [f"replayed iterations {done + 1} to {iteration} of '{run}' from {since}"]
@@ -252,24 +252,25 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
 
 
 def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collection[int]) -> None:
-    """Refuse to compare the files of other ranks: a run may continue with more or fewer processes than it began with.
+    """Check that run and replay have the same ranks in an iteration; a resumed run may have changed their number.
 
     Raises:
-        ValueError: with both numbers.
+        ValueError: they differ; the message has both numbers.
     """
     if set(of_run) != set(of_replay):
         raise ValueError(
-            f"iteration {iteration} was run by {len(of_run)} processes and replayed by {len(of_replay)}, as the config "
-            "of the run now has it, which collect different turns"
+            f"iteration {iteration} was run by {len(of_run)} processes and replayed by {len(of_replay)}, the number in "
+            "the run's latest config, so they have collected different turns"
         )
 
 
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
-    """Return the newest checkpoint, or the newest before an iteration, and the number of iterations before it.
+    """Return the newest checkpoint before an iteration (None: the newest), and the number of iterations before it.
 
-    It is a file or, of a sharded run, a folder. Checkpoints of other runs in the same folder are ignored.
+    A checkpoint is a file or, for sharded runs, a folder. Checkpoints of other runs in the same folder are ignored.
+    Return (None, 0) if there is none.
     """
-    others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # runs below this one, as with another logger
+    others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # folders of other runs below this one
     own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink() and others.isdisjoint(path.parents)]
     owner, read = owner_of(run), {path: saved for path in own if (saved := _saved(path)) is not None}
     done = {path: count for path, (count, run_id) in read.items() if owner.owns(path, run_id)}
@@ -283,17 +284,22 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
     continued, count = _continued(Path(facts["continues"]), run, str(facts.get("run_id", "")))
     if continued is None:
         raise ValueError(
-            f"the run in '{run}' went on from '{facts['continues']}', which is gone or damaged, and has no "
-            f"checkpoint of its own before iteration {iteration}, so it cannot be replayed"
+            f"the run in '{run}' was resumed from '{facts['continues']}', which is missing or damaged, and has no "
+            f"other checkpoint before iteration {iteration}, so it cannot be replayed"
         )
-    return (continued, count) if count < iteration else (None, 0)  # else it began in the same folder, before that
+    return (continued, count) if count < iteration else (None, 0)  # else the run began in the same folder before that
 
 
 def _continued(named: Path, run: Path, run_id: str) -> tuple[Path | None, int]:
-    """Return the checkpoint that a run continued, and the iterations behind it; also if both were moved together.
+    """Find the checkpoint from which a run was resumed, and return it with the number of iterations before it.
 
-    A relative name starts at the folder that the run was started in, which most runs lie below. After a move, the end
-    of the name still holds below a folder of the run.
+    A relative path starts in the folder in which the run was started, usually a parent of the run's folder. If both
+    were moved together, the end of the path is still valid below a parent of the run's folder.
+
+    Args:
+        named: path of the checkpoint as the run recorded it.
+        run: folder of the run.
+        run_id: id of the run.
     """
     ends = [Path(*named.parts[start:]) for start in range(len(named.parts))]
     for path in (root / end for end in ends for root in (*run.resolve().parents, Path.cwd())):
@@ -306,17 +312,17 @@ def _saved(path: Path) -> tuple[int, str] | None:
     """Return the number of iterations before a checkpoint, and the id of its run.
 
     The epoch in the checkpoint may be the last of these iterations or the next one. Warn and return None if the file is
-    damaged or no checkpoint of a run.
+    damaged or not a checkpoint of a run.
     """
     run_id, done, *_ = recorded(path)
     if done < 0:
-        warnings.warn(f"'{path}' is damaged or no checkpoint of a run, and is left out", stacklevel=2)
+        warnings.warn(f"'{path}' is damaged or not a checkpoint of a run, and is ignored", stacklevel=2)
         return None
     return done, run_id
 
 
 def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, Any]:
-    """Return the config of a run that ends with the iteration and writes into this folder only."""
+    """Return the config of a replay that ends with the iteration and writes only into this folder."""
     trainer = config["trainer"]
     given = trainer.get("callbacks") or []
     kept = [one for one in (given if isinstance(given, list) else [given]) if _name(one) not in _WRITERS]
@@ -329,7 +335,7 @@ def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, An
         "logger": False,
         "enable_checkpointing": False,
         "default_root_dir": str(folder),
-        "min_epochs": iteration,  # until then no other callback ends it
+        "min_epochs": iteration,  # so that no other callback ends it earlier
     }
     return {name: value for name, value in config.items() if name not in ("ckpt_path", "dry_run", "quiet")}
 

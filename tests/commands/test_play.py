@@ -138,7 +138,7 @@ def test_a_growing_conversation_shows_what_is_new(play: Play, config: Config) ->
     config |= {"ckpt_path": "last", "weights_only": None, "verbose": True}  # as runs and validations save them
     code, out, _ = play("1\n2, because it is neither one nor three\n", GUESS, config=config)
     assert code == 0
-    (new, before) = re.findall(r"turn 1: (\d+) tokens behind the (\d+) that were read before", out)[0]
+    (new, before) = re.findall(r"turn 1: (\d+) new tokens after the (\d+) of the last turn", out)[0]
     (first,) = re.findall(r"turn 0: a prompt of (\d+) tokens", out)
     assert int(before) == int(first) + 2  # the reply and the token that closes it
     assert int(new) > 0
@@ -177,7 +177,7 @@ def test_what_is_to_be_seen_is_written_to_a_file(play: Play, tmp_path: Path) -> 
     code, out, err = play("lower left\n", "tests.seen_game:Corner-v0", model=model)
     assert (code, err) == (0, "")
     assert "[image of 9 tokens]" in out
-    pictures = re.findall(r"what is to be seen now: (\S+)", out)
+    pictures = re.findall(r"image of the observation: (\S+)", out)
     assert len(pictures) == 2
     with Image.open(pictures[0]) as picture:
         assert picture.size == (48, 48)

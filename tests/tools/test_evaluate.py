@@ -90,7 +90,7 @@ def test_policies_and_baselines_play_the_same_seeds(run: tuple[Path, dict[str, f
 REFUSED: list[tuple[list[str], Callable[[], RolloutDataModule], dict[str, int], str]] = [
     (["random"], lambda: suite({"id": BANDIT}), {"samples": 2, "k": 3}, "pass@3 needs at least 3 episodes per seed"),
     (["random"], lambda: suite({"id": "agentrl_envs:Bandits-v0"}), {}, r"Bandits-v0.*data.init_args.envs\[0\]"),
-    (["FOLDER"], lambda: suite({"id": BANDIT}), {}, "holds no prompt settings.*agentrl export"),
+    (["FOLDER"], lambda: suite({"id": BANDIT}), {}, "has no prompt settings.*agentrl export"),
     (["RUN"], lambda: suite({"id": BANDIT}, IMAGES), {}, "cannot play GridWorldImage-v0: .*reads text only"),
     (["RUN", "gone.ckpt"], lambda: suite({"id": BANDIT}), {}, "no checkpoint file 'gone.ckpt'"),
     (["RUN", "random"], lambda: suite({"id": "FreeText-v0"}), {}, "'random' cannot play FreeText-v0: .*free text"),

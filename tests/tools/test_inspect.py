@@ -64,7 +64,7 @@ REMARKS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("“left”", {"actions": {"left": 95, "right": 5}}, {"actions": {"left": 90, "right": 10}}),
     ("copied from the prompt", {"thoughts": replace(THOUGHTS, copied=0.6)}, {"thoughts": THOUGHTS}),
     ("prompts with history cut", {"cut": 11}, {"cut": 10}),
-    ("replies cut by their cap", {"capped": 6}, {"capped": 5}),
+    ("replies cut by the limit", {"capped": 6}, {"capped": 5}),
 ]
 
 

@@ -249,7 +249,7 @@ def test_an_iteration_that_one_chain_lacks_is_not_said_to_be_compared(tmp_path: 
             write_link(link_path(tmp_path / name / "chain", iteration, 0), {"update/step/loss": np.zeros(1)})
     compared, left_out, said = bisect_runs(tmp_path / "one", tmp_path / "other", 1e-5)
     assert compared.startswith("compared iterations 1 to 4 of ")
-    assert left_out == "not compared, since one of the chains lacks them: 2, 3"
+    assert left_out == "not compared, since they are missing in one chain: 2, 3"
     assert said == "first difference: none, equal to the bit"
 
 
@@ -328,7 +328,7 @@ def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
     (tmp_path / "third.ckpt").write_bytes(newest.read_bytes()[:-100])
     (tmp_path / "other.ckpt").write_bytes(random.Random(0).randbytes(3000))
     torch.save({"weights": 1}, tmp_path / "foreign.ckpt")
-    with pytest.warns(UserWarning, match="is damaged or no checkpoint") as caught:
+    with pytest.warns(UserWarning, match="is damaged or not a checkpoint") as caught:
         assert checkpoint_before(tmp_path, None) == (newest, 4)
     assert len(caught) == 3
 
@@ -369,7 +369,7 @@ def test_checkpoints_of_sharded_runs_are_folders(tmp_path: Path) -> None:
     (tmp_path / "damaged.ckpt" / OF_ZERO).write_bytes((of_zero / OF_ZERO).read_bytes()[:-100])
     (tmp_path / "empty.ckpt").mkdir()
     (tmp_path / "last.ckpt").symlink_to(of_zero)
-    with pytest.warns(UserWarning, match=r"(damaged|empty)\.ckpt' is damaged or no checkpoint") as caught:
+    with pytest.warns(UserWarning, match=r"(damaged|empty)\.ckpt' is damaged or not a checkpoint") as caught:
         assert [checkpoint_before(tmp_path, i) for i in (None, 3, 2)] == [
             *((of_zero, 3), (sharded, 2), (tmp_path / "file.ckpt", 1)),
         ]
@@ -417,7 +417,7 @@ def test_a_run_that_was_moved_is_replayed_from_another_of_its_versions(tmp_path:
     before = saved(moved / "version_0" / "checkpoints" / "a.ckpt", 2)
     assert checkpoint_before(run, 3) == (before, 2)
     saved(before, 2, run_id="b")
-    with pytest.raises(ValueError, match=r"went on from .*a\.ckpt', which is gone"):
+    with pytest.raises(ValueError, match=r"was resumed from .*a\.ckpt', which is missing"):
         checkpoint_before(run, 3)  # it is of another run
 
 

@@ -1,1 +1,1 @@
-"""Checks of an environment before anybody trains on it: what is wrong, how to see it again, and how to mend it."""
+"""Checks of an environment before training: findings with a way to reproduce and to fix each."""

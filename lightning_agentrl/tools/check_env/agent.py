@@ -1,4 +1,4 @@
-"""Check that an agent program, played twice with the same replies, makes the same calls."""
+"""Check that an agent program makes the same calls when it is run twice with the same replies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lightning_agentrl.prompts.conversation import first_difference
 from lightning_agentrl.prompts.template import ChatTemplate, Message, Tool
 from lightning_agentrl.prompts.tool_calls import ToolCallReader
 
-Call = Mapping[str, Any]  # as in an observation
+Call = Mapping[str, Any]  # a call, as in an observation of AgentEnv
 Action = dict[str, Any]
 _LIMITS = ("stop", "max_tokens", "calls_tools")
 
 
 class Probe:
-    """Replies, of which every other one calls a tool if there are tools.
+    """Generator of probe replies, of which every other one calls a tool if there are tools.
 
     Args:
-        template: of a model, in whose form calls are written and read back; None: they are given as messages.
+        template: chat template with which tool calls are written and parsed; None: they are passed as messages.
     """
 
     def __init__(self, template: ChatTemplate | None) -> None:
@@ -30,7 +30,7 @@ class Probe:
         self._reader: ToolCallReader | None = None
 
     def reply(self, call: Call, tools: Sequence[Tool], number: int, seed: int) -> Action:
-        """Return the reply to the call of this number in an episode of this seed."""
+        """Return the reply to the call with index ``number`` in the episode with this seed."""
         draw = random.Random(f"{seed} {number}")
         action: Action = {"text": f"probe {draw.randrange(1000)}", "key": call["key"]}
         if not (tools and call["calls_tools"]) or (seed + number) % 2:
@@ -45,7 +45,7 @@ class Probe:
         return action | {"text": "", "tool_calls": [made], "finish_reason": "tool_calls"}
 
     def _written(self, name: str, arguments: Mapping[str, Any], tools: Sequence[Tool]) -> str:
-        """Return a reply that calls a tool, as the template writes it."""
+        """Return the text of a reply that calls a tool, as the chat template writes it."""
         assert self.template is not None
         function = {"name": name, "arguments": arguments}
         call = {"id": "probe0001", "type": "function", "function": function}
@@ -57,15 +57,15 @@ class Probe:
 
 
 def replay_agent(make: Callable[[], AgentEnv], probe: Probe, seeds: Sequence[int]) -> tuple[int, str]:
-    """Play episodes twice each.
+    """Play each episode twice.
 
     Args:
-        make: returns the program as an environment.
-        probe: gives the replies.
-        seeds: of the episodes.
+        make: function that returns the program as an environment.
+        probe: generator of the replies.
+        seeds: seeds of the episodes.
 
     Returns:
-        Number of calls that were made again, and the first difference as a sentence; empty if there is none.
+        The number of equal calls, and the first difference as a sentence; empty if there is none.
 
     Raises:
         EnvError: the program makes no call, or none in time.
@@ -99,7 +99,7 @@ def _played(env: AgentEnv, probe: Probe, seed: int) -> tuple[list[Call], list[Ac
 
 
 def _played_again(env: AgentEnv, calls: Sequence[Call], actions: Sequence[Action], seed: int) -> str:
-    """Return what differs when the same replies are given again; calls at once may come in another order."""
+    """Replay an episode with the same replies and return the first difference; parallel calls may be reordered."""
     env.reset(seed=seed)
     for number, action in enumerate(actions):
         try:
@@ -107,8 +107,8 @@ def _played_again(env: AgentEnv, calls: Sequence[Call], actions: Sequence[Action
         except ReplayDiffersError as error:
             return f"call {number}: {_difference(calls, actions, number, error.call or {})}"
         if ended and number + 1 < len(actions):
-            return f"the program ended after {number + 1} calls and made {len(actions)} before"
-    return "" if ended or cut else f"the program made call {len(actions)}, and had ended before"
+            return f"the program ended after {number + 1} calls, but made {len(actions)} in the first run"
+    return "" if ended or cut else f"the program made call {len(actions)}, but had ended before it in the first run"
 
 
 def _difference(calls: Sequence[Call], actions: Sequence[Action], number: int, now: Call) -> str:
@@ -127,7 +127,7 @@ def _difference(calls: Sequence[Call], actions: Sequence[Action], number: int, n
 
 
 def _example(schema: Mapping[str, Any], draw: random.Random) -> Any:
-    """Return a value that fits the JSON schema of a tool's argument."""
+    """Return a random value that matches the JSON schema of a tool's argument."""
     if "enum" in schema:
         return draw.choice(schema["enum"])
     for name in ("anyOf", "oneOf"):

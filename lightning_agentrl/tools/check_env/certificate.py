@@ -1,4 +1,4 @@
-"""The certificate of an environment: starts the processes of the exam and puts together what they say."""
+"""Certificate of an environment: runs the exam in separate processes and collects its findings."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ print(os.getpid(), flush=True)
 runpy.run_module({module!r}, run_name="__main__")
 """
 _MODULE = "lightning_agentrl.tools.check_env.exam"
-HASH_SEEDS = ("1", "2")  # of the processes that play again; the exam itself has 0, as the trainer's processes have
+HASH_SEEDS = ("1", "2")  # PYTHONHASHSEED of processes that replay; the exam has 0, like processes in training
 _URLS = ("http://", "https://", "ws://", "wss://")
-_IMPORT_SECONDS = 60.0  # that do not count against the cap
-_LOOK_SECONDS = 1.0  # between two looks whether a process has ended
-_STUCK_SECONDS = 30.0  # without a step or a reset, in which no alarm of the process was heard
+_IMPORT_SECONDS = 60.0  # time for imports, which does not count against the cap
+_LOOK_SECONDS = 1.0  # polling interval: whether a process has ended
+_STUCK_SECONDS = 30.0  # time without a step or reset after which a process counts as hanging
 
 
 @dataclass
@@ -43,13 +43,13 @@ class Certificate:
     """Findings about an environment.
 
     Args:
-        id: as ``gymnasium.make`` takes it.
-        kwargs: its arguments.
-        findings: plain `Finding`, the worst first.
+        id: id of the environment for ``gymnasium.make``.
+        kwargs: arguments of the environment.
+        findings: findings as dictionaries, the worst first; see `Finding`.
         figures: measured numbers by name.
-        cut: part of the exam -> why it was not made, or not whole.
-        seconds: of imports, of resets and making, of everything else, and in total.
-        train: what `--train` measured; None if it was not asked for.
+        cut: reason by part of the exam for parts that were not completed.
+        seconds: seconds of imports, of creation and resets, of everything else, and in total.
+        train: results of `--train`; None if it was not given.
     """
 
     id: str
@@ -61,17 +61,17 @@ class Certificate:
     train: dict[str, Any] | None = None
     version: str = __version__
     texts: dict[str, Any] | None = field(default=None, repr=False)
-    """What a small model needs to know of the environment; not part of what is written."""
+    """Texts of the environment that a small model needs; not written to files."""
     ordered: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """Episodes for fresh processes; not part of what is written, either."""
+    """Episodes to replay in new processes; not written to files."""
 
     def count(self, severity: str) -> int:
-        """Return how many findings have this severity."""
+        """Return the number of findings with this severity."""
         return sum(finding["severity"] == severity for finding in self.findings)
 
     @property
     def counts(self) -> str:
-        """Number of findings of each severity, in words."""
+        """Number of findings of each severity, as text."""
         return ", ".join(f"{self.count(severity)} {severity}s" for severity in SEVERITIES)
 
     @property
@@ -79,14 +79,14 @@ class Certificate:
         return self.count("error") == 0
 
     def plain(self) -> dict[str, Any]:
-        """Return everything for JSON."""
+        """Return the certificate as a dictionary for JSON."""
         counts = {f"{severity}s": self.count(severity) for severity in SEVERITIES}
         written = {name: value for name, value in vars(self).items() if name not in ("texts", "ordered")}
         return {"passed": self.passed, **counts, **written}
 
 
 class _Process:
-    """A child with its order; what it says arrives in a queue, and None at its end."""
+    """A child process that executes an order. Its messages arrive in a queue, with None at its end."""
 
     def __init__(self, order: Mapping[str, Any], hash_seed: str) -> None:
         self.folder = TemporaryDirectory()
@@ -95,16 +95,16 @@ class _Process:
         file.write_text(json.dumps({**order, "folder": self.folder.name}), encoding="utf-8")
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START.format(path=sys.path, module=_MODULE), str(file)],
-            stdin=subprocess.PIPE,  # its guard acts when we end
+            stdin=subprocess.PIPE,  # closed when this process ends, and then its guard ends it
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            errors="replace",  # whatever bytes an environment writes as its errors
+            errors="replace",  # an environment may write any bytes to standard error
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": hash_seed},
             process_group=0,
         )
         assert self._process.stdout is not None
-        child = self._process.stdout.readline().strip()  # of the guard
+        child = self._process.stdout.readline().strip()  # process id of the guarded child
         self._waiting, self._before = ProcessorWait(child), 0.0
         self.errors: list[str] = []
         Thread(target=self._read, daemon=True).start()
@@ -114,7 +114,7 @@ class _Process:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
-                with suppress(ValueError):  # the process was ended within a line
+                with suppress(ValueError):  # an incomplete line of a process that was ended
                     self.said.put(json.loads(line))
         self.said.put(None)
 
@@ -124,15 +124,18 @@ class _Process:
             self.errors = [*self.errors[-50:], line.rstrip("\n")]
 
     def end(self) -> int:
-        """End it with everything that it has started; return its exit status."""
-        self._process.terminate()  # the guard
+        """End it with all its descendants; return its exit status."""
+        self._process.terminate()  # signals the guard
         return self._process.wait()
 
     def hear(self, end: float) -> dict[str, Any] | None:
-        """Return what it says next; None if it has said its last, also where what it started still holds its pipe.
+        """Return its next message; None if it has ended, even if a descendant still holds its pipe open.
+
+        Args:
+            end: time of the monotonic clock until which to wait.
 
         Raises:
-            Empty: it says nothing until that time of the monotonic clock.
+            Empty: there was no message until then.
         """
         while True:
             ended = self._process.poll() is not None
@@ -146,24 +149,24 @@ class _Process:
                     raise
 
     def status(self) -> int:
-        """Return the exit status of a process that has said its last."""
+        """Return the exit status of a process that has sent its last message."""
         try:
             return self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             return self.end()
 
     def waited(self) -> float:
-        """Return the seconds that it has waited for a processor since the last call."""
+        """Return the seconds that it has waited for a CPU since the last call."""
         before, self._before = self._before, self._waiting()
         return self._before - before
 
     def idle(self) -> float:
-        """Return the seconds since the last step or reset began."""
+        """Return the seconds since the start of its last step or reset."""
         path = Path(self.folder.name, "journal.txt")
         return time.time() - (path if path.is_file() else Path(self.folder.name)).stat().st_mtime
 
     def journal(self) -> tuple[int | None, list[str]]:
-        """Return the seed and the actions of the episode that it was in."""
+        """Return the seed and the actions of its last episode."""
         path = Path(self.folder.name, "journal.txt")
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return (int(lines[0]), lines[1:]) if lines else (None, [])
@@ -175,15 +178,15 @@ def certify(
     """Check an environment in separate processes.
 
     Args:
-        env_id: as ``gymnasium.make`` takes it, or the URL of an OpenEnv server.
-        kwargs: arguments of the environment, as JSON has them.
-        seconds: for the exam beside imports, making and resets.
-        cap: most seconds in all, beside imports; what is missing then is named in the certificate.
-        most_tokens: of a prompt of one turn.
+        env_id: id for ``gymnasium.make``, or the URL of an OpenEnv server.
+        kwargs: arguments of the environment, of JSON types.
+        seconds: time limit of the exam in seconds, without imports, creation and resets.
+        cap: time limit of everything in seconds, without imports; the certificate names the missing parts.
+        most_tokens: largest number of tokens of a prompt.
 
     Raises:
-        ConfigError: there is no such environment, it cannot be made with these arguments, or the cap leaves no time to
-            look at anything.
+        ConfigError: there is no such environment, it cannot be created with these arguments, or the cap ended the exam
+            in its first part.
     """
     started = time.monotonic()
     remote = env_id.startswith(_URLS)
@@ -193,8 +196,8 @@ def certify(
     _examine(certificate, order, cap)
     if PARTS[0] in certificate.cut and not certificate.findings:
         raise ConfigError(
-            f"the cap of {cap:g} s ended the exam of '{env_id}' within its first part, so nothing is known about it; "
-            "give more seconds with --cap"
+            f"the cap of {cap:g} s ended the exam of '{env_id}' in its first part, so there are no findings; "
+            "set a larger --cap"
         )
     if certificate.ordered:
         left = max(cap - (time.monotonic() - started), 10.0)
@@ -206,7 +209,7 @@ def certify(
 
 
 def recipe_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return id and arguments for ``gymnasium.make``; a URL is the argument of the client for OpenEnv."""
+    """Return id and arguments for ``gymnasium.make``; a URL becomes an argument of the OpenEnv client."""
     if env_id.startswith(_URLS):
         return "agentrl_envs:OpenEnv-v0", {"url": env_id, **kwargs}
     return env_id, dict(kwargs)
@@ -245,7 +248,7 @@ def _examine(certificate: Certificate, order: Mapping[str, Any], cap: float) -> 
             if "findings" in said:
                 _take(certificate, said)
             if over := said.get("over", False):
-                break  # processes that the environment has started may hold the pipe open
+                break  # descendants of the process may still hold the pipe open
         if not over and doing not in certificate.cut:
             status = process.status()
             seed, actions = process.journal()
@@ -270,24 +273,24 @@ def _take(certificate: Certificate, said: Mapping[str, Any]) -> None:
 
 
 def _replay(certificate: Certificate, order: Mapping[str, Any], cap: float, together: bool) -> None:
-    """Play the ordered episodes in fresh processes with other hash seeds; where they differ, with the same one, too."""
+    """Replay episodes in new processes with other hash seeds; if they differ, also with the same hash seed."""
     differing = _in_processes(certificate, order, HASH_SEEDS, cap, together)
     if not differing:
         return
     same = _in_processes(certificate, order, ("0",), cap, together)
     found = next(iter((same or differing).values()))
     check = "replay.process" if same else "replay.hash"
-    how = "in a fresh process" if same else f"in a process with PYTHONHASHSEED={next(iter(differing))}"
+    how = "in a new process" if same else f"in a process with PYTHONHASHSEED={next(iter(differing))}"
     _add(certificate, check, f"{how}, {found['said']}", found["seed"], [repr(action) for action in found["actions"]])
 
 
 def _in_processes(
     certificate: Certificate, order: Mapping[str, Any], hash_seeds: Sequence[str], cap: float, together: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return what differs, by hash seed."""
+    """Replay episodes in one process per hash seed, and return the first difference of each by hash seed."""
     found: dict[str, dict[str, Any]] = {}
     for batch in [hash_seeds] if together else [(seed,) for seed in hash_seeds]:
-        with ExitStack() as begun:  # whatever comes between, none of them stays
+        with ExitStack() as begun:  # ends all processes, even after an error
             processes = {}
             for seed in batch:
                 processes[seed] = process = _Process(order, seed)
@@ -303,10 +306,10 @@ def _in_processes(
 
 
 def _replayed(process: _Process, end: float) -> dict[str, Any] | None:
-    """Return where the replay in a process differs; None if it does not.
+    """Return the first difference of the replay in a process; None if there is none.
 
     Raises:
-        Empty: it has not said so at that time of the monotonic clock.
+        Empty: it has not finished at the time ``end`` of the monotonic clock.
     """
     said: dict[str, Any] | None = {}
     while said is not None and "replayed" not in said:

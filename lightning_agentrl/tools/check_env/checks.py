@@ -1,4 +1,4 @@
-"""Checks that play: what an environment declares, and whether equal seeds and actions lead to equal episodes."""
+"""Checks of an environment's attributes, and of whether equal seeds and actions lead to equal episodes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from lightning_agentrl.tools.check_env.probe import (
 from lightning_agentrl.tools.check_env.seen import Play, Seen
 from lightning_agentrl.tools.check_env.texts import shown
 
-NO_ACTION = "qx zv 77"  # names no action of any game
-_ACTIONS = 24  # that are tried one by one
+NO_ACTION = "qx zv 77"  # a text that names no action of any game
+_ACTIONS = 24  # largest number of actions to try one by one
 
 
 def spaces_now(probe: Probe) -> tuple[str, str]:
@@ -40,7 +40,7 @@ def spaces_now(probe: Probe) -> tuple[str, str]:
 
 
 def check_spaces(probe: Probe, first: Seen) -> None:
-    """Look whether observations and named actions lie in their spaces, if these are there."""
+    """Check that the first observation and the named actions are in their spaces, if there are spaces."""
     env, log = probe.made(), probe.log
     observation, action = getattr(env, "observation_space", None), getattr(env, "action_space", None)
     for name, space in (("observation_space", observation), ("action_space", action)):
@@ -60,18 +60,18 @@ def check_spaces(probe: Probe, first: Seen) -> None:
 def _lies_in(value: Any, space: spaces.Space) -> bool:
     try:
         return value in space
-    except Exception:  # noqa: BLE001 - a space of the environment's own that expects other values
+    except Exception:  # noqa: BLE001 - a custom space may raise for other values
         return False
 
 
 def check_aliases(probe: Probe, first: Seen) -> None:
-    """Look whether names of actions can be told apart, and aliases lead to them."""
+    """Check that names of actions are distinct, and that aliases stand for actions."""
     log, actions = probe.log, first.contract.actions
     spoken: dict[str, str] = {}
     for name in actions:
         other = spoken.setdefault(" ".join(name.lower().replace("_", " ").split()), name)
         if other != name:
-            log.add("actions.alike", f"the actions {other!r} and {name!r} are spoken alike")
+            log.add("actions.alike", f"the actions {other!r} and {name!r} differ only in case and blanks")
     for alias, name in first.contract.aliases.items():
         if actions and name not in actions:
             log.add("actions.alias", f"the alias {alias!r} means {name!r}, which is not an action")
@@ -80,7 +80,7 @@ def check_aliases(probe: Probe, first: Seen) -> None:
 
 
 def check_examples(probe: Probe, first: Seen) -> None:
-    """Look for worked examples whose reply is not an action."""
+    """Check that the replies of worked examples name actions."""
     names = {name.lower() for name in (*first.contract.actions, *first.contract.aliases)}
     for _, reply in first.contract.examples:
         if names and not any(name in reply.lower() for name in names):
@@ -88,9 +88,9 @@ def check_examples(probe: Probe, first: Seen) -> None:
 
 
 def check_actions(probe: Probe, seed: int, dear: bool) -> None:
-    """Look whether every named action is taken as what it is, and a text that names none is called invalid.
+    """Check that every named action is accepted and executed, and that a text that names none is reported as invalid.
 
-    Where resets are dear, one action follows the other.
+    If resets are slow (``dear``), the actions are sent in one episode.
     """
     with suppress(BrokenError):
         seen = probe.reset(seed)
@@ -101,19 +101,19 @@ def check_actions(probe: Probe, seed: int, dear: bool) -> None:
             seen = probe.step(name)
             executed = seen.info.get("executed_action")
             if seen.invalid:
-                probe.log.add("actions.refused", f"the action {name!r} is called invalid", seed, [name])
+                probe.log.add("actions.refused", f"the action {name!r} is reported as invalid", seed, [name])
             elif executed in offered.actions and executed != name:
-                said = f"{name!r} was sent, and {executed!r} is said to be executed"
+                said = f"{name!r} was sent, but {executed!r} is reported as executed"
                 probe.log.add("actions.executed", said, seed, [name])
         if offered.actions and not offered.free_text:
             probe.reset(seed)
             if probe.step(NO_ACTION).invalid is False:
-                said = f"the text {NO_ACTION!r} names no action, and info['invalid_action'] is false"
+                said = f"the text {NO_ACTION!r} names no action, but info['invalid_action'] is false"
                 probe.log.add("actions.invalid_flag", said, seed, [NO_ACTION])
 
 
 def check_unseeded(probe: Probe, seed: int) -> None:
-    """Reset without a seed, and with options."""
+    """Check that a reset without a seed and one with options work."""
     with suppress(BrokenError):
         probe.reset(seed)
         env = probe.made()
@@ -123,16 +123,16 @@ def check_unseeded(probe: Probe, seed: int) -> None:
 
 
 def check_picture(picture: Any) -> str:
-    """Return what is wrong with a picture; empty if nothing is."""
+    """Return what is wrong with a rendered picture; empty if nothing is wrong."""
     if not isinstance(picture, np.ndarray):
-        return f"render gave a value of type {type(picture).__name__}"
+        return f"render returned a value of type {type(picture).__name__}"
     if not is_image(picture):
-        return f"render gave {picture.dtype} of {list(picture.shape)}"
+        return f"render returned {picture.dtype} of shape {list(picture.shape)}"
     return ""
 
 
 def check_after_end(probe: Probe, seed: int, actions: list[str]) -> None:
-    """Step once more after the end, which should be refused."""
+    """Check that a step after the end of an episode raises an error."""
     with suppress(BrokenError):
         seen = probe.reset(seed)
         for action in actions:
@@ -141,9 +141,9 @@ def check_after_end(probe: Probe, seed: int, actions: list[str]) -> None:
         try:
             with AsEnvErrors(), alarm(STEP_SECONDS):
                 answer: Any = env.step(actions[-1])
-        except EnvError as error:  # any refusal will do, but it has to come
+        except EnvError as error:  # any error but a timeout is fine
             if error.kind == HangError.__name__:
-                said = f"a step after the end did not come back within {STEP_SECONDS:g} seconds"
+                said = f"a step after the end did not return within {STEP_SECONDS:g} seconds"
                 probe.log.add("ends.after", said, seed, [*actions, actions[-1]])
             return
         paid = f", with a reward of {answer[1]}" if isinstance(answer, tuple) and len(answer) == 5 else ""
@@ -151,7 +151,7 @@ def check_after_end(probe: Probe, seed: int, actions: list[str]) -> None:
 
 
 def check_closing(probe: Probe) -> None:
-    """Close an instance twice."""
+    """Check that an instance can be closed twice."""
     with suppress(BrokenError):
         env = probe.made()
         for _ in range(2):
@@ -160,7 +160,7 @@ def check_closing(probe: Probe) -> None:
 
 
 def declared_limit(probe: Probe) -> int | None:
-    """Return the least number of turns that the environment, its registration or a wrapper declares as a limit."""
+    """Return the smallest limit of turns that the environment, its registration or a wrapper declares, or None."""
     env = probe.made()
     declared = (
         getattr(env.unwrapped, "max_turns", None),
@@ -172,16 +172,16 @@ def declared_limit(probe: Probe) -> int | None:
 
 
 SEEDS = (0, 1, 2, 3, 17, 2**31 - 1, derive_seed(5, 7), held_out_seeds()[0])
-"""Also those that programs treat as none, and those that the trainer uses."""
+"""Seeds to check, including values that programs may treat as missing, and seeds that the trainer uses."""
 
 
 def digest(seen: Seen) -> str:
-    """Return a short text that differs if anything differs that must be equal."""
+    """Return a hash of everything that must be equal in a replay."""
     return hashlib.sha256(repr(seen.same()).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def difference(one: Seen, other: Seen) -> str:
-    """Return what differs between two answers."""
+    """Describe the first difference between two answers."""
     if one.text != other.text:
         at = next((i for i, pair in enumerate(zip(one.text, other.text, strict=False)) if pair[0] != pair[1]), 0)
         at = max(at - 20, 0)
@@ -198,7 +198,7 @@ def difference(one: Seen, other: Seen) -> str:
 
 
 def check_seeds(probe: Probe) -> list[str]:
-    """Reset each seed twice; return the first texts."""
+    """Check that two resets with the same seed give equal texts; return the texts of the first resets."""
     firsts = []
     with suppress(BrokenError):
         for seed in SEEDS:
@@ -207,13 +207,13 @@ def check_seeds(probe: Probe) -> list[str]:
         for seed, text in zip(SEEDS, firsts, strict=True):
             again = probe.reset(seed)
             if again.prompt != text:
-                said = f"two resets with seed {seed} begin differently: {shown(text)!r} against {shown(again.prompt)!r}"
+                said = f"two resets with seed {seed} differ: {shown(text)!r} against {shown(again.prompt)!r}"
                 probe.log.add("seed.honoured", said, seed)
     return firsts
 
 
 def play_again(probe: Probe, episode: Play, check: str, how: str) -> bool:
-    """Play the actions of an episode in a probe and return whether all was equal."""
+    """Replay an episode in a probe and return whether all answers were equal."""
     try:
         return sum(1 for _ in equal_turns(probe, episode, check, how)) == len(episode.seen)
     except BrokenError:
@@ -221,8 +221,13 @@ def play_again(probe: Probe, episode: Play, check: str, how: str) -> bool:
 
 
 def equal_turns(probe: Probe, episode: Play, check: str, how: str) -> Iterator[list[str]]:
-    """Play the actions of an episode, and yield those so far after each answer that is equal; one that is not is noted
-    and ends it.
+    """Replay an episode, and yield the actions so far after each equal answer; a different answer ends it.
+
+    Args:
+        probe: instance in which to replay.
+        episode: recorded episode.
+        check: name of the check to which a difference is added.
+        how: description of the replay, for the finding.
     """
     for turn, expected in enumerate(episode.seen):
         actions = episode.actions[:turn]
@@ -234,7 +239,7 @@ def equal_turns(probe: Probe, episode: Play, check: str, how: str) -> Iterator[l
 
 
 def check_used(probe: Probe, episodes: Sequence[Play]) -> None:
-    """One instance that plays all of them, with an abandoned episode between each two."""
+    """Check replays in one instance, with an unfinished episode between each two replays."""
     for episode in episodes:
         with suppress(BrokenError):
             seen = probe.reset(episode.seed + 1000)
@@ -246,7 +251,7 @@ def check_used(probe: Probe, episodes: Sequence[Play]) -> None:
 
 
 def check_interleaved(probe: Probe, other: Probe, episodes: Sequence[Play]) -> None:
-    """Between all steps, another instance plays and somebody else draws from the global generators."""
+    """Check replays while another instance plays and the global generators are reseeded between all steps."""
     state = random.getstate(), np.random.get_state()
     for episode in episodes:
         rival: Seen | None = None
@@ -266,7 +271,7 @@ def check_interleaved(probe: Probe, other: Probe, episodes: Sequence[Play]) -> N
 
 
 def check_render(probe: Probe, episode: Play) -> None:
-    """Draw after every turn: pictures are pictures, and nothing else changes."""
+    """Check that rendering after every turn returns pictures and does not change the episode."""
     with suppress(BrokenError):
         for actions in equal_turns(probe, episode, "replay.render", "drawn after every turn"):
             picture = probe.call("render", "render", probe.made().render, STEP_SECONDS)
@@ -276,7 +281,7 @@ def check_render(probe: Probe, episode: Play) -> None:
 
 
 def order(episodes: Sequence[Play]) -> list[dict[str, Any]]:
-    """Return episodes as another process needs them, with what it must find."""
+    """Serialize episodes for a replay in another process: seed, actions, and hash and text of each answer."""
     return [
         {
             "seed": one.seed,
@@ -288,10 +293,10 @@ def order(episodes: Sequence[Play]) -> list[dict[str, Any]]:
 
 
 def play_order(probe: Probe, ordered: Sequence[dict[str, Any]], clock: Clock) -> dict[str, Any] | None:
-    """Play ordered episodes in this process; return the first difference, None if there is none.
+    """Replay serialized episodes in this process; return the first difference, or None if there is none.
 
     Raises:
-        BrokenError: the environment failed here.
+        BrokenError: the environment failed.
     """
     spent = clock.until(1.0)
     for one in ordered:

@@ -1,4 +1,4 @@
-"""Checks of what replies earn: those that solve nothing, the published answer, and the scripted player."""
+"""Checks of rewards: of policies that ignore the task, of the published answer, and of the scripted player."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Choose = Callable[[list[Seen]], str]
 ANSWERS = ("answer", "solution", "oracle_answer", "expected_answer", "correct_answer", "ground_truth", "label")
 SECRETS = ("secret", "password", "hidden", *ANSWERS)
 FORMS = ("{}", "[{}]", "Answer: {}", "\\boxed{{{}}}", "<answer>{}</answer>")
-_LITTLE, _MUCH, _MORE = 0.05, 0.5, 0.2  # of the best return seen
-_CONTEXT = 10  # characters before a value, which are the same wherever a text tells it
+_LITTLE, _MUCH, _MORE = 0.05, 0.5, 0.2  # shares of the best return
+_CONTEXT = 10  # number of characters before a leaked value that are compared between texts
 
 
 @dataclass(frozen=True)
 class Earned:
-    """Rewards of a policy on some seeds."""
+    """Episodes of a policy and their returns."""
 
     policy: str
     kind: str
@@ -38,14 +38,14 @@ class Earned:
 
     @property
     def surely(self) -> float:
-        """Two standard errors below the mean."""
+        """The mean minus two standard errors."""
         if len(self.episodes) < 2:
             return -math.inf
         return self.mean - 2 * statistics.stdev(one.total for one in self.episodes) / math.sqrt(len(self.episodes))
 
 
 def policies(first: Seen) -> list[tuple[str, str, Choose]]:
-    """Return kind, name and choice of every policy that knows nothing of the game."""
+    """Return kind, name and choice function of policies that ignore the game."""
     named = list(first.contract.actions)
     legal = first.legal()
     found: list[tuple[str, str, Choose]] = [
@@ -61,7 +61,7 @@ def policies(first: Seen) -> list[tuple[str, str, Choose]]:
         ("gaming.constant", "takes the last that is offered", lambda seen: seen[-1].legal()[-1]),
     ]
     constants = named[:12] or [*legal[:12], *(CONSTANTS if first.contract.one_turn or len(legal) > 12 else ())]
-    pairs = combinations(named[:4], 2)  # only played, in case they are paid again and again
+    pairs = combinations(named[:4], 2)  # they have no check of their own, but feed `check_repeated`
     found += [("gaming.constant", f"always {shown(one, 30)!r}", _always(one)) for one in constants]
     return found + [("", f"alternates {one!r} and {other!r}", _turns(one, other)) for one, other in pairs]
 
@@ -77,7 +77,7 @@ def _always(reply: str) -> Choose:
 def play_policy(
     probe: Probe, policy: tuple[str, str, Choose], seeds: Sequence[int], spent: Callable[[], bool]
 ) -> Earned:
-    """Play whole episodes of one policy until the time is spent."""
+    """Play one whole episode per seed with a policy, until the time is used up."""
     kind, name, choose = policy
     episodes: list[Play] = []
     for seed in seeds:
@@ -90,7 +90,7 @@ def play_policy(
 
 
 def full_return(episodes: Sequence[Play]) -> float:
-    """Return what solving the task earns, as far as it was seen: the best return and how much of the task it was."""
+    """Estimate the return of solving the task: the best return, divided by its progression if that is below 1."""
     best = max(episodes, key=lambda one: one.total, default=None)
     if best is None or best.total <= 0:
         return 1.0
@@ -98,20 +98,20 @@ def full_return(episodes: Sequence[Play]) -> float:
 
 
 def suspicious(earned: Earned, best: float) -> bool:
-    """Return whether more episodes are worth their time."""
+    """Return whether a policy earns enough to justify more episodes."""
     return earned.mean > _LITTLE * best
 
 
 def judge(log: Log, earned: Earned, random_mean: float, best: float, honest: float, one_turn: bool) -> None:
-    """Say so if a policy earns what it should not.
+    """Add a finding if a policy that ignores the game earns too much.
 
     Args:
-        log: where findings go.
-        earned: by a policy that knows nothing of the game.
+        log: log for the finding.
+        earned: episodes of the policy.
         random_mean: mean return of random legal replies.
-        best: highest return seen, which counts as 1.
-        honest: mean return of the default action, where the environment says that it ran it; else -inf.
-        one_turn: an episode has one turn and takes any text.
+        best: return of solving the task, which counts as 1.
+        honest: mean return of the default action, if the environment reports the replies as invalid; else -inf.
+        one_turn: whether episodes have one turn and accept any text.
     """
     mean, sure = earned.mean / best, earned.surely / best
     random_mean, honest = random_mean / best, honest / best
@@ -136,7 +136,7 @@ def _verb(name: str) -> str:
 
 
 def published(probe: Probe, seen: Seen) -> str | None:
-    """Return the answer that an environment publishes for this episode; None if it does not."""
+    """Return the answer that an environment publishes for this episode, in info or an attribute, or None."""
     for _, source in _places(probe.unwrapped(), seen):
         for name in ANSWERS:
             value = source.get(name)
@@ -146,7 +146,7 @@ def published(probe: Probe, seen: Seen) -> str | None:
 
 
 def check_answer(probe: Probe, seeds: Sequence[int]) -> None:
-    """Look whether a published answer of an episode of one turn earns the full reward."""
+    """Check that the published answer of one-turn episodes earns the full reward."""
     earned: dict[str, list[float]] = {form: [] for form in FORMS}
     worst: dict[str, tuple[float, int, str]] = {}
     with suppress(BrokenError):
@@ -170,7 +170,7 @@ def check_answer(probe: Probe, seeds: Sequence[int]) -> None:
 
 
 def check_leak(probe: Probe, seeds: Sequence[int], best: float) -> None:
-    """Look for what the policy must find in the first text, always at the same place."""
+    """Check that the first text does not contain the answer, always after the same characters."""
     with suppress(BrokenError):
         rows = []
         for seed in seeds:
@@ -183,19 +183,19 @@ def check_leak(probe: Probe, seeds: Sequence[int], best: float) -> None:
                 continue
             strict = name.rsplit(".", 1)[-1].strip("_") in SECRETS
             if strict or _wins(probe, seeds, name, best):
-                said = f"the value of {name!r} stands in the first text, after {context!r}"
+                said = f"the first text contains the value of {name!r}, after {context!r}"
                 probe.log.add("leak.answer", f"{said}: {shown(values[0])!r} with seed {seeds[0]}", seeds[0])
                 return
 
 
 def check_plan(log: Log, solved: Sequence[Play]) -> None:
-    """Look for the moves of the scripted player in the first text."""
+    """Check that the first text does not contain the moves of the scripted player."""
     leaking = [one for one in solved if len(one.actions) >= 3 and _plan_stands(one)]
     long = [one for one in solved if len(one.actions) >= 3]
     if len(long) >= 3 and len(leaking) >= 0.9 * len(long) and len({tuple(one.actions) for one in long}) >= 3:
         log.add(
             "leak.answer",
-            "the moves of the scripted player stand in the first text",
+            "the first text contains the moves of the scripted player",
             leaking[0].seed,
             leaking[0].actions,
         )
@@ -208,7 +208,7 @@ def _plan_stands(one: Play) -> bool:
 
 
 def _common_context(rows: Sequence[tuple[str, dict[str, str]]], name: str) -> str:
-    """Return the characters before a value that are the same in nine of ten texts; empty if there are none."""
+    """Return the characters before a value that are equal in at least 90 % of the texts; empty if there are none."""
     contexts: Counter[str] = Counter()
     for text, row in rows:
         value, at, here = row[name], -1, set()
@@ -223,7 +223,7 @@ def _common_context(rows: Sequence[tuple[str, dict[str, str]]], name: str) -> st
 
 
 def _wins(probe: Probe, seeds: Sequence[int], name: str, best: float) -> bool:
-    """Return whether a hidden value wins at once when it is sent as the reply."""
+    """Return whether a hidden value, sent as the reply, wins at once on most seeds."""
     won = 0
     for seed in seeds:
         for form in FORMS[:2]:
@@ -240,7 +240,7 @@ def _attributes(env: Any) -> dict[str, Any]:
 
 
 def _places(env: Any, seen: Seen) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return info, the attributes of an environment, and those of the objects and dictionaries that it holds."""
+    """Return info, the attributes of an environment, and those of its objects and dictionaries, each with a prefix."""
     own = _attributes(env)
     inner = [
         (f"{name}.", {key: item for key, item in value.items() if isinstance(key, str)})
@@ -254,7 +254,7 @@ def _places(env: Any, seen: Seen) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _written(value: str | float) -> str:
-    """Return a value as text; empty for a whole number that is longer than Python writes."""
+    """Return a value as text; empty for an integer with more digits than Python formats."""
     try:
         return str(value)
     except ValueError:
@@ -262,7 +262,7 @@ def _written(value: str | float) -> str:
 
 
 def _hidden(env: Any, first: Seen) -> dict[str, str]:
-    """Return texts and whole numbers that an environment holds, and those of the objects that it holds."""
+    """Return short texts and integers in an environment's attributes and in those of its objects, by name."""
     found: dict[str, str] = {}
     for prefix, values in _places(env, first):
         for name, value in values.items():
@@ -272,23 +272,23 @@ def _hidden(env: Any, first: Seen) -> dict[str, str]:
     return found
 
 
-_SECONDS = 20.0  # to make the player, or for one reply
-_WINS = 0.8  # share of the levels that is not asked about
-_PAID = 3  # wins at least, to compare what they earn
+_SECONDS = 20.0  # time limit of creating the player, and of each reply
+_WINS = 0.8  # share of won levels below which there is a finding
+_PAID = 3  # smallest number of wins to compare their returns
 
 
 def play_levels(probe: Probe, levels: int, turns: int, spent: Callable[[], bool], episodes: list[Play]) -> bool:
-    """Let the player play the first seeds.
+    """Play the first seeds with the scripted player.
 
     Args:
-        probe: the environment.
-        levels: seeds to play.
-        turns: of an episode at most.
-        spent: whether no time is left; one level is played all the same.
-        episodes: empty; gets each as it was played.
+        probe: instance of the environment.
+        levels: number of seeds to play.
+        turns: largest number of turns of an episode.
+        spent: function that returns whether the time is used up; at least one level is played.
+        episodes: list to which the played episodes are appended.
 
     Returns:
-        Whether neither the player nor the environment failed in them; False, too, without a player.
+        Whether there is a player, and neither the player nor the environment failed.
     """
     for seed in range(levels):
         if spent() and episodes:
@@ -308,13 +308,13 @@ def play_levels(probe: Probe, levels: int, turns: int, spent: Callable[[], bool]
 
 
 def judge_player(log: Log, episodes: Sequence[Play], random_mean: float, enough: int) -> None:
-    """Look whether the player wins, and whether a win earns more than random play.
+    """Check that the scripted player wins, and that a win earns more than random play.
 
     Args:
-        log: where findings go.
-        episodes: at least one.
-        random_mean: return of random play.
-        enough: levels at least, to say that too few are won.
+        log: log for findings.
+        episodes: at least one episode of the player.
+        random_mean: mean return of random play.
+        enough: smallest number of levels for a finding about too few wins.
     """
     wins = [_won(one) for one in episodes]
     log.figures["solver"] = {
@@ -327,7 +327,7 @@ def judge_player(log: Log, episodes: Sequence[Play], random_mean: float, enough:
         lost = episodes[wins.index(False)]
         idle = lost.seen[0].contract.default_action
         gave_up = all(set(one.actions) == {idle} for one, win in zip(episodes, wins, strict=True) if not win)
-        if gave_up or not any(wins):  # it found no way, or plays for less than a success
+        if gave_up or not any(wins):  # it found no solution, or does not aim for a success
             log.milder["solver.levels"] = "notice"
         said = f"the scripted player wins {sum(wins)} of {len(wins)} levels"
         log.add("solver.levels", said, lost.seed, lost.actions)
@@ -339,7 +339,7 @@ def judge_player(log: Log, episodes: Sequence[Play], random_mean: float, enough:
 
 
 def _played(probe: Probe, seed: int, turns: int) -> Play | None:
-    """Play one episode with the player, which `reset` makes ready; None if it raises."""
+    """Play one episode with the scripted player; None if it or the environment raises."""
     players: list[Any] = []
 
     def choose(seen: list[Seen]) -> str:

@@ -1,4 +1,4 @@
-"""The process of one exam or of one replay: all checks of one environment."""
+"""Process that runs all checks of one environment, or replays recorded episodes."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from lightning_agentrl.tools.check_env.probe import TURNS, BrokenError, Clock, P
 from lightning_agentrl.tools.check_env.seen import Play, Seen
 from lightning_agentrl.tools.check_env.texts import CANARY, HOSTILE, shown
 
-PLAY_SEEDS, PLAYS = 6, 8  # random episodes of each of some seeds
-REPLAYED = 4  # episodes that are played again
-LEVELS = 10  # seeds of the scripted player, of published answers and of leaks
+PLAY_SEEDS, PLAYS = 6, 8  # number of seeds, and of random episodes of each
+REPLAYED = 4  # number of episodes to replay
+LEVELS = 10  # number of seeds for the scripted player, published answers and leaks
 EARNING_EPISODES = 24
-_CHEAP, _DEAR = 0.005, 0.15  # seconds of a reset
-_PLAYS_DEAR, _LEVELS_DEAR, _POLICIES_DEAR = 3, 4, 9  # where resets are dear, about a hundred in all
-_DECLARED_TURNS = 600  # a declared limit that is played to
+_CHEAP, _DEAR = 0.005, 0.15  # seconds below which a reset is fast, and above which it is slow
+_PLAYS_DEAR, _LEVELS_DEAR, _POLICIES_DEAR = 3, 4, 9  # numbers with slow resets, about a hundred resets in all
+_DECLARED_TURNS = 600  # declared limits below this are played to the end
 _DETERMINISM = ("seed.honoured", "replay.twice", "replay.used", "replay.interleaved", "replay.process", "replay.hash")
-_GROWN = 200  # megabytes that are not asked about
-_MEGABYTE = 1024  # in the unit of ru_maxrss
+_GROWN = 200  # growth of memory in megabytes above which there is a finding
+_MEGABYTE = 1024  # in units of ru_maxrss
 
 
 @dataclass
 class Exam:
-    """One environment and what is known of it so far.
+    """Exam of one environment, with its findings so far.
 
     Args:
-        recipe: how it is made.
-        seconds: for everything but imports, making and resets.
-        most_tokens: of a prompt.
+        recipe: recipe of the environment.
+        seconds: time limit in seconds, without imports, creation and resets.
+        most_tokens: largest number of tokens of a prompt.
         journal: see `Probe`.
     """
 
@@ -56,39 +56,39 @@ class Exam:
     journal: IO[str] | None = None
     log: Log = field(default_factory=Log)
     episodes: list[Play] = field(default_factory=list)
-    """Random ones."""
+    """Random episodes."""
     solved: list[Play] = field(default_factory=list)
     others: list[Play] = field(default_factory=list)
     limit: int | None = None
     first: Seen | None = None
     place: tuple[str, ...] = ()
-    """The working folder and what lies in it, before the first reset."""
+    """The working folder and its files before the first reset."""
     held: int = 0
-    """Megabytes after the first reset."""
+    """Megabytes of memory after the first reset."""
     ordered: Sequence[dict[str, Any]] = ()
-    """Episodes for other processes to play again."""
+    """Episodes to replay in other processes."""
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.seconds)
         self.probe = self.new()
 
     def new(self, raises_as: str = "raises") -> Probe:
-        """Return a new instance."""
+        """Return a probe of a new instance; its errors are added to the check ``raises_as``."""
         probe = Probe(self.recipe, self.log, self.clock, self.most_tokens, self.journal)
         probe.raises_as = raises_as
         return probe
 
     @property
     def sections(self) -> dict[str, Callable[[], None]]:
-        """Checks in each part of the exam."""
+        """The parts of the exam by name."""
         does = (self.begin, self.seeds, self.play, self.solve, self.replays, self.hostile, self.earn, self.answer)
         return dict(zip(PARTS, (*does, self.look_back, self.end), strict=True))
 
     def begin(self) -> None:
-        """Make it, reset it, and compare what it declares.
+        """Create and reset the environment, and check its attributes, spaces and actions.
 
         Raises:
-            BrokenError: it cannot be made or reset; nothing else can be looked at.
+            BrokenError: it cannot be created or reset, so no other check is possible.
         """
         probe = self.probe
         before = checks.spaces_now(probe)
@@ -104,11 +104,11 @@ class Exam:
         checks.check_actions(probe, 0, self.dear)
         checks.check_unseeded(probe, 0)
         if checks.spaces_now(probe) != before:
-            self.log.add("spaces.change", "a space is another one after reset and steps")
+            self.log.add("spaces.change", "a space has changed after reset and steps")
 
     @property
     def dear(self) -> bool:
-        """Whether resets are so slow that the exam must limit them."""
+        """Whether resets are slow, so that the exam must limit their number."""
         return statistics.median(self.clock.times["reset"] or [0.0]) > _DEAR
 
     def seeds(self) -> None:
@@ -127,7 +127,7 @@ class Exam:
                     return
 
     def _turns(self, number: int) -> int:
-        """Return how many turns to play: up to the declared limit, where that is near, so that its end is seen."""
+        """Return the number of turns to play; if the declared limit is small, one more, to see the end there."""
         near = self.limit if self.limit is not None and self.limit < _DECLARED_TURNS else None
         return near + 1 if near is not None and (number == 0 or near < TURNS) else TURNS
 
@@ -144,18 +144,18 @@ class Exam:
             earnings.judge_player(self.log, self.solved, mean, _LEVELS_DEAR)
 
     def replays(self) -> None:
-        """Play episodes again, in every way in which they must be equal."""
+        """Replay episodes under all conditions in which they must be equal."""
         whole = [one for one in self.episodes if one.seen and not one.broken]
         chosen = [*whole[:REPLAYED], *self.solved[:1]]
         if not chosen or "seed.honoured" in self.log:
-            self.log.cut["replays"] = "equal seeds do not begin equally" if chosen else "no episode could be played"
+            self.log.cut["replays"] = "resets with equal seeds differ" if chosen else "no episode could be played"
             return
         if not all(map(self._plays_again, chosen)):
-            if "instances" in self.log:  # fresh processes can play, each after the other
-                self.log.cut["replays"] = "there is one instance only; it is compared with fresh processes"
+            if "instances" in self.log:  # replay in new processes one after the other
+                self.log.cut["replays"] = "only one instance is possible; replays run in new processes"
                 self.ordered = checks.order(chosen)
             else:
-                self.log.cut["replays"] = "what differs in a new instance would differ everywhere"
+                self.log.cut["replays"] = "replays in a new instance already differ"
             return
         checks.check_used(self.probe, chosen)
         with self.new() as probe, self.new("instances") as other:
@@ -163,7 +163,7 @@ class Exam:
         short = Play(chosen[-1].seed, "short", chosen[-1].actions[:30], chosen[-1].seen[:31])
         if short.seen[0].contract.worker != "process":
             with ThreadedProbe(self.recipe, self.log, self.clock, self.most_tokens, self.journal) as probe:
-                checks.play_again(probe, short, "replay.thread", "in other threads than the main one")
+                checks.play_again(probe, short, "replay.thread", "in threads other than the main thread")
         modes = (getattr(self.probe.made(), "metadata", None) or {}).get("render_modes") or ()
         if "rgb_array" in modes:
             drawn = Recipe(self.recipe.id, {**self.recipe.kwargs, "render_mode": "rgb_array"}, self.recipe.key)
@@ -173,13 +173,13 @@ class Exam:
         self.ordered = checks.order(chosen)
 
     def _plays_again(self, episode: Play) -> bool:
-        """Play an episode again in a new instance beside the one that there is."""
+        """Replay an episode in a new instance while the old one exists."""
         with self.new() as probe:
             probe.makes_as = "instances"
             return checks.play_again(probe, episode, "replay.twice", "played again")
 
     def hostile(self) -> None:
-        """Send every hostile reply as the first one; where resets are dear, one after the other."""
+        """Send every hostile reply as the first action; with slow resets, several in one episode."""
         spent = self.clock.until(0.2)
         seen = None
         for place, reply in enumerate(HOSTILE):
@@ -202,7 +202,7 @@ class Exam:
             self.others.append(self.probe.play(seed, "hostile", said, 60))
 
     def earn(self) -> None:
-        """Let policies play that know nothing of the game."""
+        """Play with policies that ignore the game, and check their returns."""
         first = self.first
         if first is None:
             return
@@ -237,7 +237,7 @@ class Exam:
         self.log.figures["earned"] = table
 
     def answer(self) -> None:
-        """Compare the published answer with what it earns, and with what stands in the text."""
+        """Check the reward of the published answer, and that the text does not contain it."""
         levels = range(_LEVELS_DEAR if self.dear else LEVELS)
         whole = [one for one in self.episodes if not one.broken]
         if whole and all(len(one.actions) == 1 for one in whole) and self.first and not self.first.contract.actions:
@@ -246,7 +246,7 @@ class Exam:
         earnings.check_plan(self.log, self.solved)
 
     def look_back(self) -> None:
-        """Look at all episodes that were played."""
+        """Check properties of all played episodes."""
         log, every = self.log, [*self.episodes, *self.solved, *self.others]
         played.describe(log, self.episodes)
         played.check_spread(log, self.episodes, [*self.solved, *self.others])
@@ -261,21 +261,21 @@ class Exam:
         }
         firsts = self.log.figures.get("first_texts", {"different": 0, "seeds": 0})
         if len(same) == 1 and firsts["different"] == 1:
-            log.add("seed.ignored", "all seeds begin with the same text")
+            log.add("seed.ignored", "all seeds have the same first text")
         elif firsts["different"] == 2 and firsts["seeds"] == len(checks.SEEDS):
-            log.add("seed.ignored", f"{firsts['seeds']} seeds begin with only two texts")
+            log.add("seed.ignored", f"{firsts['seeds']} seeds have only two different first texts")
 
     def end(self) -> None:
-        """Step after the end of an episode, close the environment, and look for threads and files that remain."""
+        """Check a step after the end, closing, and threads, files and memory that remain."""
         ended = [one for one in self.episodes if one.over]
         if ended:
             checks.check_after_end(self.probe, ended[0].seed, ended[0].actions)
         checks.check_closing(self.probe)
         if left := threading.active_count() - 1 + len(multiprocessing.active_children()):
-            self.log.add("left.threads", f"{left} threads or processes go on after close")
+            self.log.add("left.threads", f"{left} threads or processes are still running after close")
         if (place := _place()) != self.place:
             said = ", ".join(sorted(set(place) - set(self.place))[:3]) or "something is missing"
-            self.log.add("left.files", f"the working folder is not what it was: {said}")
+            self.log.add("left.files", f"the working folder has changed: {said}")
         grown = held_memory() - self.held
         resets = len(self.clock.times["reset"])
         if grown > _GROWN and grown > resets:
@@ -284,7 +284,7 @@ class Exam:
 
 
 def canary() -> bool:
-    """Return whether the reply that sets it was run as code."""
+    """Return whether a reply was run as code, which sets an environment variable."""
     return os.environ.pop(CANARY, None) is not None
 
 
@@ -293,7 +293,7 @@ def _place() -> tuple[str, ...]:
 
 
 def held_memory() -> int:
-    """Return the most memory that this process held so far, in megabytes."""
+    """Return the peak memory of this process so far, in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _MEGABYTE
 
 
@@ -303,7 +303,7 @@ def _random(seed: int, number: int) -> Callable[[list[Seen]], str]:
 
 
 def run(exam: Exam, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Make all checks and tell what is known after each part."""
+    """Run all parts of an exam, and send the findings after each with ``tell``."""
     for name, section in exam.sections.items():
         tell({"doing": name})
         try:
@@ -314,20 +314,20 @@ def run(exam: Exam, tell: Callable[[dict[str, Any]], None]) -> None:
             pass
         except ConfigError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a value of the environment raises where it is looked at
-            said = f"in the part '{name}' a value of the environment cannot be looked at"
+        except Exception as error:  # noqa: BLE001 - a value of the environment may raise when it is compared or shown
+            said = f"in the part '{name}' a value of the environment raised an error when it was compared or shown"
             exam.log.add("contract.values", f"{said}: {one_line(f'{type(error).__name__}: {error}')}", exam.probe.seed)
-            exam.log.cut[name] = "a value cannot be looked at"
+            exam.log.cut[name] = "a value raised an error"
         tell(state(exam))
         if exam.first is None:
-            exam.log.cut |= dict.fromkeys(PARTS[1:], "it cannot be made or reset")
+            exam.log.cut |= dict.fromkeys(PARTS[1:], "it cannot be created or reset")
             return
         exam.probe.drop()
         tell({"done": name})
 
 
 def state(exam: Exam) -> dict[str, Any]:
-    """Return what is known so far."""
+    """Return findings, figures, times and cuts so far, for JSON."""
     return {
         "findings": [one.plain() for one in exam.log.findings.values()],
         "figures": {**exam.log.figures, "play_seconds": exam.clock.spent(), "megabytes": held_memory()},
@@ -338,13 +338,13 @@ def state(exam: Exam) -> dict[str, Any]:
 
 
 def main(order: Mapping[str, Any]) -> None:
-    """Do what the order says, and write one line of JSON for each thing to tell."""
+    """Execute an order, an exam or a replay, and write each message as a line of JSON to standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listen_to_alarms()
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     printed = Path(order["folder"], "printed.txt")
     with printed.open("wb") as sink:
-        os.dup2(sink.fileno(), 1)  # what the environment prints is not for the one who reads the answers
+        os.dup2(sink.fileno(), 1)  # keeps output of the environment out of the messages
 
     def tell(what: Mapping[str, Any]) -> None:
         pipe.write(json.dumps(what, default=str) + "\n")
@@ -381,4 +381,4 @@ def main(order: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     main(json.loads(Path(sys.argv.pop()).read_text(encoding="utf-8")))
-    os._exit(0)  # threads that an environment has left do not hold it up
+    os._exit(0)  # does not wait for threads that the environment has left

@@ -1,4 +1,4 @@
-"""A certificate as lines of text, and as one HTML file without scripts, whatever texts it shows."""
+"""Rendering of a certificate as lines of text, and as one HTML file without scripts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SHOWN_ACTIONS = 6
 
 
 def lines(certificate: Certificate) -> list[str]:
-    """Return the lines that the terminal shows."""
+    """Return the lines for the terminal."""
     env = certificate.id + (f" {dict(certificate.kwargs)}" if certificate.kwargs else "")
     shown = [f"{on_one_line(env, 300)}: {'passed' if certificate.passed else 'FAILED'}, {certificate.counts}"]
     for finding in certificate.findings:
         shown += ["", *_finding_lines(finding)]
     shown += ["", *figures(certificate.figures)]
-    shown += [f"not looked at: {part} ({why})" for part, why in certificate.cut.items()]
+    shown += [f"not checked: {part} ({why})" for part, why in certificate.cut.items()]
     if certificate.train is not None:
         shown.append(f"training: {on_one_line(certificate.train['said'], 300)}")
     parts = ", ".join(
@@ -41,13 +41,13 @@ def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
     times = f", {finding['times']} times" if finding["times"] > 1 else ""
     rows = [f"{finding['severity']}  {finding['check']}{other}: {finding['said']}{times}"]
     if finding["seed"] is not None:
-        rows.append(f"  see it: {evidence(finding)}")
-    rows.append(f"  mend:   {finding['mend']}")
+        rows.append(f"  repeat: {evidence(finding)}")
+    rows.append(f"  fix:    {finding['mend']}")
     return [line for row in rows for line in textwrap.wrap(row, _COLUMNS, subsequent_indent="          ")]
 
 
 def evidence(finding: Mapping[str, Any]) -> str:
-    """Return what to call to see a finding again; of many actions the last ones, the JSON file has all."""
+    """Return the calls that reproduce a finding; of many actions only the last ones (the JSON file has all)."""
     actions = finding["actions"]
     calls = [f"step({action})" for action in actions[-_SHOWN_ACTIONS:]]
     if len(actions) > _SHOWN_ACTIONS:
@@ -74,7 +74,7 @@ def figures(measured: Mapping[str, Any]) -> list[str]:
     if "memory_needed" in measured:
         pairs = measured["memory_needed"]
         found.append(
-            f"memory: {pairs['share']:.0%} of {pairs['pairs']} repeated pairs of text and action differ in what follows"
+            f"memory: {pairs['share']:.0%} of {pairs['pairs']} repeated pairs of text and action have several outcomes"
         )
     for name in ("step", "reset"):
         if times := measured.get(f"{name}_seconds"):
@@ -83,7 +83,7 @@ def figures(measured: Mapping[str, Any]) -> list[str]:
     return found
 
 
-_WIDTH, _HEIGHT, _EDGE = 640, 240, 44  # of the curve, in pixels
+_WIDTH, _HEIGHT, _EDGE = 640, 240, 44  # size and margin of the plot in pixels
 _TRAINED, _RANDOM = "#1f8a70", "#8a8f98"
 
 
@@ -102,7 +102,7 @@ def page(certificate: Certificate) -> str:
 def _body(certificate: Certificate) -> Iterable[str]:
     yield from (_finding(finding) for finding in certificate.findings)
     if certificate.train is not None:
-        yield f"<h2>Does a policy climb?</h2><p>{_text(certificate.train['said'])}</p>"
+        yield f"<h2>Training of a small policy</h2><p>{_text(certificate.train['said'])}</p>"
         if certificate.train["curves"]:
             yield _curve(certificate.train)
     measured = "".join(_row(line.partition(": ")[::2]) for line in figures(certificate.figures))
@@ -111,7 +111,7 @@ def _body(certificate: Certificate) -> Iterable[str]:
         rows = [(one["policy"], f"{one['return']:.3g}", f"{one['episodes']} episodes") for one in earned]
         yield f"<h2>What replies earn</h2><table>{''.join(map(_row, rows))}</table>"
     if certificate.cut:
-        yield f"<h2>Not looked at</h2><table>{''.join(map(_row, certificate.cut.items()))}</table>"
+        yield f"<h2>Not checked</h2><table>{''.join(map(_row, certificate.cut.items()))}</table>"
 
 
 def _finding(finding: Mapping[str, Any]) -> str:
@@ -123,13 +123,13 @@ def _finding(finding: Mapping[str, Any]) -> str:
         calls = [f"env.reset(seed={finding['seed']})", *(f"env.step({action})" for action in finding["actions"])]
         shown = f"<pre>{_text(chr(10).join(calls))}</pre>"
         few = len(calls) <= 6
-        parts.append(shown if few else f"<details><summary>{len(calls)} calls to see it</summary>{shown}</details>")
-    parts.append(f'<p class="quiet">Mend: {_text(finding["mend"])}</p>')
+        parts.append(shown if few else f"<details><summary>{len(calls)} calls repeat it</summary>{shown}</details>")
+    parts.append(f'<p class="quiet">Fix: {_text(finding["mend"])}</p>')
     return f'<section class="finding {_text(finding["severity"])}">{"".join(parts)}</section>'
 
 
 def _curve(train: Mapping[str, Any]) -> str:
-    """Return the curves of all seeds, the interval of their mean, and that of random replies."""
+    """Return an SVG with the curves of all seeds, the interval of their mean, and that of random replies."""
     curves: Sequence[Sequence[float]] = train["curves"]
     points: Sequence[Mapping[str, float]] = train["points"]
     random = train["random"]
@@ -158,7 +158,7 @@ def _curve(train: Mapping[str, Any]) -> str:
     parts += [f'<text x="4" y="{y}">{value:.3g}</text>' for value, y in ((top, _EDGE), (bottom, _HEIGHT - _EDGE))]
     parts.append(f'<text x="{_WIDTH // 2}" y="{_HEIGHT - 10}">iteration 1 to {last}</text>')
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="return by iteration">'
-    said = "Green: three seeds, their mean and its interval of 95 %. Grey: random replies."
+    said = "Green: three seeds, their mean and its 95 % interval. Gray: random replies."
     return f'{head}{"".join(parts)}</svg><p class="quiet">{said}</p>'
 
 

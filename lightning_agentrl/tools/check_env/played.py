@@ -1,4 +1,4 @@
-"""Checks of what played episodes have in common, and what a small model needs to know of them."""
+"""Checks of properties of all played episodes, and the texts that a small model needs for training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lightning_agentrl.tools.check_env.seen import Play
 from lightning_agentrl.tools.check_env.texts import words
 
 SLOW_STEP, SLOW_RESET = 0.2, 1.0  # seconds
-GROWTH = 150.0  # characters a turn
+GROWTH = 150.0  # characters per turn
 _MOSTLY = 0.5
-_CHANCE = 1e-3  # that independent returns never differ within a seed
-_RARER = 0.2  # share of the rarer return from which its absence within seeds is no chance
+_CHANCE = 1e-3  # probability, for independent returns, that they never differ within a seed
+_RARER = 0.2  # smallest share of the rarer return for that test
 
 
 def check_spread(log: Log, episodes: Sequence[Play], others: Sequence[Play]) -> None:
-    """Look whether random episodes of a seed differ in what they earn; else whether those of other policies do."""
+    """Check that returns of random episodes differ, between episodes and within seeds."""
     whole = [one for one in episodes if not one.broken and one.actions]
     returns = Counter(round(one.total, 9) for one in whole)
     elsewhere = {round(one.total, 9) for one in others if not one.broken and one.actions} - set(returns)
@@ -50,12 +50,12 @@ def check_spread(log: Log, episodes: Sequence[Play], others: Sequence[Play]) -> 
 
 
 def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
-    """Look whether episodes end, and in the way that they say.
+    """Check that episodes end, and that terminated and truncated are reported correctly.
 
     Args:
-        log: where findings go.
-        episodes: of all policies.
-        limit: declared number of turns; None if none is.
+        log: log for findings.
+        episodes: episodes of all policies.
+        limit: declared limit of turns; None if none is declared.
     """
     whole = [one for one in episodes if one.over and not one.broken]
     if not whole:
@@ -68,7 +68,7 @@ def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
     lost = all(one.seen[-1].terminated and one.seen[-1].reward <= 0 and not one.seen[-1].success for one in last)
     if longest > 1 and lost and len(last) >= 8 and len({one.policy for one in last}) >= 2:
         said = f"{len(last)} episodes of several policies end terminated, without reward, after exactly {longest} turns"
-        if longest != limit:  # as many lives or questions end there as limits of turns
+        if longest != limit:  # it may also be a number of lives or questions
             log.milder["ends.limit"] = "notice"
         log.add("ends.limit", said, last[0].seed, last[0].actions)
     early = [one for one in whole if one.seen[-1].truncated and len(one.actions) < (limit or longest)]
@@ -77,24 +77,24 @@ def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
             said = f"the episode ends truncated at turn {len(one.actions)} with a reward of {one.seen[-1].reward:g}"
             log.add("ends.win", said, one.seed, one.actions)
         elif limit is not None:
-            said = f"the episode is truncated at turn {len(one.actions)}, and {limit} turns are declared"
+            said = f"the episode is truncated at turn {len(one.actions)}, but {limit} turns are declared"
             log.add("ends.early", said, one.seed, one.actions)
     again = [one for one in whole if len(one.actions) > 1 and _moved(one) and not one.seen[-1].invalid]
     if len(again) >= 4 and _share(one.seen[-1].state == one.seen[0].state for one in again) > 0.8:
-        said = f"the last text of {len(again)} episodes is their first one again"
+        said = f"the last text of {len(again)} episodes equals their first text"
         log.add("ends.restart", said, again[0].seed, again[0].actions)
 
 
 def check_longest(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
-    """Look for episodes that exceed the declared limit."""
+    """Check that no episode exceeds the declared limit of turns."""
     for one in episodes:
         if limit is not None and len(one.actions) > limit:
-            said = f"the episode goes on at turn {limit + 1}, and {limit} turns are declared"
+            said = f"the episode continues at turn {limit + 1}, but {limit} turns are declared"
             log.add("ends.declared", said, one.seed, one.actions[: limit + 1])
 
 
 def check_success(log: Log, episodes: Sequence[Play]) -> None:
-    """Look whether what is called a success pays more than what is not."""
+    """Check that episodes reported as successes have higher returns than the others."""
     whole = [one for one in episodes if one.over and not one.broken and one.seen[-1].success is not None]
     for one in episodes:
         if one.seen and one.seen[0].success:
@@ -103,21 +103,21 @@ def check_success(log: Log, episodes: Sequence[Play]) -> None:
     lost = [one for one in whole if not one.seen[-1].success]
     if len(won) >= 3 and len(lost) >= 3 and max(one.total for one in won) < min(one.total for one in lost):
         best, worst = max(one.total for one in won), min(one.total for one in lost)
-        said = f"every success earns {best:g} at most, every failure {worst:g} at least"
+        said = f"every success earns at most {best:g}, every failure at least {worst:g}"
         log.add("reward.success", said, won[0].seed, won[0].actions)
     for one in won:
         if one.seen[-1].info.get("progression", 1) == 0:
             log.add("info.progression", "info['progression'] is 0 at a success", one.seed, one.actions)
     paid = [one for one in lost if one.seen[-1].terminated and one.seen[-1].reward > 0]
-    paid = [one for one in paid if not 0 < one.progression < 1]  # which is paid as the part that it is
+    paid = [one for one in paid if not 0 < one.progression < 1]  # partial progress may be rewarded
     if len(paid) >= 3 and not won and len({round(one.total, 6) for one in whole}) > 1:
         richest = max(paid, key=lambda one: one.total)
-        said = f"no episode is called a success, not even one that ends with a reward of {richest.seen[-1].reward:g}"
+        said = f"no episode is reported as a success, not even one whose last reward is {richest.seen[-1].reward:g}"
         log.add("info.success", said, richest.seed, richest.actions)
 
 
 def check_texts(log: Log, episodes: Sequence[Play]) -> None:
-    """Look whether texts follow the game, and do not grow without end."""
+    """Check that texts change with the game, without delay, and do not grow in every turn."""
     several = [one for one in episodes if len(one.seen) >= 4]
     if len(several) >= 4:
         first = several[0]
@@ -126,17 +126,17 @@ def check_texts(log: Log, episodes: Sequence[Play]) -> None:
         elif all(one.seen[1].state == one.seen[0].state for one in several):
             moving = _share(_moved(one) for one in several)
             if moving > _MOSTLY and _lags(several):
-                said = "the text after the first action is always the first text, and later texts come one turn late"
+                said = "the text after the first action is always the first text, so texts are one turn late"
                 log.add("text.stale", said, first.seed, first.actions[:2])
     long = [one for one in episodes if len(one.seen) >= 6]
     if long:
         growth = statistics.median((len(one.seen[-1].text) - len(one.seen[0].text)) / len(one.actions) for one in long)
         if growth > GROWTH:
-            log.add("text.grows", f"a text grows by {growth:.0f} characters a turn", long[0].seed, long[0].actions[:6])
+            log.add("text.grows", f"texts grow by {growth:.0f} characters per turn", long[0].seed, long[0].actions[:6])
 
 
 def check_repeated(log: Log, episodes: Sequence[Play]) -> None:
-    """Look for moves between the same observations that are paid again and again."""
+    """Check that the same move between the same observations is not rewarded repeatedly."""
     for one in episodes:
         if not one.actions or all(seen.reward > 0 for seen in one.seen[1:-1]):
             continue
@@ -145,13 +145,13 @@ def check_repeated(log: Log, episodes: Sequence[Play]) -> None:
             paid[before.state, action, after.state] += after.reward > 0
         if paid and max(paid.values()) >= 3:
             log.add(
-                "reward.repeated", f"one move is paid {max(paid.values())} times in an episode", one.seed, one.actions
+                "reward.repeated", f"a move is rewarded {max(paid.values())} times in an episode", one.seed, one.actions
             )
             return
 
 
 def check_times(log: Log, clock: Clock) -> None:
-    """Look whether steps and resets take longer than a rollout can wait."""
+    """Check that steps and resets are not too slow for rollouts."""
     steps, resets = sorted(clock.times["step"]), clock.times["reset"]
     figures = log.figures
     if steps:
@@ -168,7 +168,7 @@ def check_times(log: Log, clock: Clock) -> None:
 
 
 def check_memory_needed(log: Log, episodes: Sequence[Play]) -> None:
-    """Look whether the last observation and the action determine what follows."""
+    """Check whether the last observation and the action determine the next observation and reward."""
     followed: dict[tuple[str, str], dict[tuple[Any, ...], tuple[int, list[str]]]] = defaultdict(dict)
     visits: Counter[tuple[str, str]] = Counter()
     for one in episodes:
@@ -187,7 +187,7 @@ def check_memory_needed(log: Log, episodes: Sequence[Play]) -> None:
     log.figures["memory_needed"] = {"pairs": len(often), "share": share}
     if open_places and share >= 0.02:
         seed, actions = list(followed[open_places[0]].values())[1]
-        what = f"of {len(often)} pairs of text and action seen again, {share:.0%} are followed by different things"
+        what = f"of {len(often)} repeated pairs of text and action, {share:.0%} have several outcomes"
         said = f"{what}: by chance, or because of earlier turns"
         log.add("memory.needed", said, seed, actions)
 
@@ -225,7 +225,7 @@ def _moved(one: Play) -> bool:
 
 
 def _lags(episodes: Sequence[Play]) -> bool:
-    """Whether no first action of any kind ever showed at once, for several kinds and seeds."""
+    """Return whether the episodes have several first actions and seeds, as evidence that texts lag behind."""
     return len({one.actions[0] for one in episodes}) > 1 and len({one.seed for one in episodes}) > 1
 
 
@@ -234,15 +234,15 @@ def _share(flags: Any) -> float:
     return sum(found) / len(found) if found else 0.0
 
 
-_WORDS = 1500  # of its vocabulary
+_WORDS = 1500  # size of the small model's vocabulary
 
 
 def texts(random: Sequence[Play], solved: Sequence[Play], named: bool) -> dict[str, Any]:
-    """Return what a small model needs to know of the environment's texts, and what random replies earn.
+    """Return the texts of the environment that a small model needs, and the returns of random replies.
 
     Args:
-        random: random episodes.
-        solved: those of the scripted player.
+        random: episodes with random replies.
+        solved: episodes of the scripted player.
         named: whether the environment names its actions.
     """
     seen = [one for play in [*random, *solved] if not play.broken for one in play.seen]
@@ -259,13 +259,14 @@ def texts(random: Sequence[Play], solved: Sequence[Play], named: bool) -> dict[s
 
 
 def system_of(said: Collection[tuple[str, str]]) -> str | None:
-    """Return the system text for a small model, as `PromptFormat` takes it, without what is the same in all episodes.
+    """Return the argument ``system`` of `PromptFormat` for a small model, without text that is equal in all episodes.
 
     Args:
-        said: system prompts of an environment, each with the mission of its episode.
+        said: pairs of system prompt and mission of the episodes.
 
     Returns:
-        An empty text if they are all alike, ``{mission}`` if they differ in the mission alone, else None, for all.
+        Empty if all system prompts are equal, ``{mission}`` if they differ only in the mission, else None: the
+        environment's whole system prompt.
     """
     if len({prompt for prompt, _ in said}) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""One instance of an environment under watch: every call has a time limit, every answer is checked."""
+"""Probe: an instance of an environment whose calls have time limits and whose answers are checked."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from lightning_agentrl.tools.check_env.texts import expression
 
 
 class HangError(BaseException):
-    """A call has taken too long. No `except Exception` of an environment catches it."""
+    """A call has exceeded its time limit. It is a BaseException, so that environments do not catch it."""
 
 
 class ProcessorWait:
-    """Seconds that a process has waited for a processor, as Linux counts them; 0 where it does not."""
+    """Seconds that a process has waited for a CPU, as counted by Linux; 0 on other systems."""
 
     def __init__(self, process: int | str = "self") -> None:
         self._path = f"/proc/{process}/schedstat"
@@ -51,7 +51,7 @@ class ProcessorWait:
     def __call__(self) -> float:
         try:
             if self._file is None and self._known:
-                self._file = open(self._path, encoding="ascii")  # noqa: SIM115 - kept for all calls
+                self._file = open(self._path, encoding="ascii")  # noqa: SIM115 - stays open for all calls
             if self._file is not None:
                 self._file.seek(0)
                 return int(self._file.read().split()[1]) / 1e9
@@ -64,13 +64,13 @@ _waiting = ProcessorWait()
 
 
 def now() -> float:
-    """Return seconds that go on unless this process waits for a processor."""
+    """Return the time in seconds, without the time that this process has waited for a CPU."""
     return time.perf_counter() - _waiting()
 
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise a HangError in this thread after so many seconds, and every second from then on.
+    """Raise a HangError in the main thread after this time, and every second from then on.
 
     `listen_to_alarms` must have been called.
     """
@@ -87,7 +87,7 @@ class _Alarm:
 
 
 def listen_to_alarms() -> None:
-    """Let the alarms of this process, which has nothing else to do, end the calls of its environments."""
+    """Install the signal handler for `alarm`, which interrupts calls of environments."""
 
     def ring(number: int, frame: Any) -> None:
         if now() >= _Alarm.end:
@@ -98,18 +98,18 @@ def listen_to_alarms() -> None:
 
 @dataclass
 class Clock:
-    """Seconds of the environment and of the checks; resets, making and calls that hang do not count for the limit."""
+    """Clock of the exam. Creation, resets and calls that hang do not count against the limit."""
 
     limit: float
     started: float = field(default_factory=now)
     times: dict[str, list[float]] = field(default_factory=lambda: {"make": [], "reset": [], "step": []})
 
     def spent(self) -> float:
-        """Return the seconds that count."""
+        """Return the seconds that count against the limit."""
         return now() - self.started - sum(sum(self.times.get(kind, ())) for kind in ("make", "reset", "hang"))
 
     def until(self, share: float) -> _Until:
-        """Return what says whether a share of the limit is used up from now on, or all of it."""
+        """Return a function that returns whether a share of the limit, from now on, or the whole limit is used up."""
         return _Until(self, min(self.spent() + share * self.limit, self.limit))
 
 
@@ -124,25 +124,25 @@ class _Until:
 
 T = TypeVar("T")
 
-TURNS = 220  # of an episode at most
+TURNS = 220  # largest number of turns of an episode
 MAKE_SECONDS, RESET_SECONDS, STEP_SECONDS = 60.0, 20.0, 5.0
-_WATCHED_CALLS = 400  # first calls of an instance round which generators and infos are compared, which takes time
+_WATCHED_CALLS = 400  # first calls of an instance for which generators and infos are compared, since that is slow
 _PICKLED_CALLS = 20  # first calls whose infos are pickled
 
 
 class BrokenError(Exception):
-    """An instance cannot be used any more; why is in the log."""
+    """An instance can no longer be used; the log has the reason."""
 
 
 class Probe:
-    """An instance, made when it is first needed and again after it broke.
+    """An instance of an environment, created when it is needed, and again after a failure.
 
     Args:
-        recipe: how it is made.
-        log: where findings go.
-        clock: where times go.
-        most_tokens: of a prompt.
-        journal: file that says what is being done, for the case that the process does not survive it.
+        recipe: recipe of the environment.
+        log: log for findings.
+        clock: clock that records times.
+        most_tokens: largest number of tokens of a prompt.
+        journal: file for the seed and actions of the current episode, in case the process dies.
     """
 
     def __init__(
@@ -155,28 +155,28 @@ class Probe:
         self.actions: list[str] = []
         self.last: Seen | None = None
         self.raises_as = "raises"
-        """The check that an error of this instance belongs to."""
+        """The check to which an error of this instance is added."""
         self.makes_as = "contract.make"
-        """The check that a failure to make it belongs to."""
-        self._kept: tuple[Mapping[str, Any], str | None] | None = None  # info of the last answer, and how it looked
+        """The check to which a failure of its creation is added."""
+        self._kept: tuple[Mapping[str, Any], str | None] | None = None  # info of the last answer, and its repr then
         self._calls = 0
         self._reader = ContractReader()
         self._looked_at: set[tuple[str, str | bool]] = set()
 
     def made(self) -> gymnasium.Env:
-        """Return the instance; it is made if there is none."""
+        """Return the instance; create it if there is none."""
         if self.env is None:
-            self.env = self.call("making it", "make", lambda: self.recipe.make(), MAKE_SECONDS, self.makes_as)
+            self.env = self.call("its creation", "make", lambda: self.recipe.make(), MAKE_SECONDS, self.makes_as)
         return self.env
 
     def unwrapped(self) -> Any:
         return self.made().unwrapped
 
     def reset(self, seed: int) -> Seen:
-        """Begin the episode of a seed.
+        """Begin the episode with a seed.
 
         Raises:
-            BrokenError: the environment failed; the log says how.
+            BrokenError: the environment failed; the log has the reason.
         """
         env = self.made()
         self.seed, self.actions, self.last, self._kept = seed, [], None, None
@@ -186,7 +186,7 @@ class Probe:
             self._write(str(seed))
         answer: Any = self.call("reset", "reset", lambda: env.reset(seed=seed), RESET_SECONDS)
         if not isinstance(answer, tuple) or len(answer) != 2:
-            raise self._broken("contract.reset", f"reset gave {form(answer)} in place of (observation, info)")
+            raise self._broken("contract.reset", f"reset returned {form(answer)} instead of (observation, info)")
         return self._look(*answer)
 
     def step(self, action: str) -> Seen:
@@ -201,14 +201,21 @@ class Probe:
         answer: Any = self.call("step", "step", lambda: env.step(action), STEP_SECONDS)
         if not isinstance(answer, tuple) or len(answer) != 5:
             five = "(observation, reward, terminated, truncated, info)"
-            raise self._broken("contract.step", f"step gave {form(answer)} in place of {five}")
+            raise self._broken("contract.step", f"step returned {form(answer)} instead of {five}")
         observation, reward, terminated, truncated, info = answer
         self._compare_kept()
         earned, at_limit = checked_reward(reward, self._note), len(self.actions) == time_limit(env)
         return self._look(observation, info, earned, *checked_ends(terminated, truncated, at_limit, self._note))
 
     def play(self, seed: int, policy: str, choose: Callable[[list[Seen]], str], turns: int = TURNS) -> Play:
-        """Play an episode until it ends, breaks, or has so many turns. ``choose`` gets what was seen so far."""
+        """Play an episode until it ends, fails, or has ``turns`` turns.
+
+        Args:
+            seed: seed of the episode.
+            policy: name of the policy.
+            choose: function that returns the next action for the answers so far.
+            turns: largest number of turns.
+        """
         episode = Play(seed, policy)
         try:
             episode.seen.append(self.reset(seed))
@@ -227,7 +234,7 @@ class Probe:
             self._journal.flush()
 
     def drop(self) -> None:
-        """Close the instance if that is possible, and forget it."""
+        """Close the instance if possible, and remove it."""
         env, self.env = self.env, None
         if env is not None:
             with suppress(BrokenError):
@@ -240,10 +247,17 @@ class Probe:
         self.drop()
 
     def call(self, what: str, kind: str, function: Callable[[], T], seconds: float, check: str = "") -> T:
-        """Call the environment under watch.
+        """Call the environment with a time limit and checks.
+
+        Args:
+            what: name of the call, for findings.
+            kind: kind of the call, for the clock.
+            function: function that makes the call.
+            seconds: time limit.
+            check: check to which an error is added; empty: ``raises_as``.
 
         Raises:
-            BrokenError: it raised or did not come back.
+            BrokenError: it raised an error or exceeded the time limit.
         """
         self._calls += kind in ("reset", "step")
         watched = self._calls <= _WATCHED_CALLS and kind in ("reset", "step", "solver") and "rng.global" not in self.log
@@ -255,23 +269,23 @@ class Probe:
         except EnvError as error:
             if error.kind == HangError.__name__:
                 late, kind = kind, "hang"
-                if late == "solver":  # it may search for as long as it likes, but not here
+                if late == "solver":  # a slow player is not a fault of the environment
                     self.log.cut["scripted player"] = f"it did not answer within {seconds:g} seconds"
                     raise BrokenError(what) from error
-                raise self._broken("hang", f"{what} did not come back within {seconds:g} seconds") from error
+                raise self._broken("hang", f"{what} did not return within {seconds:g} seconds") from error
             said = str(error).replace("the environment raised", f"{what} raised")
             raise self._broken(check or self.raises_as, said) from error
         except ConfigError as error:
             if len(self.clock.times["make"]) == 0:
                 raise  # wrong input of the user
-            raise self._broken(check, f"making it once more failed: {error}") from error
+            raise self._broken(check, f"creating it again failed: {error}") from error
         finally:
             self.clock.times.setdefault(kind, []).append(now() - started)
             if before is not None and before != _generators():
                 self._note("rng.global", f"{what} changes the state of a global generator (random or numpy.random)")
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run a call of the environment: here, as in a process of its own."""
+        """Run a call of the environment, in this thread."""
         return function()
 
     def _broken(self, check: str, said: str) -> BrokenError:
@@ -306,7 +320,7 @@ class Probe:
         return seen
 
     def _contract(self) -> Contract:
-        """Return what the environment offers now; what it offered before, if that cannot be read."""
+        """Return the current contract of the environment, or the previous one if it cannot be read."""
         env = self.made()
         try:
             with AsEnvErrors(), alarm(STEP_SECONDS):
@@ -324,11 +338,11 @@ class Probe:
 
     def _compare_kept(self) -> None:
         if self._kept is not None and looks(self._kept[0]) != self._kept[1]:
-            self._note("info.shared", "the info of an earlier turn was changed by the next one")
+            self._note("info.shared", "a step has changed the info of an earlier turn")
 
 
 class ThreadedProbe(Probe):
-    """An instance whose calls take turns in two threads, neither of them the main one, as a trainer's do."""
+    """Probe whose calls alternate between two threads, neither of them the main thread, as in training."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -346,7 +360,7 @@ class ThreadedProbe(Probe):
 
 
 def time_limit(env: gymnasium.Env) -> int | None:
-    """Return after how many turns gymnasium's own wrapper truncates; None if there is none."""
+    """Return the number of turns after which gymnasium's TimeLimit truncates; None without that wrapper."""
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, TimeLimit):
             return env._max_episode_steps

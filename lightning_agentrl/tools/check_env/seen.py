@@ -1,4 +1,4 @@
-"""One answer of an environment and one episode as it was played, and checks of a single answer."""
+"""Records of an environment's answers and episodes, and checks of a single answer."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Seen:
     terminated: bool = False
     truncated: bool = False
     state: str = ""
-    """What tells observations apart: the text, and hashes of images, which would fill the memory."""
+    """Identity of the observation: its text and hashes of its images, which would need too much memory."""
     raw: Any = None
-    """The observation as it came, a text or a dictionary; only of the first call of an instance."""
+    """The observation as returned, a text or a dictionary; only for the first call of an instance."""
     mended: bool = False
-    """The text had lone surrogates."""
+    """Whether the text had lone surrogates."""
 
     @property
     def prompt(self) -> str:
@@ -52,12 +52,12 @@ class Seen:
 
     @property
     def invalid(self) -> bool | None:
-        """Whether the environment reports that the text named no action; None without a report."""
+        """Whether the environment reports that the text named no action; None if it reports nothing."""
         value = self.info.get("invalid_action")
         return None if value is None else bool(value)
 
     def legal(self) -> list[str]:
-        """Return replies that a policy may give: named actions, else those in info, else what the text offers."""
+        """Return possible replies: named actions, else actions in info, else replies that the text seems to offer."""
         if self.contract.actions:
             return list(self.contract.actions)
         for name in _OFFERED:
@@ -67,7 +67,7 @@ class Seen:
         return mined(self.prompt)
 
     def same(self) -> tuple[Any, ...]:
-        """Return what must be equal when an episode is played again."""
+        """Return everything that must be equal in a replay."""
         texts = tuple(self.info.get(name) for name in INFO_TEXTS[:2])
         offered = self.contract.system_prompt, tuple(self.contract.actions), self.contract.examples
         return self.state, self.reward, self.terminated, self.truncated, *offered, *texts
@@ -75,7 +75,7 @@ class Seen:
 
 @dataclass
 class Play:
-    """One episode as it was played."""
+    """A played episode."""
 
     seed: int
     policy: str
@@ -93,18 +93,18 @@ class Play:
 
     @property
     def progression(self) -> float:
-        """Share of the task that the environment reports as done at the end; 1 without a report."""
+        """Reported progression at the end of the episode; 1 without a report."""
         value = self.seen[-1].info.get("progression") if self.seen else None
         return float(value) if isinstance(value, int | float | np.number) else 1.0
 
 
-LARGEST = 100.0  # reward that is not asked about
+LARGEST = 100.0  # rewards above this give a finding
 _LONG_REPLY = 1000  # characters
-Note = Callable[[str, str], None]  # takes a check and what it has found
+Note = Callable[[str, str], None]  # function (check, finding)
 
 
 def check_info(info: dict[str, Any], observation: str, note: Note) -> None:
-    """Look at an info, and take flags out of it that cannot be read."""
+    """Check an info dictionary, and remove its flags if they are invalid."""
     try:
         read_metrics(info)
         for name in INFO_FLAGS:
@@ -129,13 +129,13 @@ def check_pickles(info: Mapping[str, Any], note: Note) -> None:
     for name, value in info.items():
         try:
             pickle.dumps(value)
-        except Exception:  # noqa: BLE001 - whatever the value raises
+        except Exception:  # noqa: BLE001 - pickling may raise anything
             note("info.pickle", f"info[{str(name)!r}] cannot be pickled")
             return
 
 
 def checked_reward(reward: Any, note: Note) -> float:
-    """Return a reward; 0 for what is none."""
+    """Return a reward as a float; 0 if it is invalid."""
     if isinstance(reward, bool | np.bool_) or not isinstance(reward, int | float | np.number):
         note("reward.type", f"the reward is {form(reward)}: {shown(looks(reward) or '')}")
         return 0.0
@@ -152,13 +152,13 @@ def checked_reward(reward: Any, note: Note) -> float:
 
 
 def checked_ends(terminated: Any, truncated: Any, at_limit: bool, note: Note) -> tuple[bool, bool]:
-    """Return both ends as truth values.
+    """Return both flags as bools.
 
     Args:
-        terminated: as the environment gave it.
-        truncated: as the environment gave it.
-        at_limit: the turn is the last one that gymnasium's own wrapper allows; it says so of a game that ends there.
-        note: takes what is found.
+        terminated: value that the environment returned.
+        truncated: value that the environment returned.
+        at_limit: whether gymnasium's TimeLimit truncates at this turn, even if the game also ends there.
+        note: function to which findings are passed.
     """
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, bool | np.bool_):
@@ -172,33 +172,33 @@ def checked_ends(terminated: Any, truncated: Any, at_limit: bool, note: Note) ->
 
 
 def check_texts(seen: Seen, last: Seen | None, said: str, most_tokens: int, log: Log, note: Note) -> None:
-    """Look at what a policy reads.
+    """Check the texts that a policy reads.
 
     Args:
-        seen: the answer.
-        last: the one before; None after a reset.
-        said: the action text that it answers; empty after a reset.
-        most_tokens: of a prompt.
-        log: what was found before: what an environment says by itself is not an echo of a reply.
-        note: takes what is found.
+        seen: answer of the environment.
+        last: previous answer; None after a reset.
+        said: action that it answers; empty after a reset.
+        most_tokens: largest number of tokens of a prompt.
+        log: earlier findings; strings that the environment wrote before are not an echo of the reply.
+        note: function to which findings are passed.
     """
     actions = seen.contract.actions
-    listed = all(name in seen.contract.system_prompt for name in actions)  # then the trainer lists them no more
+    listed = all(name in seen.contract.system_prompt for name in actions)  # else the trainer lists them
     whole = "\n".join([seen.prompt, *(() if listed else [*actions, *actions.values()])])
     whole += "\n".join(text for pair in seen.contract.examples for text in pair)
     if seen.mended:
         echoed = any("\ud800" <= char <= "\udfff" for char in said)
-        note("text.echo" if echoed else "text.encoding", "the observation holds a lone surrogate")
+        note("text.echo" if echoed else "text.encoding", "the observation contains a lone surrogate")
     if found := MARKERS.search(whole):
         echoed = found[0] in said and "text.markers" not in log
-        check, who = ("text.echo", "the reply's own") if echoed else ("text.markers", "the")
-        note(check, f"the text holds {who} marker {found[0]!r}")
+        check, who = ("text.echo", "the reply's") if echoed else ("text.markers", "the")
+        note(check, f"the text contains {who} marker {found[0]!r}")
     if found := CONTROL.search(whole):
         check = "text.echo" if found[0] in said and "text.control" not in log else "text.control"
-        note(check, f"the text holds the character {found[0]!a}")
+        note(check, f"the text contains the character {found[0]!a}")
     shown_before = last is not None and said[:_LONG_REPLY] in last.prompt
     if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text and not shown_before:
-        note("text.echo", f"the text shows a reply of {len(said)} characters again")
+        note("text.echo", f"the text repeats a reply of {len(said)} characters")
     if not (seen.state.strip() or seen.terminated) and not (last is None and seen.contract.system_prompt):
         note("text.empty", "the observation is empty")
     if len(said) < _LONG_REPLY and len(whole) > most_tokens and (length := tokens(whole)) > most_tokens:
@@ -206,15 +206,15 @@ def check_texts(seen: Seen, last: Seen | None, said: str, most_tokens: int, log:
 
 
 def looks(value: Any) -> str | None:
-    """Return how a value looks in Python; None if it cannot be shown, as a whole number of thousands of figures."""
+    """Return the repr of a value; None if that fails, for example for an integer with thousands of digits."""
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001 - whatever a class of the environment raises
+    except Exception:  # noqa: BLE001 - a class of the environment may raise anything
         return None
 
 
 def form(value: Any) -> str:
-    """Return the form of a value in words."""
+    """Describe the type of a value."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return "None" if value is None else f"of type {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""One page of a run, or of two: curves, and episodes turn by turn and token by token."""
+"""Run viewer: a page of one or two runs with curves, and with episodes turn by turn and token by token."""
 
 from lightning_agentrl.tools.view.build import build_comparison, build_page, build_report
 from lightning_agentrl.tools.view.report import Entry, Report, Table

@@ -1,4 +1,4 @@
-"""The page of a run as one HTML file that needs nothing else."""
+"""Builds the page of a run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SCRIPTS = (
     *("list.js", "tokens.js", "detail.js", "page.js"),
 )
 _LIVE = ("live.js",)
-_CHUNK_CHARACTERS = 300_000  # of JSON: unpacked in a few milliseconds, yet long enough for gzip to compress well
-_DIGITS = 5  # significant digits; colours and the read-out of a token need no more
-_TEXT = ("observation", "tokens", "reply")  # what the search reads
+_CHUNK_CHARACTERS = 300_000  # JSON per chunk: unpacked in a few milliseconds, and large enough for gzip
+_DIGITS = 5  # significant digits of numbers on the page
+_TEXT = ("observation", "tokens", "reply")  # fields that the search reads
 _DETAIL = (
     *("iteration", "phase", "turn", "policy_version", "continues", "prompt", "prompt_tokens", "reply_ids"),
     *("thought_tokens", "parsed_action", "action", "valid", "reward", "env_reward", "episode_return", "stop"),
@@ -40,41 +40,41 @@ _DETAIL = (
 
 
 def build_page(run: Path, out: Path | None = None, last: int | None = None, other: Path | None = None) -> Path:
-    """Write the page of a run, or of two beside each other, and return its path; see :func:`page_of`.
+    """Write the page of one run, or of two runs side by side, and return its path; see :func:`page_of`.
 
     Args:
-        run: a run folder, or a version folder inside it; of several versions with turn logs the newest is shown.
-        out: the file to write; ``view.html`` in ``run`` when not given, of two runs ``compare.html``.
-        last: number of iterations to show, the last ones; all when not given. Size and build time grow with it.
-        other: a second run.
+        run: run folder, or version folder inside it; of several versions with turn logs, the newest is shown.
+        out: file to write. Default: ``view.html`` in ``run``, or ``compare.html`` for two runs.
+        last: number of last iterations to show. Default: all. Size and build time grow with it.
+        other: folder of a second run.
 
     Raises:
-        ValueError: as :func:`page_of`, or ``out`` is a folder.
+        ValueError: as in :func:`page_of`, or ``out`` is a folder.
     """
     return _write(page_file(run, out, other), page_of(run, last, other))
 
 
 def page_file(run: Path, out: Path | None, other: Path | None) -> Path:
-    """Return the file of a page: ``out``, or what :func:`build_page` says when that is not given."""
+    """Return the file of a page: ``out``, or the default of :func:`build_page`."""
     return run / ("view.html" if other is None else "compare.html") if out is None else out
 
 
 def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp: str = "") -> str:
-    """Return the page of a run, or of two beside each other.
+    """Return the HTML of the page of one run, or of two runs side by side.
 
-    It opens from disk and loads nothing. A small index is read at once; turns lie in compressed chunks that the
-    browser unpacks when an episode is opened or searched. This needs a browser with ``DecompressionStream``: Chrome and
-    Edge 111, Firefox 113, Safari 16.4, or newer. The page of one run has its trained turns and held-out episodes, that
-    of two has curves over each other and held-out episodes of the same seeds next to each other.
+    The page opens from disk and loads no other files. The browser reads a small index at once, and unpacks compressed
+    chunks of turns when an episode is opened or searched. This needs a browser with ``DecompressionStream``: Chrome and
+    Edge 111, Firefox 113, Safari 16.4, or newer. The page of one run has its training turns and held-out episodes. The
+    page of two runs has their curves in the same plots, and held-out episodes of the same seeds side by side.
 
     Args:
-        run: a run folder, or a version folder inside it.
-        last: number of iterations to show, the last ones; all when not given.
-        other: a second run.
-        stamp: of the files as they are; the page then asks the server that it came from for a newer one.
+        run: run folder, or version folder inside it.
+        last: number of last iterations to show. Default: all.
+        other: folder of a second run.
+        stamp: stamp of the current files; the page then polls its server for a newer stamp. Empty: it does not.
 
     Raises:
-        ValueError: when there is no turn log below a run, it holds nothing yet, or a line of it is broken.
+        ValueError: there is no turn log below a run, it is empty, or a line of it is invalid.
     """
     check_last(last)
     paths = [run] if other is None else [run, other]
@@ -91,17 +91,17 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
         notes += [f"{name}: {note}" if other else note for note in (*known.notes, *about, *left_out)]
     if other is None and not found[0].logs + found[0].held_out:
         raise ValueError(
-            f"the turn log below '{run}' is of an earlier run; the one that was started last in that folder has logged "
-            "no turn: wait for its first iteration, or add the callback TurnLog to trainer.callbacks and run again"
+            f"the turn log below '{run}' is of an earlier run; the last run in that folder has logged no turn: wait "
+            "for its first iteration, or add the callback TurnLog to trainer.callbacks and run again"
         )
     if other is None and not turns[0]:
-        raise ValueError(f"the turn log below '{run}' holds no turn yet; build the page after the first iteration")
+        raise ValueError(f"the turn log below '{run}' has no turn yet; build the page after the first iteration")
     iterations = [turn["iteration"] for own in turns for turn in own]
     configs, facts = [_config(known.config) for known in found], [_json_file(known.facts) for known in found]
     if len({env for env in map(environment_of, facts) if env}) > 1:
         notes.append(
-            "The runs differ in their environments, or in the arguments of these: a pair of held-out episodes has its "
-            "seed in common, and maybe not its game."
+            "The runs have different environments or arguments of environments: two held-out episodes side by side "
+            "have the same seed, but maybe different games."
         )
     head = {
         "name": " and ".join(names),
@@ -118,17 +118,17 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
 
 
 def check_last(last: int | None) -> None:
-    """Refuse a number of iterations of which nothing would be shown.
+    """Check that the number of iterations to show is at least 1 or None.
 
     Raises:
-        ValueError: with the argument to change.
+        ValueError: it is below 1.
     """
     if last is not None and last < 1:
-        raise ValueError(f"cannot show the last {last} iterations; give a number of at least 1 (argument --last)")
+        raise ValueError(f"--last must be at least 1, got {last}")
 
 
 def _read(run: RunFiles, last: int | None, held_out_only: bool) -> tuple[list[LoggedTurn], list[str]]:
-    """Return trained turns and held-out episodes of a run, with notes about what was left out."""
+    """Return the training turns and held-out episodes of a run, with notes about what was left out."""
     trained, notes = ([], []) if held_out_only else read_turns(run.logs, last)
     held_out, more = read_turns(run.held_out)
     if last is not None and held_out:  # an episode of iteration N was played after N iterations
@@ -142,15 +142,15 @@ def _read(run: RunFiles, last: int | None, held_out_only: bool) -> tuple[list[Lo
 def build_report(
     name: str, reports: Sequence[Report], turns: Sequence[LoggedTurn], config: str, notes: Sequence[str], out: Path
 ) -> Path:
-    """Write a page of reports with the episodes that they are about, turn by turn, and return its path.
+    """Write a page of reports with their episodes, turn by turn, and return its path.
 
     Args:
         name: title of the page.
-        reports: at its top.
-        turns: at least one, all of iteration 1.
-        config: text of the configuration, which can be unfolded.
-        notes: sentences for the reader.
-        out: the file to write.
+        reports: reports at the top of the page.
+        turns: at least one turn, all of iteration 1.
+        config: text of the config, which the page can show.
+        notes: notes for the reader.
+        out: file to write.
 
     Raises:
         ValueError: ``out`` is a folder.
@@ -166,10 +166,10 @@ def build_comparison(
     notes: Sequence[str],
     out: Path,
 ) -> Path:
-    """Write a page of reports with the episodes of several players of the same seeds side by side; return its path.
+    """Write a page of reports with the episodes of several policies on the same seeds side by side; return its path.
 
-    The arguments are those of :func:`build_report`, with the name and the turns of each player. Turns of several
-    environments name theirs as ``source``.
+    The arguments are those of :func:`build_report`, with name and turns of each policy. If there are several
+    environments, ``source`` of a turn names its environment.
     """
     runs = [{"name": one, "summary": None, "facts": None, "config": None} for one, _ in turns]
     runs[0]["config"] = config or None
@@ -181,7 +181,7 @@ def build_comparison(
 def _write(target: Path, text: str) -> Path:
     if target.is_dir():
         raise ValueError(f"'{target}' is a folder; name the file to write (argument --out)")
-    data = text.encode("utf-8", "backslashreplace")  # names of files may be any bytes
+    data = text.encode("utf-8", "backslashreplace")  # file names may contain any bytes
     target.parent.mkdir(parents=True, exist_ok=True)
     place = target.resolve()
     if place.exists() and not place.is_file():  # a pipe, or a terminal
@@ -190,9 +190,9 @@ def _write(target: Path, text: str) -> Path:
     beside = place.with_name(f"{place.name}.part")
     try:
         beside.write_bytes(data)
-        beside.replace(place)  # a page is never there by half
+        beside.replace(place)  # atomic, so that there is never an incomplete page
     except OSError as error:
-        with suppress(OSError):  # of a disk that cannot be written at all
+        with suppress(OSError):  # the disk may not be writable at all
             beside.unlink()
         raise OSError(error.errno, error.strerror, str(target)) from error
     return target
@@ -214,7 +214,7 @@ def _page(head: dict[str, Any], episodes: Sequence[Episode], report: str = "", s
         title=html.escape(head["name"]),
         report=report,
         style=source.joinpath("page.css").read_text(encoding="utf-8"),
-        index=_json(index).replace("<", "\\u003c"),  # no text of a run can close the script tag
+        index=_json(index).replace("<", "\\u003c"),  # so that no text of a run closes the script tag
         connect="; connect-src 'self'" if stamp else "",
         script="\n".join(
             source.joinpath(name).read_text(encoding="utf-8") for name in (*_SCRIPTS, *(_LIVE if stamp else ()))
@@ -224,7 +224,7 @@ def _page(head: dict[str, Any], episodes: Sequence[Episode], report: str = "", s
 
 
 def _chunks(episodes: Sequence[Episode]) -> tuple[list[str], list[int]]:
-    """Return script tags with the turns of neighbouring episodes, and the chunk number of each episode.
+    """Return script tags with the turns of adjacent episodes, and the chunk number of each episode.
 
     A chunk is two tags, ``text-N`` and ``detail-N``, so that a search unpacks only the texts.
     """
@@ -239,7 +239,7 @@ def _chunks(episodes: Sequence[Episode]) -> tuple[list[str], list[int]]:
 
 
 def _batches(episodes: Sequence[Episode]) -> Iterator[list[tuple[str, str]]]:
-    """Yield texts and details of each episode as JSON, in batches of about equal size."""
+    """Yield batches of about equal size with texts and details of each episode as JSON."""
     batch: list[tuple[str, str]] = []
     size = 0
     for episode in episodes:
@@ -265,7 +265,7 @@ def _detail(turn: LoggedTurn) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Return ASCII JSON with short numbers; NaN and infinities become text that JavaScript's Number() reads."""
+    """Return ASCII JSON with rounded numbers; NaN and infinities become texts for JavaScript's Number()."""
     return json.dumps(_short(value), separators=(",", ":"))
 
 

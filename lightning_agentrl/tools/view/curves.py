@@ -1,4 +1,4 @@
-"""Curves from what loggers have written: TensorBoard events, and CSV files of Lightning or Weights & Biases."""
+"""Curves from logs: TensorBoard events, and CSV files of Lightning or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_agentrl.tools.view.events import Points, read_events
 
-# Shown first, in this order; the rest is one press away.
+# Curves that are shown first, in this order; the others are shown on demand.
 MAIN = (
     "rollout/success",
     "rollout/success_window",
@@ -32,19 +32,19 @@ MAIN = (
     "critic/explained_variance",
     "mismatch/logp_gap_mean",
 )
-# Columns of a table that count steps, the first of them that is there: CSVLogger, and exports of Weights & Biases.
+# Columns that count steps, in order of preference: of CSVLogger, and of exports of Weights & Biases.
 _STEPS = ("step", "trainer/global_step", "_step", "Step")
 _EPOCH = "epoch"
-_BOUNDS = ("__MIN", "__MAX")  # beside each curve of an exported chart
+_BOUNDS = ("__MIN", "__MAX")  # suffixes of further columns of an exported chart
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Logged numbers of one run.
+    """Logged metrics of one run.
 
     Args:
-        x: name of the axis. It is the iteration, counted from 1, if Lightning logged its epoch; else the logger's step.
-        points: by name.
+        x: name of the x-axis: the iteration, counted from 1, if Lightning logged its epoch; else the logger's step.
+        points: points by the metric's name.
     """
 
     x: str
@@ -56,16 +56,14 @@ def read_curves(events: Sequence[Path], tables: Sequence[Path] = ()) -> tuple[Cu
 
     Args:
         events: event files of TensorBoard.
-        tables: CSV files; those without a column of steps or epochs hold no curves.
+        tables: CSV files; those without a column of steps or epochs are left out.
     """
     notes: list[str] = []
     found = []
     if events:
         by_step, damaged = read_events(events)
         found.append(_by_iteration(by_step))
-        notes += [
-            f"{name} is damaged: of the curves in it only what lies before the damage is shown." for name in damaged
-        ]
+        notes += [f"{name} is damaged: its curves are shown only up to the damage." for name in damaged]
     for path in tables:
         try:
             found.append(_from_table(path))
@@ -73,22 +71,24 @@ def read_curves(events: Sequence[Path], tables: Sequence[Path] = ()) -> tuple[Cu
             notes.append(f"{path.name} is left out of the curves: {error}.")
     axis = "iteration" if any(curves.x == "iteration" for curves in found) else "step"
     points: dict[str, Points] = {}
-    for curves in reversed(found):  # of the same number in two places the first is taken
+    for curves in reversed(found):  # the first file with a metric takes precedence
         if curves.x == axis:
             points |= curves.points
         elif curves.points:
-            notes.append("Curves that are known by step only are left out, since the others are known by iteration.")
+            notes.append("Curves without iterations are left out, since the others have iterations.")
     return Curves(axis, points), notes
 
 
 def curves_index(runs: Sequence[Curves]) -> dict[str, Any]:
-    """Return the page's entry: ``main`` names the curves to show first, ``series`` has ``[xs, ys]`` by curve and run.
+    """Return the curves for the page's index.
 
-    Runs with different axes are shown over their steps.
+    ``main`` lists the curves to show first, ``series`` has ``[xs, ys]`` by curve and run.
+
+    If runs have different x-axes, the axis is labeled as steps.
     """
     names = sorted({name for run in runs for name in run.points})
     main = [name for name in MAIN if name in names]
-    if "policy/entropy" in main and "rollout/entropy" in main:  # nearly the same curve twice
+    if "policy/entropy" in main and "rollout/entropy" in main:  # they are nearly equal
         main.remove("rollout/entropy")
     series = {name: [_sorted(run.points[name]) if name in run.points else None for run in runs] for name in names}
     axes = {run.x for run in runs if run.points}
@@ -97,15 +97,15 @@ def curves_index(runs: Sequence[Curves]) -> dict[str, Any]:
 
 def _sorted(points: Points) -> list[list[float]]:
     xs = sorted(points)
-    whole = [int(x) if float(x).is_integer() else x for x in xs]  # other numbers are rounded on the page
+    whole = [int(x) if float(x).is_integer() else x for x in xs]  # the page rounds floats
     return [whole, [points[x] for x in xs]]
 
 
 def _from_table(path: Path) -> Curves:
-    """Read a CSV file: a log of CSVLogger, or a history or chart that was exported from Weights & Biases.
+    """Read a CSV file: a log of CSVLogger, or a history or chart exported from Weights & Biases.
 
     Raises:
-        ValueError: it holds no curves, or those of several runs.
+        ValueError: it has no curves, or curves of several runs.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as opened:
@@ -114,7 +114,7 @@ def _from_table(path: Path) -> Curves:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"it cannot be read ({error})") from error
     if rows and not text.endswith(("\n", "\r")) and None in rows[-1].values():
-        rows.pop()  # it is cut short, and its last number may be, too
+        rows.pop()  # the last row is incomplete
     columns = list(rows[0]) if rows else []
     x = next((name for name in (*_STEPS, _EPOCH) if name in columns), None)
     if x is None:
@@ -123,22 +123,23 @@ def _from_table(path: Path) -> Curves:
     names = {name: name for name in names if not name.endswith(_BOUNDS)}
     prefixes = {name.rpartition(" - ")[0] for name in names} - {""}
     if len(prefixes) > 1:
-        raise ValueError(f"it holds curves of {len(prefixes)} runs ({', '.join(sorted(prefixes))}), export one of them")
+        raise ValueError(f"it has curves of {len(prefixes)} runs ({', '.join(sorted(prefixes))}), export one of them")
     points: dict[str, Points] = {}
     for row in rows:
         for name in names:
-            with suppress(ValueError, TypeError):  # empty where nothing was logged, or a text
+            with suppress(ValueError, TypeError):  # an empty cell, or a text
                 step, y, curve = float(row[x]), float(row[name]), name.rpartition(" - ")[2]
                 if not math.isfinite(step) or (math.isnan(y) and step in points.get(curve, {})):
-                    continue  # some exports fill the other rows of a step
+                    continue  # some exports fill the other rows of a step with NaN
                 points.setdefault(curve, {})[step] = y
     return _by_iteration(points if x != _EPOCH else {**points, _EPOCH: {step: step for step in points.get(_EPOCH, {})}})
 
 
 def _by_iteration(by_step: dict[str, Points]) -> Curves:
-    """Replace steps by iterations, if epochs are known; that of a step is the one that is noted next, or last.
+    """Replace steps by iterations if epochs were logged.
 
-    Some callbacks log at steps of their own, such as a monitor of learning rates.
+    The iteration of a step is that of the next step with a logged epoch, or of the last one, since some callbacks, such
+    as LearningRateMonitor, log at other steps.
     """
     epochs = {step: epoch for step, epoch in by_step.pop(_EPOCH, {}).items() if math.isfinite(epoch)}
     if not epochs:

@@ -1,4 +1,4 @@
-"""In which keys two configs differ."""
+"""Differences between two configs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 import yaml
 
-_NOT_OF_THE_RUN = ("trainer.default_root_dir", "config")  # differ between any two runs
+_NOT_OF_THE_RUN = ("trainer.default_root_dir", "config")  # keys that always differ
 
 
 def different_keys(first: Path | None, second: Path | None) -> list[tuple[str, str, str]]:
-    """Return each key with its value in either config, both as text; empty where a config lacks it or is missing.
+    """Return the keys that differ, each with its values in both configs as text; a missing value is empty.
+
+    The list is empty if a config is None.
 
     Raises:
-        ValueError: a file is not YAML, or a part of it holds itself.
+        ValueError: a file is not YAML, or contains itself by an anchor.
     """
     if first is None or second is None:
         return []

@@ -1,4 +1,4 @@
-"""Turns grouped into episodes, and the entry of each in the list of episodes."""
+"""Groups logged turns into episodes, and returns the row of each in the list of episodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Outcome = Literal["solved", "failed", "running"]
 
 @dataclass(frozen=True)
 class Episode:
-    """The turns of one episode that are still in the log, in order.
+    """An episode of a turn log, as far as its turns are still in the log.
 
     Args:
-        turns: at least one.
-        run: number of its run on the page.
+        turns: turns in order, at least one.
+        run: index of its run on the page.
     """
 
     turns: tuple[LoggedTurn, ...]
@@ -49,17 +49,17 @@ class Episode:
         return sum(gaps) / len(gaps) if gaps else None
 
     def row(self) -> dict[str, Any]:
-        """Return its line in the list."""
+        """Return its row in the list of episodes."""
         iterations = [turn["iteration"] for turn in self.turns]
         return {
             "run": self.run,
-            "source": self.last.get("source"),  # environment, of several
+            "source": self.last.get("source"),  # name of the environment, if there are several
             "held": is_held_out(self.last),
             "env": self.last["env"],
             "episode": self.last["episode"],
             "first": min(iterations),
             "last": max(iterations),
-            "turns": self.last["turn"] + 1,  # of the episode so far, even if the first ones are no longer in the log
+            "turns": self.last["turn"] + 1,  # including first turns that are no longer in the log
             "return": self.last.get("episode_return"),
             "outcome": self.outcome,
             "stop": self.last.get("stop"),
@@ -76,8 +76,8 @@ def is_held_out(turn: LoggedTurn) -> bool:
 def group(turns: Iterable[LoggedTurn], run: int = 0) -> list[Episode]:
     """Group turns into episodes, sorted by their last iteration, then by environment and number.
 
-    Of held-out episodes each validation plays its own. What was played twice after the same iteration, as a resumed run
-    does, is there once, as it was played last.
+    Held-out episodes of different validations are separate. If an episode was played twice after the same iteration,
+    for example by a resumed run, the last one is used.
     """
     episodes: dict[tuple[Any, ...], dict[int, LoggedTurn]] = {}
     for turn in turns:

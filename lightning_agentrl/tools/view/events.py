@@ -1,4 +1,4 @@
-"""Curves in TensorBoard's event files, of which only what was added is read again."""
+"""Incremental reader of curves in TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from lightning_agentrl.run_files import run_in
 
 _BLOCK = 1 << 20
-_HEAD = 1 << 16  # bytes at the beginning of a file in which the id of its run is looked for
-_RUN_ID = "run_id/text_summary"  # as the callback RunRecord writes it, before the first iteration
+_HEAD = 1 << 16  # bytes at the start of a file that are searched for the id of its run
+_RUN_ID = "run_id/text_summary"  # written by the callback RunRecord before the first iteration
 
 Points = dict[float, float]  # values by step or iteration
 
 
 @dataclass
 class _Seen:
-    """Contents of a file, up to the place that was read.
+    """Contents of a file up to the offset that was read.
 
     Args:
-        place: end of the last record that was whole.
-        checksum: of everything before it, to see whether it is still there.
-        points: by name.
-        restart: the least step that a restart which the file tells of went back to; what other files before it hold
-            from there on is void.
-        run_id: of the run that wrote it; empty where the file does not tell.
+        place: offset of the end of the last complete record.
+        checksum: checksum of everything before it, to detect a changed file.
+        points: points by the metric's name.
+        restart: smallest step to which a restart recorded in the file went back; later points of earlier files are
+            invalid.
+        run_id: id of the run that wrote it; empty if unknown.
     """
 
     place: int = 0
@@ -55,13 +55,14 @@ class _Seen:
                 self.run_id = value.tensor.string_val[0].decode("utf-8", "replace")
 
 
-_seen: dict[Path, _Seen] = {}  # of this process; checksums of records take a tenth of a second and more for a megabyte
+_seen: dict[Path, _Seen] = {}  # cache of this process, since checking records takes 0.1 s per megabyte or more
 
 
 def read_events(files: Iterable[Path]) -> tuple[dict[str, Points], list[str]]:
-    """Return the scalars in the event files of a run by name, and the names of the files that are damaged.
+    """Return the scalars in the event files of a run by name, and the names of damaged files.
 
-    Of a damaged file what lies before the damage is returned. A last record that is cut short may yet grow.
+    A damaged file is read up to the damage. An incomplete last record does not count as damage, since the run may still
+    be writing it.
     """
     points: dict[str, Points] = {}
     damaged = []
@@ -72,7 +73,7 @@ def read_events(files: Iterable[Path]) -> tuple[dict[str, Points], list[str]]:
                 if seen is None or _checksum(opened, seen.place) != seen.checksum:
                     _seen[path] = seen = _Seen()
                 whole = _read_on(opened, seen)
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # it was removed in the meantime
             continue
         damaged += [] if whole else [path.name]
         drop_from(points, seen.restart)
@@ -82,7 +83,7 @@ def read_events(files: Iterable[Path]) -> tuple[dict[str, Points], list[str]]:
 
 
 def run_of_file(path: Path) -> str:
-    """Return the id of the run that wrote a file, event files included; empty if the file does not hold one."""
+    """Return the id of the run that wrote a log or event file; empty if the file does not contain it."""
     if ".tfevents." not in path.name:
         return run_in(path)
     seen = _Seen()
@@ -92,14 +93,14 @@ def run_of_file(path: Path) -> str:
 
 
 def drop_from(points: dict[str, Points], step: float) -> None:
-    """Remove the points of a step and of later ones."""
+    """Remove the points of this step and of later steps."""
     for name, own in points.items():
         if any(each >= step for each in own):
             points[name] = {each: y for each, y in own.items() if each < step}
 
 
 def _read_on(opened: IO[bytes], seen: _Seen) -> bool:
-    """Read the records behind what was seen; return whether they are what was written."""
+    """Read further records of a file; return whether they are undamaged."""
     opened.seek(seen.place)
     while len(head := opened.read(12)) == 12:
         length, checksum = struct.unpack("<QI", head)
@@ -120,7 +121,7 @@ def _read_on(opened: IO[bytes], seen: _Seen) -> bool:
 
 
 def _checksum(opened: IO[bytes], size: int) -> int:
-    """Return a checksum of the first bytes of a file, which costs less than a hundredth of those of its records."""
+    """Return a checksum of the first ``size`` bytes of a file, which is 100 times as fast as checking its records."""
     checksum = 0
     while size > 0 and (block := opened.read(min(size, _BLOCK))):
         checksum, size = zlib.crc32(block, checksum), size - len(block)

@@ -1,4 +1,4 @@
-"""The runs below a folder, to choose from: one line each."""
+"""List of the runs below a folder, one line each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lightning_agentrl.run_files import (
     turn_logs,
 )
 
-_TAIL = 1 << 20  # bytes at the end of a log that are looked at for its last iteration
+_TAIL = 1 << 20  # bytes at the end of a log that are searched for its last iteration
 
 
 def list_runs(root: Path) -> str:
-    """Return a table of all runs below a folder, the last one that was started first.
+    """Return a table of all runs below a folder, most recent first.
 
     Raises:
         ValueError: ``root`` is not a folder, or there is no run below it.
@@ -37,14 +37,14 @@ def list_runs(root: Path) -> str:
         [
             f"runs below {root}:",
             *lines,
-            f"a page of one: agentrl view {rows[0][1]}",
-            "of two, beside each other: agentrl view A B",
+            f"open one run: agentrl view {rows[0][1]}",
+            "compare two runs: agentrl view A B",
         ]
     )
 
 
 def _minute(started: str) -> str:
-    """Return a time of run.json to the minute, by the clock of this machine."""
+    """Return a time of run.json to the minute, in local time."""
     try:
         return datetime.fromisoformat(started).astimezone().strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError):
@@ -52,7 +52,7 @@ def _minute(started: str) -> str:
 
 
 def _row(run: Path) -> tuple[str, str, str]:
-    """Return when a run was started, its folder, and how it went."""
+    """Return start time, folder and a summary of a run."""
     started = str(json_object(run / FACTS).get("started", ""))
     iterations = last_iteration(run)
     several = "s" if iterations > 1 else ""
@@ -70,17 +70,17 @@ def _row(run: Path) -> tuple[str, str, str]:
 
 
 def last_iteration(run: Path) -> int:
-    """Return the iteration that the turn log of a run ends with, 0 if there is none.
+    """Return the last iteration in the turn log of a run, or 0 if there is none.
 
-    Held-out episodes count too: what the last iterations of a warm-up train on was logged in an earlier one. What an
-    earlier run in the same folder had played does not count, as on the page.
+    Held-out episodes count too, since iterations of a warm-up may log no turns of their own. Turns of an earlier run in
+    the same folder do not count.
     """
     owner = owner_of(run)
     return max(_end(owner.own(logs)) for logs in (turn_logs(run), held_out_logs(run)))
 
 
 def _end(logs: Sequence[Path]) -> int:
-    """Return the iteration at the end of logs, the furthest one of their ranks."""
+    """Return the last iteration in logs, the largest over ranks."""
     ends: dict[int, int] = {}
     for log in reversed(logs):  # the newest of a rank first
         if (rank := log_order(log)[0]) not in ends and (end := _last_in(log)):
@@ -89,7 +89,7 @@ def _end(logs: Sequence[Path]) -> int:
 
 
 def _last_in(log: Path) -> int:
-    """Return the iteration of the last turn in a file, 0 if there is none."""
+    """Return the iteration of the last turn in a file, or 0 if there is none."""
     try:
         with log.open("rb") as opened:
             size, tail = log.stat().st_size, _TAIL
@@ -99,6 +99,6 @@ def _last_in(log: Path) -> int:
                     return int(found[-1])
                 if tail >= size:
                     return 0
-                tail *= 8  # a picture, or a long prompt, can make a line longer than that
-    except FileNotFoundError:  # a run that is still going has rotated it away
+                tail *= 8  # a line with a picture or a long prompt can be longer
+    except FileNotFoundError:  # a running run has rotated the log
         return 0

@@ -1,4 +1,4 @@
-"""Quantities that reply tokens can be coloured by, on one scale for the whole run."""
+"""Quantities by which the page colors reply tokens, on one scale for the whole run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 
 from lightning_agentrl.run_files import LoggedTurn
 
-_TAIL = 2.0  # percent of the tokens at each end that share the strongest colour, against outliers
+_TAIL = 2.0  # percent of the tokens at each end that share the strongest color, to limit outliers
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number per reply token: one list of the log, or the difference of two."""
+    """A number per reply token: a list in the log, or the difference of two lists."""
 
     name: str
     plus: str  # key of the list
     minus: str | None  # key of the list to subtract
-    signed: bool  # two colours around zero; otherwise one colour, pale to strong
-    absent: str  # why a run may lack it
+    signed: bool  # whether it has two colors around zero, instead of one from pale to strong
+    absent: str  # reason why a run may not have it
     low_is_strong: bool = False
 
     def of(self, turn: LoggedTurn) -> list[float] | None:
-        """Return one number per reply token, NaN where it was not finite; None if the turn lacks a list."""
+        """Return one number per reply token, NaN for those that were not finite; None if the turn lacks a list."""
         values, other = turn.get(self.plus), turn.get(self.minus) if self.minus else None
         if values is None or (self.minus and other is None):
             return None
@@ -34,7 +34,7 @@ class Quantity:
         return [math.nan if a is None or b is None else a - b for a, b in pairs]
 
     def scale(self, turns: Sequence[LoggedTurn]) -> dict[str, Any]:
-        """Return the entry on the page: names, colour limits ``low`` and ``high``, extremes; no limits if absent."""
+        """Return its entry for the page: names, color limits ``low`` and ``high``, extremes; no limits if absent."""
         entry: dict[str, Any] = {
             "name": self.name,
             "plus": self.plus,

@@ -1,4 +1,4 @@
-"""A report: tables of numbers with remarks, as text for a terminal and as HTML for a page."""
+"""Reports: tables of numbers with warnings, as text for a terminal and as HTML for a page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Entry:
     """A line of a table.
 
     Args:
-        name: what it is about.
-        value: what was found.
-        share: of a whole, drawn as a bar; None: no bar.
-        warning: why it deserves attention; empty if it does not.
-        brief: whether it also stands in the summary of a terminal.
+        name: name of the number.
+        value: value as text.
+        share: share from 0 to 1, drawn as a bar; None: no bar.
+        warning: reason why it deserves attention; empty: none.
+        brief: whether it is also in the terminal's summary.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """Lines with a title, and text below them that can be copied, such as a part of a config."""
+    """Entries with a title, and code below them to copy, such as a part of a config."""
 
     title: str
     rows: Sequence[Entry]
@@ -38,13 +38,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """Tables about one thing."""
+    """Tables with a title."""
 
     title: str
     tables: Sequence[Table]
 
     def text(self) -> str:
-        """Return its brief lines, its warnings and what can be copied, for a terminal."""
+        """Return its brief entries, warnings and code as text for a terminal."""
         shown = {table.title: [row for row in table.rows if row.brief or row.warning] for table in self.tables}
         width = max((len(row.name) for rows in shown.values() for row in rows), default=0)
         lines = [self.title]
@@ -59,7 +59,7 @@ class Report:
         return "\n".join(lines)
 
     def html(self) -> str:
-        """Return everything as HTML; all texts are escaped."""
+        """Return all tables as HTML; texts are escaped."""
         tables = "".join(map(_table, self.tables))
         return f'<section class="report"><h2>{_safe(self.title)}</h2><div class="cards">{tables}</div></section>'
 

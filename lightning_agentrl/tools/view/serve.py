@@ -1,4 +1,4 @@
-"""The page of a run that trains, offered to browsers of this machine and made anew when its files have changed."""
+"""Server of the page of a training run, for browsers of this machine; it rebuilds the page when files change."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _WAIT_SECONDS = 3
 
 
 class PageServer(ThreadingHTTPServer):
-    """A server of one page, on the loopback only.
+    """Server of one page, on the loopback interface.
 
     Args:
-        run: a run folder, in which training may not have begun.
-        other: a second run.
-        last: number of iterations to show, the last ones; all when not given.
-        port: to listen on; 0 for any that is free.
+        run: run folder; training need not have begun.
+        other: folder of a second run.
+        last: number of last iterations to show. Default: all.
+        port: port to listen on; 0: a free one.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
         ValueError: ``last`` is below 1.
     """
 
@@ -40,30 +40,30 @@ class PageServer(ThreadingHTTPServer):
         self.run = run
         self.other = other
         self.last = last
-        self._made = ("", "")  # the newest page, and the stamp of what it shows
+        self._made = ("", "")  # the last page and its stamp
         self._lock = Lock()
         check_last(last)
         super().__init__((_HOST, port), _Handler)
         self.address = f"http://{_HOST}:{self.server_address[1]}"
 
     def stamp(self) -> str:
-        """Return a text that changes with the files that a page shows."""
+        """Return a text that changes with the files of the page."""
         return f"{_changes([self.run] if self.other is None else [self.run, self.other]):x}"
 
     def page(self) -> str:
-        """Return the page of what there is now; as long as there is nothing, one that says so and asks again."""
+        """Return the current page; if it cannot be built yet, a page with the reason that reloads itself."""
         with self._lock:
             stamp = self.stamp()
             if stamp != self._made[1]:
                 try:
                     text = page_of(self.run, self.last, self.other, stamp)
-                except (ValueError, OSError) as error:  # also of a file that went while it was read
+                except (ValueError, OSError) as error:  # a file may be removed while it is read
                     return _waiting(str(error))
                 self._made = text, stamp
             return self._made[0]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a browser may leave before it has its answer
+        if not isinstance(sys.exception(), ConnectionError):  # a browser may disconnect before it has the answer
             super().handle_error(request, client_address)
 
 
@@ -73,14 +73,14 @@ def _changes(runs: Sequence[Path]) -> int:
         for path in sorted(_files(run)):
             try:
                 state = os.stat(path)
-            except OSError:  # rotated away
+            except OSError:  # the file was rotated
                 continue
             known.append((path, state.st_size, state.st_mtime_ns))
     return hash(tuple(known)) & (2**64 - 1)
 
 
 def _files(run: Path) -> Iterator[str]:
-    for folder, _, names in os.walk(run):  # passes over folders that go meanwhile, as those of checkpoints do
+    for folder, _, names in os.walk(run):  # skips folders that are removed meanwhile, such as checkpoints
         yield from (os.path.join(folder, name) for name in names if any(fnmatch(name, shape) for shape in _SHOWN))
 
 
@@ -92,12 +92,12 @@ def _waiting(why: str) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers with the page and with its stamp; whatever else is asked for is not there."""
+    """Request handler for the page and its stamp; other paths are not found."""
 
     server: PageServer
 
     def do_GET(self) -> None:
-        if self.headers.get("Host", "").partition(":")[0] not in (_HOST, "localhost"):  # a page of elsewhere asks
+        if self.headers.get("Host", "").partition(":")[0] not in (_HOST, "localhost"):  # from another site's page
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path == "/stamp":
             self._answer("text/plain", self.server.stamp())
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _answer(self, kind: str, text: str) -> None:
-        body = text.encode("utf-8", "backslashreplace")  # names of files may be any bytes
+        body = text.encode("utf-8", "backslashreplace")  # file names may contain any bytes
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -116,4 +116,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        pass  # a request every few seconds is no news
+        pass  # the page polls every few seconds

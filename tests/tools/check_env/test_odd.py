@@ -69,7 +69,7 @@ def test_a_win_at_the_limit_of_gymnasiums_wrapper_is_a_win() -> None:
 @pytest.mark.slow
 def test_a_step_after_the_end_that_hangs_is_told_in_time() -> None:
     """The step would come back after 1000 seconds, which is no finding."""
-    assert "did not come back" in odd("hangs after the end").findings["ends.after"].said
+    assert "did not return" in odd("hangs after the end").findings["ends.after"].said
 
 
 def test_every_instance_is_closed() -> None:

@@ -77,7 +77,7 @@ def test_a_page_goes_into_a_pipe_and_where_a_link_leads(tmp_path: Path) -> None:
 def test_a_log_without_turns(tmp_path):
     write_log(tmp_path, [])
     (tmp_path / "turns" / "rank0-000000.jsonl").touch()
-    with pytest.raises(ValueError, match="holds no turn yet; build the page after the first iteration"):
+    with pytest.raises(ValueError, match="has no turn yet; build the page after the first iteration"):
         build_page(tmp_path)
 
 

@@ -137,7 +137,7 @@ def test_a_checkpoint_is_that_of_the_run_whose_id_it_has(tmp_path: Path) -> None
     facts(tmp_path, run_id=B, began="2026-01-02T03:04:05+00:00", continues=str(own))
     assert checkpoint_before(tmp_path, None) == (own, 2)
     saved("iteration-00003.ckpt", 3)  # by something else
-    with pytest.warns(UserWarning, match=r"iteration-00003.ckpt' is damaged or no checkpoint of a run"):
+    with pytest.warns(UserWarning, match=r"iteration-00003.ckpt' is damaged or not a checkpoint of a run"):
         assert checkpoint_before(tmp_path, None) == (own, 2)
 
 
