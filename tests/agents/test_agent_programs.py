@@ -146,7 +146,7 @@ def test_agents_that_say_no_reward_are_told(tmp_path: Path, tiny_folder: Path) -
 
 def test_wrong_settings_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     good = program(tmp_path)
-    with pytest.raises(ValueError, match=r"env.command there is no program 'no-such'"):
+    with pytest.raises(ValueError, match=r"env.command: there is no program 'no-such'"):
         make_data(AgentProgram(["no-such"], good.tasks))
     with pytest.raises(ValueError, match=r"env.command names the file 'gone.py'"):
         make_data(AgentProgram([sys.executable, "gone.py"], good.tasks))

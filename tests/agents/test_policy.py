@@ -132,7 +132,7 @@ def test_other_classes_are_not_made(
 
 
 def test_a_model_without_prompt_settings_needs_some(tiny_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no prompt settings.*agentrl export"):
+    with pytest.raises(ConfigError, match=r"no prompt settings.*agentrl export"):
         Policy.from_checkpoint(tiny_folder)
     saved = find_policy(tiny_folder)
     assert saved.settings is None

@@ -95,7 +95,7 @@ def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_fi
     assert "squared error" in audit_report(shifted, "an audit", 4).text()
     forked = sum(bool(turn.branch_returns) for turn in rollout.turns)
     told = audit_report(shifted, "an audit", 4).text()
-    assert (f"{len(rollout.turns) - forked} more were played before" in told) == (forked < len(rollout.turns))
+    assert (f"{len(rollout.turns) - forked} more states have no branches" in told) == (forked < len(rollout.turns))
     assert "no order of states" not in told
 
     alike = audit(rollout.union(state_values=states * 0 + 0.1), Forked(), DualDiscountGAE())

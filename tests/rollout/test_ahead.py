@@ -309,10 +309,10 @@ class Foreign(Engine):
     ("settings", "message"),
     [
         ({"max_staleness": -1}, r"data\.init_args\.max_staleness must be at least 0, got -1"),
-        ({"engine": Foreign()}, r"^Foreign does not say .* use VLLMEngine, VLLMServerEngine or TransformersEngine"),
+        ({"engine": Foreign()}, r"^Foreign does not declare .* use VLLMEngine, VLLMServerEngine or TransformersEngine"),
         (
             {"groups": GroupRollout(2, 2, 1, ahead=2), "turns_per_env": 8, "mini_batch_turns": 128},
-            r"begun 1 iteration ahead.* up to 2 iterations; raise data\.init_args\.max_staleness from 1 to 2",
+            r"begun 1 iteration ahead.* up to 2 iterations old; raise data\.init_args\.max_staleness from 1 to 2",
         ),
         (
             {"groups": GroupRollout(2, 2, 1, ahead=3), "turns_per_env": 8, "mini_batch_turns": 128},

@@ -373,7 +373,7 @@ def test_checkpoints_of_sharded_runs_are_folders(tmp_path: Path) -> None:
         assert [checkpoint_before(tmp_path, i) for i in (None, 3, 2)] == [
             *((of_zero, 3), (sharded, 2), (tmp_path / "file.ckpt", 1)),
         ]
-    left_out = [str(one.message).split("'")[1] for one in caught if "is left out" in str(one.message)]
+    left_out = [str(one.message).split("'")[1] for one in caught if "is ignored" in str(one.message)]
     assert sorted(left_out) == sorted([str(tmp_path / name) for name in ("damaged.ckpt", "empty.ckpt")] * 3)
     run = continued(tmp_path / "next", sharded)
     assert checkpoint_before(run, 3) == (sharded, 2)
@@ -386,7 +386,7 @@ def test_a_run_that_went_on_is_replayed_from_where_it_did(tmp_path: Path) -> Non
     own = saved(run / "own.ckpt", 4)
     assert checkpoint_before(run, 6) == (own, 4)
     before.unlink()
-    with pytest.raises(ValueError, match=r"went on from .*before\.ckpt'.*before iteration 3"):
+    with pytest.raises(ValueError, match=r"resumed from .*before\.ckpt'.*before iteration 3"):
         checkpoint_before(run, 3)
 
 

@@ -87,7 +87,7 @@ def test_turns_of_an_earlier_run_alone_are_told_as_such(tmp_path):
     (log,) = (tmp_path / "turns").glob("*.jsonl")
     began = datetime.now(UTC) + timedelta(minutes=1)
     (tmp_path / "run.json").write_text(json.dumps({"began": began.isoformat()}))
-    with pytest.raises(ValueError, match=r"of an earlier run; .* started last .* add the callback TurnLog"):
+    with pytest.raises(ValueError, match=r"of an earlier run; .* add the callback TurnLog"):
         build_page(tmp_path)
     os.utime(log, (began.timestamp() + 1, began.timestamp() + 1))
     build_page(tmp_path)
@@ -153,7 +153,7 @@ def test_runs_of_different_environments_are_told(tmp_path, envs, message):
         write_log(tmp_path / name, [make_turn()])
         (tmp_path / name / "run.json").write_text(json.dumps({"rollout": {"env": env}} if env else {}))
     head = index_of(build_page(tmp_path / "one", other=tmp_path / "other"))
-    assert ("differ in their environments" in " ".join(head["notes"])) is message
+    assert ("different environments" in " ".join(head["notes"])) is message
 
 
 def test_numbers_are_short_and_what_json_has_none_for_is_text(tmp_path):

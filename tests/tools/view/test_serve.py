@@ -117,5 +117,5 @@ def test_a_file_that_goes_while_the_page_is_made_is_waited_for(
 
 
 def test_a_number_of_iterations_that_shows_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="argument --last"):
+    with pytest.raises(ValueError, match="--last must be at least 1"):
         PageServer(tmp_path, last=0)
