@@ -84,7 +84,9 @@ def test_a_remark_is_made_beyond_its_bound(name: str, bad: dict[str, Any], good:
 def test_replies_without_a_thought_have_none_to_shorten(thought_tokens: Spread | None, shorter: str) -> None:
     look = replace(look_at([seen([turn()], "", {})]), turns=100, capped=90, thought_tokens=thought_tokens)
     report = make_report("a game", look, "data.init_args.env", 100, 20)
-    (remark,) = [row.warning for table in report.tables for row in table.rows if "cut by the limit" in row.name and row.warning]
+    (remark,) = [
+        row.warning for table in report.tables for row in table.rows if "cut by the limit" in row.name and row.warning
+    ]
     assert remark.endswith(f"ask for shorter {shorter}")
 
 
