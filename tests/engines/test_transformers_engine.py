@@ -342,7 +342,8 @@ def test_an_error_reaches_everyone_and_the_engine_goes_on(engine):
     assert_same(serve(engine, [good]), expected)
 
 
-def test_an_error_of_one_that_joins_reaches_it_too(engine):
+def test_an_error_of_one_that_joins_reaches_it_too(engine, policy):
+    engine.start(PolicyHandle(policy, (), nullcontext))  # without stop tokens, so that no reply ends early
     good, endless = request(PREFIX), [request(random_ids(seed, 8), seed, max_tokens=900) for seed in range(8)]
     expected = serve(engine, [good])
 
