@@ -25,21 +25,21 @@ class Recipe:
     """Every number of the algorithm."""
 
     envs: int = 8
-    turns: int = 4  # of each environment in an iteration, wherever its episode stands
+    turns: int = 4  # of each environment in an iteration; an episode may go on in the next one
     history: int = 1  # past turns that a prompt shows
     max_reply_tokens: int = 6
     invalid_penalty: float = 0.1  # for a reply that names no action
-    kl: float = 0.001  # price of a nat of distance from the initial policy
-    gamma_step: float = 0.99  # discount and trace decay from turn to turn ...
+    kl: float = 0.001  # weight of the KL to the initial policy in the reward
+    gamma_step: float = 0.99  # discount and lambda of GAE from turn to turn ...
     lam_step: float = 0.95
     gamma_token: float = 1.0  # ... and from token to token inside a reply
     lam_token: float = 1.0
     mini_batch: int = 16  # turns of one optimizer step
-    clip: float = 0.2  # how far the ratio of new to old probability may pay
-    dual_clip: float = 3.0  # bound of the loss of bad tokens, in advantages
+    clip: float = 0.2  # of the ratio of new to old probability, around 1
+    dual_clip: float = 3.0  # limit of the ratio for tokens with negative advantage
     entropy_bonus: float = 0.001
-    value_clip: float = 0.5  # how far a value may move
-    first_token_weight: float = 3.0  # in the loss of values
+    value_clip: float = 0.5  # of the change of a value in one update
+    first_token_weight: float = 3.0  # of a reply's first token in the value loss
     lr_actor: float = 1e-5
     lr_critic: float = 1e-4
     weight_decay: float = 0.01
@@ -54,13 +54,13 @@ class Turn:
     reply: list[int]
     sampled_logps: list[float]
     reward: float
-    terminated: bool  # nothing follows, by the rules of the game
-    truncated: bool  # the game would go on, but nobody plays it any further
+    terminated: bool  # the episode ended by the rules of the game
+    truncated: bool  # the episode was cut, although the game could go on
     next_prompt: list[int]
     logps_K: Tensor = field(init=False)  # of the actor before the update
     ref_logps_K: Tensor = field(init=False)  # of the initial policy
     values_K: Tensor = field(init=False)  # of the state before each token
-    next_value: Tensor = field(init=False)  # of the state after the reply, where nobody played on
+    next_value: Tensor = field(init=False)  # of the state after the reply; only if the episode was cut there
     advantages_K: Tensor = field(init=False)
     returns_K: Tensor = field(init=False)
 
@@ -69,7 +69,7 @@ class Turn:
 
 
 def play(env: gymnasium.Env, actor: nn.Module, tokenizer: Any, recipe: Recipe) -> Iterator[Turn]:
-    """Yield turns without end. An iteration takes a few of them; the next one goes on in the same episode."""
+    """Yield turns without end. An iteration takes a few of them; the next iteration continues the same episode."""
     game: Any = env.unwrapped
     while True:
         observation, _ = env.reset(seed=random.randrange(2**30))
@@ -87,7 +87,7 @@ def play(env: gymnasium.Env, actor: nn.Module, tokenizer: Any, recipe: Recipe) -
 
 
 def render(tokenizer: Any, game: Any, past: list[tuple[str, str]], observation: str, recipe: Recipe) -> list[int]:
-    """Return the ids of a prompt. Each turn has its own, with little of the past, so rows do not grow with episodes."""
+    """Return the ids of a prompt. Each turn has its own, with few past turns, so rows do not grow with episodes."""
     listed = [f"- {name}: {text}" for name, text in game.actions.items()]
     chat = [("system", "\n".join([game.system_prompt, "Actions:", *listed]))]
     for seen, action in past[max(0, len(past) - recipe.history) :]:
@@ -95,19 +95,19 @@ def render(tokenizer: Any, game: Any, past: list[tuple[str, str]], observation: 
     chat += [("user", f"Observation:\n{observation}\n\nAnswer with one of: {', '.join(game.actions)}")]
     messages = [{"role": role, "content": content} for role, content in chat]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer.encode(text, add_special_tokens=False)  # the template has written them already
+    return tokenizer.encode(text, add_special_tokens=False)  # the template has added special tokens
 
 
 @torch.no_grad()
 def sample(actor: nn.Module, prompt: list[int], end: int, most: int) -> tuple[list[int], list[float]]:
     """Return a reply and its log-probs, drawn token by token from the distribution that is trained."""
-    name = "cache" if "cache" in signature(actor.forward).parameters else "past_key_values"  # by transformers' version
-    reply, logps, past = [], [], {name: DynamicCache(config=actor.config)}  # which grows by what is read
+    name = "cache" if "cache" in signature(actor.forward).parameters else "past_key_values"  # by transformers version
+    reply, logps, past = [], [], {name: DynamicCache(config=actor.config)}  # holds all tokens that were read
     while len(reply) < most and reply[-1:] != [end]:
         log_pi_V = actor(torch.tensor([reply[-1:] or prompt]), use_cache=True, **past).logits[0, -1].log_softmax(-1)
         reply.append(int(torch.multinomial(log_pi_V.exp(), 1)))
         logps.append(float(log_pi_V[reply[-1]]))
-    return reply, logps  # the end token included: when to stop is a choice of the policy too
+    return reply, logps  # including the end token: the policy also chooses when to stop
 
 
 def parse(text: str, game: Any) -> str | None:
@@ -122,23 +122,23 @@ def parse(text: str, game: Any) -> str | None:
 def logps_and_entropy(policy: nn.Module, turn: Turn) -> tuple[Tensor, Tensor]:
     """Return the log-probs of a reply's tokens and the entropy of the choice at each, [K]."""
     ids_1T = torch.tensor([turn.prompt + turn.reply])
-    # A token is predicted at the place before it. Only the reply goes on from here, since nobody chose the prompt.
+    # The logits at a position predict the next token. Only tokens of the reply are kept, since they were sampled.
     log_pi_KV = policy(ids_1T).logits[0, len(turn.prompt) - 1 : -1].log_softmax(-1)
     logps_K = log_pi_KV.gather(1, torch.tensor(turn.reply)[:, None])[:, 0]
     return logps_K, -(log_pi_KV.exp() * log_pi_KV).sum(1)
 
 
 def values(critic: nn.ModuleList, prompt: list[int], reply: list[int]) -> Tensor:
-    """Return the values [K + 1] of the states from the end of the prompt, nothing replied yet, to that of the reply."""
+    """Return values [K + 1]: of the state before the reply, and of the state after each of its tokens."""
     trunk, head = critic
     return head(trunk(torch.tensor([prompt + reply])).last_hidden_state[0, len(prompt) - 1 :])[:, 0]
 
 
 @torch.no_grad()
 def score(turns: list[Turn], actor: nn.Module, reference: nn.Module, critic: nn.ModuleList) -> None:
-    """Fill in what the models say, before the update, of one environment's turns."""
+    """Fill in log-probs and values of one environment's turns before the update."""
     for turn in turns:
-        turn.logps_K, _ = logps_and_entropy(actor, turn)  # not those of sampling: the update must begin at a ratio of 1
+        turn.logps_K, _ = logps_and_entropy(actor, turn)  # not the sampled ones: the ratio must begin at 1
         turn.ref_logps_K, _ = logps_and_entropy(reference, turn)
         turn.values_K = values(critic, turn.prompt, turn.reply)[:-1]
         if turn.truncated or turn is turns[-1]:
@@ -154,22 +154,22 @@ def dual_discount_gae(turns: list[Turn], recipe: Recipe) -> None:
         if turn.terminated:
             next_value, next_advantage = 0.0, 0.0
         elif turn.truncated or turn is turns[-1]:
-            # A time limit is no ending, nor is that of our iteration: the critic stands in for what was not played.
+            # A time limit or the end of an iteration cuts the episode: the critic's value replaces the future rewards.
             next_value, next_advantage = turn.next_value, 0.0
-        rewards_K = -recipe.kl * (turn.logps_K - turn.ref_logps_K)  # each token pays for leaving the initial policy
+        rewards_K = -recipe.kl * (turn.logps_K - turn.ref_logps_K)  # KL to the initial policy, per token
         rewards_K[-1] += turn.reward
-        gamma, lam = recipe.gamma_step, recipe.lam_step  # time passes from the last token of a turn to the next turn
+        gamma, lam = recipe.gamma_step, recipe.lam_step  # from the last token of a reply to the next turn
         turn.advantages_K = torch.empty_like(rewards_K)
         for k in reversed(range(len(turn.reply))):
             delta = rewards_K[k] + gamma * next_value - turn.values_K[k]
             turn.advantages_K[k] = delta + gamma * lam * next_advantage
             next_value, next_advantage = turn.values_K[k], turn.advantages_K[k]
-            gamma, lam = recipe.gamma_token, recipe.lam_token  # and need not pass inside a reply, which is one decision
+            gamma, lam = recipe.gamma_token, recipe.lam_token  # between earlier tokens of the reply
         turn.returns_K = turn.advantages_K + turn.values_K
 
 
 def whiten(turns: list[Turn]) -> None:
-    """Give the advantages of all tokens of an iteration mean 0 and variance 1. Returns stay as they are."""
+    """Scale the advantages of all tokens of an iteration to mean 0 and variance 1. Returns do not change."""
     every = torch.cat([turn.advantages_K for turn in turns])
     for turn in turns:
         turn.advantages_K = (turn.advantages_K - every.mean()) / (every.var() + 1e-8).sqrt()
@@ -182,14 +182,14 @@ def losses(turn: Turn, logps_K: Tensor, entropy_K: Tensor, values_K: Tensor, rec
     """Return the losses of policy and critic [2], summed over the tokens of a turn."""
     ratio_K = (logps_K - turn.logps_K).clamp(-20, 20).exp()
     clipped_K = ratio_K.clamp(1 - recipe.clip, 1 + recipe.clip)
-    # The clip: beyond it, nothing is gained by moving a token further to where its advantage wants it.
+    # Beyond the clip, a token has no gradient in the direction of its advantage.
     policy_K = torch.maximum(-turn.advantages_K * ratio_K, -turn.advantages_K * clipped_K)
-    # It does not hold a bad token that has become likely. The dual clip does, or that one could own the gradient.
+    # The clip does not limit the loss of a token with negative advantage and a large ratio. The dual clip does.
     bound_K = torch.where(turn.advantages_K < 0, -turn.advantages_K * recipe.dual_clip, torch.inf)
     policy_K = torch.minimum(policy_K, bound_K) - recipe.entropy_bonus * entropy_K
     near_K = turn.values_K + (values_K - turn.values_K).clamp(-recipe.value_clip, recipe.value_clip)
     value_K = 0.5 * torch.maximum((values_K - turn.returns_K).square(), (near_K - turn.returns_K).square())
-    value_K[0] *= recipe.first_token_weight  # the turn before looks ahead to this value
+    value_K[0] *= recipe.first_token_weight  # the advantages of the turn before use this value
     return torch.stack([policy_K.sum(), value_K.sum()])
 
 
@@ -197,31 +197,31 @@ def step(turns: list[Turn], actor: nn.Module, critic: nn.ModuleList, optimizer: 
     """Take one optimizer step on a mini-batch; return the losses of policy and critic [2], means over its tokens."""
     optimizer.zero_grad()
     tokens, total = sum(len(turn.reply) for turn in turns), torch.zeros(2, dtype=torch.float64)
-    for turn in turns:  # gradients add up, so one row at a time has to fit in memory
+    for turn in turns:  # gradients are summed, so only one row at a time must fit in memory
         values_K = values(critic, turn.prompt, turn.reply)[:-1]
         loss = losses(turn, *logps_and_entropy(actor, turn), values_K, recipe) / tokens
         loss.sum().backward()
         total += loss.detach()
-    for group in optimizer.param_groups:  # each by its own norm, or a large one of the critic would shrink the actor's
+    for group in optimizer.param_groups:  # separately: a large norm of one must not shrink the other's gradient
         nn.utils.clip_grad_norm_(group["params"], recipe.max_grad_norm)
     optimizer.step()
     return total
 
 
 def load(folder: str, recipe: Recipe, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
-    """Return actor, reference, critic, and an optimizer that gives actor and critic a group each."""
+    """Return actor, reference, critic, and an optimizer with one parameter group each for actor and critic."""
     actor, reference = (AutoModelForCausalLM.from_pretrained(folder, dtype=dtype) for _ in range(2))
     trunk = AutoModel.from_pretrained(folder, dtype=dtype)
     critic = nn.ModuleList([trunk, nn.Linear(trunk.config.hidden_size, 1, dtype=dtype)])
     for parameter in critic[1].parameters():
-        nn.init.zeros_(parameter)  # a critic that knows nothing says 0
+        nn.init.zeros_(parameter)  # a new critic predicts 0
     rates = ((actor, recipe.lr_actor), (critic, recipe.lr_critic))
     groups = [{"params": [*model.parameters()], "lr": lr} for model, lr in rates]
     return actor, reference, critic, torch.optim.AdamW(groups, weight_decay=recipe.weight_decay)
 
 
 def main() -> None:
-    """Train, and print after each iteration what came of it."""
+    """Train, and print reward and losses after each iteration."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", help="folder of a causal language model")
     parser.add_argument("--env", default="agentrl_envs:GuessNumber-v0", help="id of a text environment")
