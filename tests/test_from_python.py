@@ -123,7 +123,7 @@ class Idle(TurnInteraction):
 
 @pytest.mark.slow
 def test_an_interaction_that_records_nothing_is_named(tiny_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Idle has ended without .*\(key data.init_args.interaction"):
+    with pytest.raises(ValueError, match=r"Idle has returned without .*\(key data.init_args.interaction"):
         make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), make_data(interaction=Idle(4)))
 
 
