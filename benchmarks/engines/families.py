@@ -1,10 +1,10 @@
-"""Tiny models of every family that docs/configuration.md lists against vLLM, in float32 on a CPU.
+"""Tiny models of every family that docs/configuration.md lists against both engines, on a CPU.
 
     .venv-vllm/bin/python -m benchmarks.engines.families [--only FAMILY ...] [--page]
 
 Each model is sampled with the weights that it was started with, with others twice, and with the first ones again, and
 what the engine says of its tokens is compared with what transformers says. Once weights go as `VLLMEngine` sends them,
-and once as a server loads them from a folder. Results are kept, so that it goes on where it stopped; those of another
+and once as a server loads them from a folder. `TransformersEngine` is compared first. Results are kept, so that it goes on where it stopped; those of another
 version of vLLM or transformers are measured anew. Then it writes a section of docs/results/vllm.md.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,29 +22,31 @@ from contextlib import nullcontext
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.pages import RESULTS, put
-from lightning_agentrl.engines import Engine, PolicyHandle, VLLMEngine
+from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine, VLLMEngine
 from lightning_agentrl.engines.vllm import start
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.engines.weights import moved
 from lightning_agentrl.errors import ConfigError, one_line
-from lightning_agentrl.models.families import SHARING
+from lightning_agentrl.models.families import FAMILIES, SHARING
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.vllm_worker.extension import WorkerExtension
 from tests.engines.test_vllm_engine import CLOSE, request, serve, trained_logps
 from tests.inputs import random_ids
-from tests.models.test_families import SIZES
+from tests.models.test_families import OWN as APART
+from tests.models.test_families import SIZES, WITHOUT_CLASS
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
+TORCHVISION = ROOT / "build" / "torchvision"  # by `make build/torchvision`
 FOUND = RESULTS / "engine_families.json"
 BOUND = 1e-3  # of the largest gap, as in `agentrl verify-engine`
 BORROWED = "no model class"
@@ -53,11 +56,21 @@ WIDE: dict[str, Any] = SIZES | {  # vLLM has no heads narrower than 32
     **dict.fromkeys(("head_dim", "query_pre_attn_scalar", "rotary_dim"), 32),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
 }
+WIDER: dict[str, int] = {  # sizes of states and latent keys that vLLM has kernels for, where a family has them
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 128),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), 64),
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size", "mamba_d_ssm"), 256),
+    **{"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+}
 IN_CI = ("gemma3_text", "mixtral", "qwen3_moe")  # windows, experts, experts with other names
 ASKED = [request(random_ids(k % 4, 40) + random_ids(10 + k, 1 + k), seed=k, max_tokens=24) for k in range(8)]
 OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"num_experts": None},  # has experts only if it is asked to
     "minimax_m2": {"scoring_func": "sigmoid"},  # as in its published configs
+    "deepseek_v3": {"head_dim": 64, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},  # so too
+    **dict.fromkeys(("lfm2", "lfm2_moe"), {"conv_dim": 128, "block_dim": 128}),  # so too
+    "glm4_moe_lite": {"head_dim": 192},
+    **dict.fromkeys(("axk1", "longcat_flash", "minicpm3", "youtu"), {"head_dim": 64}),
 }
 NO_WINDOWS = ("qwen2", "qwen3")  # vLLM refuses windows in some of their layers, and published models have none
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -66,15 +79,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama, LoRA": {},
     "qwen2, LoRA": {},
     "qwen3, LoRA": {},
+    "qwen3, bfloat16": {},
+    "qwen3_moe, bfloat16": {},
 }
+IN_BFLOAT16 = {name for name, family in FAMILIES.items() if "delta" in family.mixers}  # vLLM's kernels on a CPU
 
 
 def tiny_config(case: str) -> PreTrainedConfig:
     """Two layers; a window of 16 tokens in one of them, or in both, where the family has windows."""
     family = case.partition(",")[0]
-    settings = WIDE | VARIANTS.get(case, {}) | OWN.get(family, {})
+    apart = APART.get(family, {})
+    apart = apart | {name: size for name, size in WIDER.items() if apart.get(name)}
+    settings = WIDE | apart | VARIANTS.get(case, {}) | OWN.get(family, {})
     config = CONFIG_MAPPING[family](**settings)
-    if family in NO_WINDOWS:
+    if family in NO_WINDOWS or {"layer_types", "layers_block_type"} & apart.keys():
         return config
     if hasattr(config, "sliding_window"):
         settings |= {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0}
@@ -83,9 +101,18 @@ def tiny_config(case: str) -> PreTrainedConfig:
     return CONFIG_MAPPING[family](**settings)
 
 
+def engine_dtype(case: str) -> Literal["float32", "bfloat16"]:
+    return "bfloat16" if case in IN_BFLOAT16 or case.endswith("bfloat16") else "float32"
+
+
 def write(case: str, folder: Path) -> None:
+    """Write a model with weights that both sides represent exactly, so that only the engine rounds."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(tiny_config(case), dtype=torch.float32).save_pretrained(folder)
+    lm = AutoModelForCausalLM.from_config(tiny_config(case), dtype=torch.float32)
+    for tensor in (*lm.parameters(), *lm.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(getattr(torch, engine_dtype(case))).float()
+    lm.save_pretrained(folder)
     tiny_tokenizer(()).save_pretrained(folder)
 
 
@@ -100,7 +127,7 @@ def gap(engine: Engine, policy: LanguageModel) -> float:
 
 
 def measure(case: str, folder: Path) -> dict[str, Any]:
-    """Return the largest gaps: of weights that `VLLMEngine` sends, and that a server reads from a folder.
+    """Return the largest gaps: of `TransformersEngine`, and of vLLM with sent weights and with those of a folder.
 
     What transformers keeps in buffers is changed as well, since an engine that is not sent it would have other values.
     """
@@ -112,9 +139,14 @@ def measure(case: str, folder: Path) -> dict[str, Any]:
     for module in policy.lm.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set and buffer.is_floating_point():
-                buffer.add_(torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
-    engine, files, found = VLLMEngine(dtype="float32", kv_cache_gb=0.05), SharedWeights(None), dict[str, Any]()
+                noise = torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1)) * 0.1
+                buffer.copy_((buffer + noise).to(getattr(torch, engine_dtype(case))))
+    engine, files, found = VLLMEngine(dtype=engine_dtype(case), kv_cache_gb=0.05), SharedWeights(None), dict[str, Any]()
     handle = PolicyHandle(policy, (CLOSE,), nullcontext, max_model_len=120)
+    own = TransformersEngine()
+    own.start(handle)
+    found["own"] = max(gaps(own, policy))
+    own.stop()
     start.UNFIT = frozenset()  # to find it out
     try:
         engine.start(handle)
@@ -166,11 +198,11 @@ def versions() -> str:
 
 def cases() -> list[str]:
     """Return all of them, those that are tested in CI first."""
-    return [*IN_CI, *sorted({*SHARING, *VARIANTS} - {*IN_CI})]
+    return [*IN_CI, *sorted({*SHARING, *start.UNFIT, *VARIANTS} - {*IN_CI} - WITHOUT_CLASS)]
 
 
 def worker(todo: list[str]) -> None:
-    """Measure case by case, and print a line for each."""
+    """Measure case by case until one fails, and print a line for each."""
     for case in todo:
         print(json.dumps({"begun": case}), flush=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -179,13 +211,16 @@ def worker(todo: list[str]) -> None:
             except Exception as error:  # noqa: BLE001 - it is the result
                 measured = {"error": one_line(f"{type(error).__name__}: {error}")[:300]}
         print(json.dumps({case: measured}), flush=True)
+        if "error" in measured:
+            return  # vLLM leaves things behind with which the next models fail
 
 
-def measure_all(todo: list[str], found: dict[str, Any]) -> None:
+def measure_all(todo: list[str], found: dict[str, Any], *paths: Path) -> None:
     """Fill in results, with a worker that is started anew when a model has ended it."""
     command = [sys.executable, "-m", "benchmarks.engines.families", "--worker"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT)))}
     while todo:
-        running = subprocess.Popen([*command, *todo], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        running = subprocess.Popen([*command, *todo], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
         assert running.stdout is not None
         begun = todo[0]
         for line in running.stdout:
@@ -219,7 +254,9 @@ def main() -> None:
     if not given.page:
         if found.get("versions") != versions():
             found = {"versions": versions(), "cases": {}}
-        measure_all(given.only or [case for case in cases() if case not in found["cases"]], found)
+        todo = given.only or [case for case in cases() if case not in found["cases"]]
+        measure_all([case for case in todo if case not in start.IMPORT_TORCHVISION], found)
+        measure_all([case for case in todo if case in start.IMPORT_TORCHVISION], found, TORCHVISION)
     put(RESULTS / "vllm.md", "families", page(found))
 
 
