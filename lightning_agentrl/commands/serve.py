@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -11,7 +12,7 @@ from importlib import metadata
 import torch
 
 from lightning_agentrl.errors.vllm_version import check_installed
-from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, EXTENSION, MODE
+from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, CPU_OPS, EXTENSION, MODE
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server does not accept weights
 SPAWN = "VLLM_WORKER_MULTIPROC_METHOD"  # without spawn, the engine's processes may not import `server_process`
@@ -34,7 +35,7 @@ def server_command(model: str, port: int, host: str, options: Sequence[str], on_
     fixed += ["--disable-log-stats", "--disable-uvicorn-access-log"]
     for_cpu = ["--enforce-eager", "--dtype", "bfloat16", "--block-size", str(CPU_BLOCK)]
     for_cpu.append("--no-enable-chunked-prefill")  # as in `start_vllm`
-    for_cpu += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
+    for_cpu += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--compilation-config", json.dumps(CPU_OPS)]
     return [sys.executable, "-m", PROCESS, *_entry(model), *fixed, *(for_cpu if on_cpu else []), *options]
 
 

@@ -10,6 +10,7 @@ import torch
 
 MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, after temperature
 CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, exceeds most common prefixes
+CPU_OPS = {"custom_ops": ["-rotary_embedding"]}  # vLLM 0.32's own misreads queries with a dimension for heads
 EXTENSION = f"{__name__}.WorkerExtension"
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtype by size in bytes
 SIZES = (

@@ -19,11 +19,11 @@ from tests.engines.test_vllm_engine import CLOSE
 pytestmark = pytest.mark.vllm
 
 
-@pytest.mark.parametrize("case", IN_CI)
+@pytest.mark.parametrize("case", [*IN_CI, "lfm2", "deepseek_v3"])
 def test_log_probs_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     measured = measure(case, tmp_path)
-    assert set(measured) == {"sent", "folder"}
-    assert not verdict(measured), measured
+    assert set(measured) == {"own", "sent", "folder"}
+    assert not verdict(case, measured), measured
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import errno
+import json
 import math
 import shutil
 import warnings
@@ -27,7 +28,7 @@ from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
-from lightning_agentrl.vllm_worker.extension import checksum, sizes_of
+from lightning_agentrl.vllm_worker.extension import CPU_OPS, checksum, sizes_of
 from tests.cli import Command, Config, changed, sentence
 from tests.engines import updating_ranks
 from tests.inputs import image, text
@@ -285,6 +286,7 @@ def test_the_command_of_a_server() -> None:
     for part in (" /models/tiny ", "--port 8002", "--host 127.0.0.1", "--enable-scale-out", "processed_logprobs"):
         assert part in text
     assert command.index("bfloat16") < command.index("float32")  # what is given wins
+    assert json.loads(command[command.index("--compilation-config") + 1]) == CPU_OPS  # as `VLLMEngine` computes
     assert "--enforce-eager" not in server_command("m", 1, "h", [], on_cpu=False)
 
 

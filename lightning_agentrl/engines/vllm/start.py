@@ -21,12 +21,11 @@ from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.errors.vllm_version import GET
 from lightning_agentrl.models.families import text_family
 from lightning_agentrl.models.lora import has_adapters
-from lightning_agentrl.vllm_worker.extension import CPU_BLOCK
+from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, CPU_OPS
 
 KEY = "data.init_args.engine.init_args"
-UNFIT = frozenset(  # families that vLLM computes differently, or cannot run: docs/results/vllm.md
-    ("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox", "minimax_m2", "modernbert-decoder", "phi")
-)
+UNFIT = frozenset(("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox"))  # families that vLLM computes
+UNFIT |= {"gpt_oss", "jetmoe", "minimax_m2", "persimmon", "phi"}  # differently, or cannot run: docs/results/vllm.md
 IMPORT_TORCHVISION = frozenset(("qwen3_5_text", "qwen3_5_moe_text"))  # text families whose vLLM modules import it
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside this range
@@ -249,6 +248,7 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
     if lm.device.type == "cpu":
         arguments |= {"kv_cache_memory_bytes": int(options.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
         arguments["enforce_eager"] = True  # compilation takes minutes there without a gain
+        arguments["compilation_config"] = CPU_OPS
         # Chunked prefill has to rewind a request's random generator, which vLLM cannot do on a CPU. Without chunked
         # prefill vLLM caches no recurrent states, so families that need them cannot use the prefix cache.
         arguments["enable_chunked_prefill"] = False
