@@ -73,7 +73,7 @@ test-browser: install chromium ## run the tests that look at pages in a browser;
 test-vllm: vllm-cpu build/torchvision ## run the tests that need vLLM
 	$(PYTEST) -n 0 -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
 
-test-engines: vllm-cpu ## tiny models of every family against vLLM, then a section of docs/results/vllm.md; goes on where it stopped
+test-engines: vllm-cpu build/torchvision ## tiny models of every family against vLLM, then a section of docs/results/vllm.md; goes on where it stopped
 	$(BIN)/python -m benchmarks.engines.families
 
 WHEEL := build/wheel
