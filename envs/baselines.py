@@ -78,7 +78,7 @@ def solver_agent(env_id: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
     """Play the environment's own scripted player.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the environment has no scripted player.
     """
 
     def chooser(env: TextEnv, seed: int) -> Callable[[], str]:

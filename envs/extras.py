@@ -1,4 +1,4 @@
-"""Packages of other suites, which are installed only where somebody wants them."""
+"""Import of the optional packages of other environment suites."""
 
 from importlib import import_module
 from typing import Any
@@ -8,7 +8,7 @@ def need(module: str, extra: str) -> Any:
     """Import a module of an extra and return it.
 
     Raises:
-        ValueError: it is not installed; with what to install.
+        ValueError: the module is not installed; the message says what to install.
     """
     package = module.split(".")[0]
     try:

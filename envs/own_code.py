@@ -1,4 +1,4 @@
-"""Mistakes in the code of a text environment, each in one sentence with its fix. Found when the environment is made."""
+"""Checks of the code of a text environment when it is created; each mistake gives a message with its fix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentrl_envs.text_env import TextEnv
 
 _TEXT = ("a text", str)
-_FORMS = {  # of what a method returns: the words for it, an example, and what each value is (what is common first)
+_FORMS = {  # method -> its return value in words, an example, and the name and type of each value
     "_observe": ("two texts", 'return text, ""', (_TEXT, _TEXT)),
     "_caption": ("two texts", 'return text, ""', (_TEXT, _TEXT)),
     "_act": (
@@ -28,10 +28,10 @@ _NEEDED = {"actions": '{"left": "one step left"}', "default_action": '"left"', "
 
 
 def check_data(env: TextEnv) -> None:
-    """Refuse data that is missing, or of a kind that cannot work.
+    """Check that the required attributes of an environment exist and have valid types.
 
     Raises:
-        ValueError: which it is, and what to write.
+        ValueError: an attribute is missing or invalid; the message says what to write.
     """
     owner = type(env).__name__
     for name, example in _NEEDED.items():
@@ -39,7 +39,7 @@ def check_data(env: TextEnv) -> None:
         if declared is None and (name == "max_turns" or not env.free_text):
             raise ValueError(f"{owner} has no `{name}`; write `{name} = {example}` in the class")
         if declared is None or isinstance(declared, property | cached_property):
-            continue  # what follows from the episode is not there yet
+            continue  # its value may depend on an episode
         if name == "max_turns" and (isinstance(declared, bool) or not isinstance(declared, Integral)):
             raise ValueError(f"{owner}: max_turns is {declared!r}; it must be a whole number, as in `max_turns = 20`")
         if name == "max_turns" and declared < 1:
@@ -54,12 +54,12 @@ def check_data(env: TextEnv) -> None:
 
 
 def try_out(env: TextEnv) -> None:
-    """Begin an episode and play one turn, so that what an author's methods return is seen before a run.
+    """Play one turn of an episode, to check before a run what the methods of an environment return.
 
-    The first environment of a class stands for all of it in this process.
+    Each class is checked once in a process.
 
     Raises:
-        ValueError: a method returns something else than it should, or an example names no action.
+        ValueError: a method returns a value of a wrong type, or an example names no action.
     """
     if type(env) in _tried_out:
         return
@@ -67,7 +67,7 @@ def try_out(env: TextEnv) -> None:
     prompt: Any = env.system_prompt
     if not isinstance(prompt, str):
         whose = f"{type(env).__name__}.system_prompt"
-        raise ValueError(f"{whose} is {_kind(prompt)}; it must be a text, or return one below @property")
+        raise ValueError(f"{whose} is {_kind(prompt)}; it must be a text, or a method below @property that returns one")
     check_examples(env)
     if not env.free_text:
         env.step(env.default_action)
@@ -75,10 +75,10 @@ def try_out(env: TextEnv) -> None:
 
 
 def check_examples(env: TextEnv) -> None:
-    """Refuse worked examples that are no pairs of texts, or name no action.
+    """Check that worked examples are pairs of texts and name actions.
 
     Raises:
-        ValueError: the first such one.
+        ValueError: an example is invalid; the message names the first one.
     """
     owner, form = type(env).__name__, 'write pairs: [("what is seen", "left")]'
     examples: Any = env.examples
@@ -86,7 +86,7 @@ def check_examples(env: TextEnv) -> None:
         raise ValueError(f"{owner}.examples is a method; write @property above it")
     for example in examples:
         if not isinstance(example, list | tuple) or len(example) != 2 or not all(isinstance(e, str) for e in example):
-            raise ValueError(f"{owner}: the example {example!r} is no pair of an observation and a reply; {form}")
+            raise ValueError(f"{owner}: the example {example!r} is not a pair of an observation and a reply; {form}")
         action = example[1].rsplit("ACTION:", 1)[-1]
         if not env.free_text and not env.resolve_action(action)[1]:
             raise ValueError(
@@ -96,10 +96,10 @@ def check_examples(env: TextEnv) -> None:
 
 
 def two_values(env: TextEnv, method: str, returned: Any) -> tuple[Any, Any]:
-    """Return what a method gave, if it has the form that it should.
+    """Return the two values that a method returned, after checking their types.
 
     Raises:
-        ValueError: another number of values, or of other types.
+        ValueError: the number or the types of the values are wrong.
     """
     words, fix, kinds = _FORMS[method]
     several = isinstance(returned, _SEVERAL)
@@ -116,7 +116,7 @@ def two_values(env: TextEnv, method: str, returned: Any) -> tuple[Any, Any]:
 
 
 def _declared(env: TextEnv, name: str) -> Any:
-    """Return an attribute as it was written, such as a property itself; None if there is none."""
+    """Return an attribute without evaluating it if it is a property; None if there is none."""
     return next((vars(owner)[name] for owner in (env, *type(env).__mro__) if name in vars(owner)), None)
 
 

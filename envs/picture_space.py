@@ -1,4 +1,4 @@
-"""Pictures from outside: the space of those whose size varies, and those of 16 bits as others are."""
+"""Pictures of users: a gymnasium space for pictures of any size, and conversion of 16-bit pictures."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ class PictureSpace(spaces.Space[NDArray[np.uint8]]):
 
 
 def of_8_bits(picture: Image.Image) -> Image.Image:
-    """Return a picture with the highest 8 bits of 16-bit shades of grey; Pillow would make nearly all of it white."""
+    """Convert 16-bit greys to their highest 8 bits; Pillow's own conversion would make nearly all of them white."""
     if not picture.mode.startswith("I;16"):
         return picture
     return Image.fromarray((np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8))

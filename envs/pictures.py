@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 Colour = tuple[int, int, int]
 
-_FINER = 8  # cells are painted so much larger and then made smaller, for smooth edges
+_FINER = 8  # factor by which cells are painted larger and then scaled down, for smooth edges
 
 _ICE, _ICE_LINE, _DEEP = (219, 237, 250), (170, 205, 232), (23, 32, 52)
 _FLOOR, _FLOOR_LINE, _WALL, _MORTAR = (240, 230, 214), (214, 200, 178), (92, 104, 120), (62, 72, 86)
@@ -39,10 +39,10 @@ class _Pen:
 
 
 def checked_cell_px(cell_px: int) -> int:
-    """Return the side of a cell in pixels.
+    """Check the side of a cell in pixels, and return it.
 
     Raises:
-        ValueError: it is not a whole number from 8 to 128.
+        ValueError: it is not an integer from 8 to 128.
     """
     if isinstance(cell_px, bool) or not (isinstance(cell_px, int) and 8 <= cell_px <= 128):
         raise ValueError(f"cell_px must be a whole number of pixels from 8 to 128, not {cell_px!r}.")
@@ -53,8 +53,8 @@ def draw_grid(rows: Sequence[Sequence[str]], looks: Mapping[str, tuple[str, ...]
     """Return a picture of a grid as RGB [height, width, 3].
 
     Args:
-        rows: symbols, from the top row down.
-        looks: symbol -> the layers of its cell, from the ground up: keys of `LAYERS`.
+        rows: symbols of the cells, top row first.
+        looks: symbol -> layers of its cell, bottom first: keys of `LAYERS`.
         cell_px: side of a cell in pixels.
     """
     return np.concatenate([np.concatenate([_cell(looks[symbol], cell_px) for symbol in row], 1) for row in rows])
@@ -131,4 +131,4 @@ LAYERS: Mapping[str, Callable[[_Pen], None]] = {
     "player": _player,
     "player in a hole": _sunk,
 }
-"""What a cell can be painted with."""
+"""Name of a layer -> function that paints it."""

@@ -46,7 +46,7 @@ _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"BabaIsAI-{level}-v0": (_BABA, {"level": level}) for level in BABA_LEVELS},
 }
 
-# Environments whose actions are messages, and those of others, which need a server, a foreign package, or arguments.
+# Environments whose actions are messages, and adapters that need a server, another package, or arguments.
 _ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Discrete-v0": ("agentrl_envs.discrete.env:Discrete", {}),
     "Calculator-v0": ("agentrl_envs.tool_use.env:Calculator", {}),
@@ -60,7 +60,7 @@ _ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 ENV_IDS: tuple[str, ...] = tuple(_ENVS)
-"""Every id of a game of our own."""
+"""Ids of all games of this package."""
 
 
 def register_all() -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Prompts show the first; the second is a token of some models, which a prompt must break.
+# Prompts show the first; the second is a special token of some models, which a prompt may not contain.
 _CALLS = ("call", "tool_call")
 _TAGS = (*_CALLS, "answer")
-_MOST_CHARS = 1000  # of what stands in a tag; also keeps JSON from nesting too deep
+_MOST_CHARS = 1000  # largest length of the content of a tag; also keeps JSON from nesting too deep
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """A final answer, without the blanks and quotes round it."""
+    """A final answer, without the spaces and quotes around it."""
 
     text: str
 
 
 class CallError(ValueError):
-    """What is wrong with a reply, in a sentence for the agent."""
+    """A reply cannot be used; the message is for the agent."""
 
 
 def last_tag(reply: str) -> str:
-    """Return the last whole tag of a reply with what stands in it, such as `<answer>7</answer>`; empty if none."""
+    """Return the last complete tag of a reply with its content, such as `<answer>7</answer>`; empty if none."""
     found = ""
     place = -1
     for tag in _TAGS:
@@ -43,11 +43,11 @@ def last_tag(reply: str) -> str:
 
 
 def resolve_tag(reply: str, read: Callable[[str], object]) -> tuple[str, bool]:
-    """Return the last whole tag of a reply, and whether it can be used.
+    """Return the last complete tag of a reply, and whether it can be used.
 
     Args:
-        reply: what the agent wrote.
-        read: reads a tag; raises a CallError if it cannot be used.
+        reply: reply of the agent.
+        read: function that reads a tag, and raises a CallError if it cannot be used.
     """
     tag = last_tag(reply)
     try:
@@ -58,7 +58,7 @@ def resolve_tag(reply: str, read: Callable[[str], object]) -> tuple[str, bool]:
 
 
 def read_tag(tag: str) -> Call | Answer:
-    """Read what `last_tag` found.
+    """Parse a tag that `last_tag` returned.
 
     Raises:
         CallError: there is no tag, or it cannot be read.

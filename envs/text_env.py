@@ -1,4 +1,4 @@
-"""The contract of our environments: text or images in, text out, named actions, an `info` that says what happened."""
+"""Base class of text environments: texts or images as observations, named actions, and an `info` for each turn."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ _TRAILING_PUNCTUATION = ".,;:!?"
 _REMARK = "The last reply named no action, so {action} was taken."
 
 Shown = Literal["text", "image", "both"]
-"""What an observation holds: the state as text, as images, or as both."""
+"""Content of an observation: the state as text, as images, or as both."""
 
 
 class Seen(TypedDict):
@@ -30,7 +30,7 @@ class Seen(TypedDict):
 
 
 class TextInfo(TypedDict):
-    """What every `reset` and `step` reports. An environment may add keys of its own."""
+    """The `info` of every `reset` and `step`. An environment may add keys of its own."""
 
     success: bool
     progression: float
@@ -42,23 +42,23 @@ class TextInfo(TypedDict):
 
 
 def normalise(text: str) -> str:
-    """Return a text as spoken actions are compared: first line, lower case, single blanks, no final punctuation."""
+    """Normalize a text to compare it with actions: first line, lower case, single spaces, no final punctuation."""
     lines = text.strip().splitlines()
     line = lines[0] if lines else ""
     return " ".join(line.lower().replace("_", " ").split()).rstrip(_TRAILING_PUNCTUATION).strip()
 
 
 class TextEnv(gymnasium.Env[str | Seen, str], ABC):
-    """A gymnasium environment whose actions are strings, and whose observations are, too, or hold images besides.
+    """A gymnasium environment whose actions are texts, and whose observations are texts, with or without images.
 
-    An author fills in the data below (on the class, or on the instance before the first `reset`) and four members:
-    `_start`, `_act`, `_observe` and the property `system_prompt`. The base class resolves action texts, counts turns,
-    ends the episode at the limit and fills `info`.
+    A subclass sets the attributes below (on the class, or on the instance before the first `reset`) and defines four
+    members: `_start`, `_act`, `_observe` and the property `system_prompt`. The base class maps texts to actions, counts
+    turns, ends the episode at the limit and fills `info`.
 
-    * An action text that names no action runs `default_action` and sets `info["invalid_action"]`; the reward stays.
+    * A text that names no action executes `default_action` and sets `info["invalid_action"]`; the reward is unchanged.
     * The limit `max_turns` gives `truncated`, never `terminated`; an episode that ends by itself at its last turn is
       only `terminated`.
-    * The observation is the short-term text (what matters only now), if any, followed by the long-term text. With
+    * The observation is the short-term text (relevant only now), if any, followed by the long-term text. With
       images it is a dictionary, `Seen`. Where the images show the state (`observation="image"`), the text is that of
       `_caption` in place of `_observe`.
     * All randomness must come from `self.np_random`, or from seeds drawn from it.
@@ -70,17 +70,17 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
     actions: Mapping[str, str]
     """Action name -> one-line description, in the order in which a prompt lists them."""
     aliases: Mapping[str, str] = {}
-    """Other spoken form (as `normalise` gives it) -> action name. The trainer's parser reads this table too."""
+    """Other name of an action, as `normalise` returns it -> action name. The trainer's parser uses it too."""
     default_action: str
-    """What runs when the action text names no action."""
+    """Action that is executed when a text names none."""
     max_turns: int
     """Turns after which an episode is truncated."""
     free_text: bool = False
-    """The whole reply is the action: there is no table of actions, and `resolve_action` says what a reply means."""
+    """Whether the whole reply is the action; then `actions` is not used, and `resolve_action` interprets the reply."""
     observation: Shown = "text"
-    """What an observation holds."""
+    """Content of observations."""
     remarks: bool = False
-    """After a text that named no action, the observation says so in its short-term text (a trainer gives names)."""
+    """Whether the short-term text says that the last text named no action (texts from the trainer always name one)."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Text(max_length=self.max_chars, min_length=0, charset=PRINTABLE)
@@ -92,7 +92,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         self._active = False
         self._won = False
 
-    # ---- what an author writes -----------------------------------------------------------------------------------
+    # ---- to be defined by a subclass -----------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -121,14 +121,14 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         raise NotImplementedError(f"{type(self).__name__} has no images.")
 
     def _caption(self) -> tuple[str, str]:
-        """Return the long-term and the short-term text beside images that show the state; by default nothing.
+        """Return the long-term and the short-term text beside images that show the state; by default both are empty.
 
-        It tells what cannot be seen, and nothing of what can be.
+        They describe only what the images do not show.
         """
         return "", ""
 
     def cut_off(self) -> bool:
-        """Return whether something other than `max_turns` has just truncated the episode; by default nothing does."""
+        """Return whether something other than `max_turns` has just truncated the episode; false by default."""
         return False
 
     def success(self) -> bool:
@@ -144,23 +144,23 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         return {}
 
     def extra_info(self) -> dict[str, Any]:
-        """Return more keys for `info`; none by default."""
+        """Return further entries of `info`; none by default."""
         return {}
 
     def solver(self) -> Callable[[], str] | None:
-        """Return a scripted player of this episode, which names one action per call; None where there is none.
+        """Return a scripted player of this episode, which names one action per call; None if there is none.
 
-        Valid after `reset`. It may read the state of the game, and plays on from whatever state it finds.
+        Valid after `reset`. The player may read the state of the game, and must be able to act in any state.
         """
         return None
 
-    # ---- what the base class does --------------------------------------------------------------------------------
+    # ---- defined by the base class -------------------------------------------------------------------------------
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
         """Return the action that `text` names and True, or the default action and False if it names none."""
         if self.free_text:
             return text, True
-        if (exact := text.strip()) in self.actions:  # of names such as h and H the one that is meant
+        if (exact := text.strip()) in self.actions:  # an exact match first, for names such as h and H
             return exact, True
         said = normalise(text)
         for name in self.actions:
@@ -198,14 +198,14 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         return observation, float(reward), bool(terminated), truncated, info
 
     def _show(self, observation: Shown, image: spaces.Space[NDArray[np.uint8]]) -> None:
-        """Set what observations hold; an environment that can be seen calls this when it is made.
+        """Set the content of observations; the constructor of an environment with images calls it.
 
         Args:
-            observation: text, image or both.
-            image: the space of one image.
+            observation: content of observations: "text", "image" or "both".
+            image: space of one image.
 
         Raises:
-            ValueError: there is no such kind.
+            ValueError: `observation` has another value.
         """
         if observation not in get_args(Shown):
             raise ValueError(f'observation must be "text", "image" or "both", not {observation!r}.')
@@ -234,17 +234,17 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         return observation, {**cast(dict[str, Any], info), **self.extra_info()}
 
     def check_code(self) -> None:
-        """Refuse mistakes of an author before a run; environments of this package are not played for it.
+        """Check the code of a subclass before a run, by playing a turn unless it is from this package.
 
         Raises:
-            ValueError: one sentence with the fix.
+            ValueError: there is a mistake; the message contains the fix.
         """
         check_data(self)
         if type(self).__module__.split(".")[0] != __name__.split(".")[0]:
             try_out(self)
 
     def _check_data(self) -> None:
-        """Raise a ValueError that names the fault in data that cannot work."""
+        """Raise a ValueError about the first attribute that is invalid."""
         check_data(self)
         owner = type(self).__name__
         if not self.free_text and self.default_action not in self.actions:

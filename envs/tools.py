@@ -1,4 +1,4 @@
-"""Tools that may fail: they are tried again, and what they cannot do is told to the agent."""
+"""Repeated calls of tools that may fail, and import of functions by name."""
 
 import logging
 from collections.abc import Callable
@@ -11,18 +11,18 @@ T = TypeVar("T")
 
 
 class ToolError(RuntimeError):
-    """A tool failed as often as it was tried."""
+    """A tool failed in all attempts."""
 
 
 def tried(tool: Callable[[], T], tries: int) -> T:
-    """Return what a tool returns, trying again when it raises.
+    """Call a tool and return its result; try again if it raises an error.
 
     Args:
-        tool: is called without arguments.
-        tries: how often, 1 or more.
+        tool: function without arguments.
+        tries: largest number of attempts, 1 or more.
 
     Raises:
-        ToolError: it raised each time; from the last of its errors.
+        ToolError: all attempts failed; the cause is the last error.
     """
     for number in range(1, tries + 1):
         try:
@@ -34,11 +34,11 @@ def tried(tool: Callable[[], T], tries: int) -> T:
 
 
 def find_function(path: str, argument: str) -> Callable[..., Any]:
-    """Import a function that is named as `module:function`.
+    """Import a function by its name `module:function`.
 
     Args:
-        path: the name.
-        argument: which argument of an environment has it, for errors.
+        path: name of the function.
+        argument: argument of the environment that has the name, for error messages.
 
     Raises:
         ValueError: there is no such function.

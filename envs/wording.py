@@ -1,4 +1,4 @@
-"""The words of a game, kept as data in a file `wording.toml` beside its code."""
+"""Texts of a game, from a file `wording.toml` beside its code."""
 
 import tomllib
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from importlib import resources
 
 @dataclass(frozen=True)
 class Wording:
-    """What a game says of itself.
+    """Texts of a game.
 
     Args:
         system_prompt: rules and task; the game fills names in braces, such as `{mission}`.
-        default_action: what runs when a reply names no action; empty where the game decides.
+        default_action: action that is executed when a reply names none; empty if the game decides.
         actions: action name -> one-line description, in the order of the prompt.
-        aliases: other spoken form -> action name. In the file each action has a list of its forms.
+        aliases: other name -> action name. In the file each action has a list of its other names.
         texts: further texts by name.
     """
 

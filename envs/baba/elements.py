@@ -1,4 +1,4 @@
-"""What a cell can hold, and the notation of a map: one line per row, from the north, cells from the west."""
+"""Contents of cells, and the text notation of maps: one line per row, north first, cells from west to east."""
 
 from typing import NamedTuple
 
@@ -6,9 +6,9 @@ NOUNS = ("baba", "wall", "ball", "key", "door")
 PROPERTIES = ("you", "win", "lose", "stop", "push")
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey", "white")
 MAX_SIDE = 40
-"""Cells of the longest row or column of a map."""
+"""Largest width and height of a map, in cells."""
 
-# These two are written without a colour, and keep one all the same: they may become something else, and rules see it.
+# The notation omits the colour of these two. They have one, since they may turn into objects whose colour matters.
 _OWN_COLOURS = {"baba": "white", "wall": "grey"}
 _FORMS = (
     "border",
@@ -22,12 +22,12 @@ _FORMS = (
 
 
 class Element(NamedTuple):
-    """A thing or a block of text.
+    """An object, a text block or the border.
 
     Args:
-        kind: "border", "obj", or of a block "noun", "is", "prop" or "color".
-        name: noun of an object, else the word on the block.
-        colour: of an object.
+        kind: "border", "obj" for an object, or "noun", "is", "prop" or "color" for a text block.
+        name: noun of an object, or word on a text block.
+        colour: colour of an object.
     """
 
     kind: str
@@ -36,24 +36,24 @@ class Element(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether this is a block of text."""
+        """Whether this is a text block."""
         return self.kind not in ("border", "obj")
 
 
 Stack = tuple[Element, ...]
-"""What lies in a cell, the bottom first. Only the last one, on top, is seen by rules, moves and texts."""
+"""Elements of a cell, bottom first. Rules, moves and texts use only the last one, on top."""
 
 BORDER = Element("border")
 IS = Element("is", "is")
 
 
 def thing(noun: str, colour: str = "") -> Element:
-    """Return an object; baba and walls have a colour of their own if none is given."""
+    """Return an object. Baba and walls have a default colour."""
     return Element("obj", noun, colour or _OWN_COLOURS[noun])
 
 
 THINGS = tuple(thing(noun, colour) for noun in NOUNS for colour in COLOURS)
-"""Every object that there can be."""
+"""All possible objects."""
 
 _ELEMENTS = {
     "border": BORDER,
@@ -73,13 +73,13 @@ def read_map(text: str) -> tuple[int, tuple[Stack, ...]]:
     """Read a map.
 
     Returns:
-        The cells of a row, and all cells row by row.
+        Width of the map, and its cells row by row.
 
     Raises:
-        ValueError: it is not a map; the sentence names row and cell, counted from 1.
+        ValueError: the text is not a valid map; the message names row and cell, counted from 1.
     """
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"A map is text with one line per row and a blank between cells, not {text!r}.")
+        raise ValueError(f"A map is a text with one line per row and spaces between cells, not {text!r}.")
     rows = [line.split() for line in text.strip().splitlines()]
     width = len(rows[0])
     for number, row in enumerate(rows, 1):
@@ -105,11 +105,11 @@ def _read_cell(cell: str, where: str) -> Stack:
                 f"the properties {', '.join(PROPERTIES)} and the colours {', '.join(COLOURS)}; an empty cell is a dot."
             )
     if "border" in names and len(names) > 1:
-        raise ValueError(f"{where} is {cell!r}, but nothing lies on or under the border.")
+        raise ValueError(f"{where} is {cell!r}, but a border cell has no other element.")
     return tuple(_ELEMENTS[name] for name in names)
 
 
 def write_map(width: int, cells: tuple[Stack, ...]) -> str:
-    """Write cells as a map; :func:`read_map` reads it."""
+    """Return cells in the notation that :func:`read_map` reads."""
     written = ["+".join(_WRITTEN[element] for element in stack) or "." for stack in cells]
     return "\n".join(" ".join(written[start : start + width]) for start in range(0, len(written), width))

@@ -1,4 +1,4 @@
-"""The environment Baba Is AI: a level or a map of one's own, told in words."""
+"""The environment Baba Is AI: a level or a user's map, described in words."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,8 +16,8 @@ from agentrl_envs.text_env import Shown, TextEnv
 from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording("agentrl_envs.baba")
-_MOST_PX = 2**16  # of a side of a picture
-_LEVEL = "goto_win"  # where neither a level nor a map is named
+_MOST_PX = 2**16  # largest side of a picture
+_LEVEL = "goto_win"  # default
 
 
 class BabaIsAIEnv(TextEnv):
@@ -25,18 +25,18 @@ class BabaIsAIEnv(TextEnv):
 
     Args:
         level: name of a level, a key of `LEVELS`; `goto_win` if neither level nor map is given.
-        map: in place of a level, a map in text: one line per row, blanks between cells; a cell is a dot or the names of
-            what lies in it, from the bottom, joined by `+`, such as `obj:wall+obj:key:red`.
-        reward: "binary" gives 1 for a win and 0 else; "native" gives 1 - 0.9 * turns / max_turns for a win and -1 for
-            a loss.
+        map: text of a map in place of a level: one line per row, spaces between cells; a cell is a dot or its
+            elements, bottom first, joined by `+`, such as `obj:wall+obj:key:red`.
+        reward: "binary" gives 1 for a win and 0 otherwise; "native" gives 1 - 0.9 * turns / max_turns for a win, -1
+            for a loss and 0 otherwise.
         max_turns: turns after which an episode is truncated.
-        observation: what is seen: "text", "image" (the map) or "both".
-        cell_px: side of a cell in such an image, in pixels, 8 to 128; words can be read from 28 on.
+        observation: content of observations: "text", "image" (the map) or "both".
+        cell_px: side of a cell in images, in pixels, 8 to 128; words are legible from 28 on.
         render_mode: "rgb_array" makes `render` draw the map.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012 - declared by gymnasium
-    max_chars = 131_072  # the largest map, full of blocks
+    max_chars = 131_072  # enough for the largest map, full of blocks
 
     default_action = _WORDING.default_action
 
@@ -75,7 +75,7 @@ class BabaIsAIEnv(TextEnv):
 
     @property
     def tips(self) -> str:
-        """Hints, one a line."""
+        """Hints, one per line."""
         return _WORDING.texts["tips"]
 
     @property
@@ -90,11 +90,11 @@ class BabaIsAIEnv(TextEnv):
         return draw(self._world) if self.render_mode == "rgb_array" else None
 
     def solver(self) -> Callable[[], str]:
-        """Return a player that goes the shortest way to win, found by a search, and idles where it finds none."""
+        """Return a player that follows the shortest solution, found by a search, or idles if there is none."""
         return player(lambda: self._world)
 
     def extra_info(self) -> dict[str, Any]:
-        """Return the rules as the text tells them, the map, and whether the episode ended as nothing is YOU."""
+        """Return the rules as in observations, the map, and whether the episode ended because nothing is YOU."""
         return {
             "rules": active_rules(self._world),
             "map": self._world.write(),

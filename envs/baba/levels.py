@@ -1,4 +1,4 @@
-"""The forty levels and the tiny one: cells are filled from a random stream."""
+"""The forty levels and the tiny one, filled at random."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,11 +11,11 @@ from agentrl_envs.baba.world import World
 
 Cell = tuple[int, int]
 
-# What levels without a fixed cast draw from. The order matters: a seed stands for a level.
+# Objects and colours that levels draw from. Their order must not change, so that each seed keeps its level.
 _CAST = ("ball", "key", "door")
 _CAST_COLOURS = ("red", "blue", "green")
 
-# Cells from which a block cannot be brought to where it would complete the rule of winning. One that stands twice is
+# Cells from which a block cannot be pushed to where it would complete the winning rule. A cell that is listed twice is
 # drawn twice as often.
 _ASIDE = (
     *((x, 6) for x in (4, 5, 6)),
@@ -26,12 +26,13 @@ _ASIDE_RIGHT = (*((11, y) for y in range(2, 7)), *((x, 7) for x in (11, 10, 9, 8
 
 
 class Distraction(NamedTuple):
-    """What a level holds that its solution does not need.
+    """Parts of a level that its solution does not need.
 
     Args:
-        thing: the second object.
-        block: a noun that is on the map for no use: of the second object, or of the third, which is not on the map.
-        win_rule: a second rule of winning, for the third object.
+        thing: whether the level has a second object.
+        block: noun on an unused text block: of the "second" object, or of the "third", which is not on the map; empty:
+            no such block.
+        win_rule: whether the level has a second winning rule, for the third object.
     """
 
     thing: bool = False
@@ -51,7 +52,7 @@ _WIN_RULE = {"-distr_win_rule": Distraction(thing=True, block="second", win_rule
 
 
 class _Draft:
-    """A level that is being filled, with a border, and with three drawn objects."""
+    """A level under construction, with a border, and with three random objects to place."""
 
     def __init__(self, width: int, height: int, rng: np.random.Generator) -> None:
         self.width, self.height, self.rng = width, height, rng
@@ -63,7 +64,7 @@ class _Draft:
         self.things = [thing(name, colour) for name, colour in zip(self.names, colours, strict=True)]
 
     def write(self, x: int, y: int, rule: str) -> None:
-        """Lay the blocks of a rule from this cell to the right."""
+        """Put the blocks of a rule into this cell and those to its right."""
         for step, word in enumerate(rule.split()):
             self.cells[x + step, y] = _block(word)
 
@@ -176,7 +177,7 @@ def _make_wall_win(rng: np.random.Generator) -> World:
 
 
 def _you_win(rng: np.random.Generator) -> World:
-    """Two by two cells, and two objects of one noun which only their colours tell apart."""
+    """Return a level of two by two cells with two objects of the same noun in different colours."""
     draft = _Draft(6, 6, rng)
     noun = draft.names[0]
     first, second = (_CAST_COLOURS[int(number)] for number in rng.permutation(len(_CAST_COLOURS))[:2])
@@ -208,4 +209,4 @@ LEVELS: dict[str, Callable[[np.random.Generator], World]] = {
     "two_room-make_wall_win": _make_wall_win,
     "you_win": _you_win,
 }
-"""Name of a level -> what makes it from a random stream."""
+"""Name of a level -> function that builds it with a random generator."""

@@ -1,4 +1,4 @@
-"""A picture of a world: words on plates, things as shapes in their colours."""
+"""Pictures of worlds: words on plates, objects as coloured shapes."""
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -20,7 +20,7 @@ _GROUND, _EDGE, _PLATE, _INK = (18, 20, 26), (58, 62, 74), (40, 44, 56), (236, 2
 
 
 def draw(world: World, cell_px: int = _TILE) -> np.ndarray:
-    """Return the map as RGB [height, width, 3], uint8; of a stack, what lies below shows where the top leaves room."""
+    """Return the map as RGB [height, width, 3], uint8; lower elements of a stack are visible around its top."""
     height = len(world.cells) // world.width
     picture = Image.new("RGB", (world.width * _TILE, height * _TILE), _GROUND)
     pen = ImageDraw.Draw(picture)

@@ -16,7 +16,7 @@ class Rule(NamedTuple):
     word: str
 
     def covers(self, element: Element) -> bool:
-        """Whether the rule speaks of this object."""
+        """Return whether the rule applies to this object."""
         return element.name == self.noun and self.colour in ("", element.colour)
 
     def __str__(self) -> str:
@@ -28,9 +28,9 @@ class Rules:
     """The rules in force.
 
     Args:
-        told: rules with a property, in the order in which a reader finds them.
-        having: property -> every object, be it on the map or not, that has it.
-        becoming: object -> what it turns into.
+        told: rules with a property, in reading order.
+        having: property -> all objects that have it, on the map or not.
+        becoming: object -> object that it turns into.
     """
 
     told: tuple[Rule, ...]
@@ -39,7 +39,7 @@ class Rules:
 
 
 def read_rules(width: int, cells: tuple[Stack, ...]) -> Rules:
-    """Read the rules: of each IS on top, row by row, first the words beside it, then those above and below."""
+    """Return the rules around all visible IS blocks, row by row: for each first across, then down."""
     found: list[Rule] = []
     for here, stack in enumerate(cells):
         if stack and stack[-1] == IS:
@@ -66,7 +66,7 @@ def _consequences(found: tuple[Rule, ...]) -> Rules:
 
 
 def _read_line(line: tuple[Stack, ...], middle: int) -> list[Rule]:
-    """Return the rule around the IS at this place of a row or column, if there is one."""
+    """Return the rule around the IS at this index of a row or column in a list, which is empty if there is none."""
     colour, noun, word = (
         line[place][-1] if 0 <= place < len(line) and line[place] else None
         for place in (middle - 2, middle - 1, middle + 1)

@@ -1,4 +1,4 @@
-"""Search for the shortest way to win."""
+"""Search for shortest solutions."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,12 +11,12 @@ Cells = tuple[Stack, ...]
 
 
 class Search(NamedTuple):
-    """What a search found.
+    """Result of a search.
 
     Args:
-        moves: the shortest way to win; None if none was found.
-        complete: whether there is none indeed, if none was found: all that can be reached was looked at.
-        states: how many different worlds were looked at.
+        moves: moves of the shortest solution; None if none was found.
+        complete: whether all reachable worlds were examined if none was found, so that there is no solution.
+        states: number of different worlds that were examined.
     """
 
     moves: tuple[str, ...] | None
@@ -25,7 +25,7 @@ class Search(NamedTuple):
 
 
 def search(world: World, max_states: int) -> Search:
-    """Look breadth first for the shortest way to win, and give up after `max_states` different worlds."""
+    """Search breadth first for the shortest solution, and give up after `max_states` different worlds."""
     before: dict[Cells, tuple[Cells, str] | None] = {world.cells: None}
     queue = deque([world])
     while queue:
@@ -49,11 +49,11 @@ def search(world: World, max_states: int) -> Search:
 
 
 def player(current: Callable[[], World], max_states: int = 50_000) -> Callable[[], str]:
-    """Return a player that goes the shortest way to win from whatever world it finds, and idles where it knows none.
+    """Return a player that follows the shortest solution from the current world, or idles if none is found.
 
     Args:
-        current: returns the world of the game that is played.
-        max_states: limit of each search, see :func:`search`.
+        current: function that returns the current world of the game.
+        max_states: largest number of worlds in each search; see :func:`search`.
     """
     plan: dict[Cells, str] = {}
 

@@ -1,4 +1,4 @@
-"""What a player is told of a world: the active rules, then what lies where, seen from the object that is YOU."""
+"""Description of worlds in words: the active rules, then the objects with places relative to the one that is YOU."""
 
 from agentrl_envs.baba.elements import Element
 from agentrl_envs.baba.world import World
@@ -10,7 +10,7 @@ def active_rules(world: World) -> list[str]:
 
 
 def describe(world: World) -> str:
-    """Tell rules and map in words; baba and the border are not mentioned, nor is what something lies on."""
+    """Describe rules and map in words, without baba, the border and elements that lie below others."""
     lines = ["Active rules:", *active_rules(world), "", "Objects on the map:"]
     viewpoint = world.viewpoint
     if viewpoint is None:

@@ -1,4 +1,4 @@
-"""The world of Baba Is AI: cells with stacks, moves, pushes and ends. A world never changes; a move makes a new one."""
+"""The world of Baba Is AI: cells with stacks, moves, pushes and ends. Worlds are immutable."""
 
 from bisect import insort
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from agentrl_envs.baba.rules import Rules, read_rules
 MOVES = {"up": (0, -1), "right": (1, 0), "down": (0, 1), "left": (-1, 0)}
 
 Outcome = Literal["", "win", "lose", "no_you"]
-"""How a move ended the game, empty if it goes on; "no_you" where nothing is left that is YOU."""
+"""How a move ended the game; empty: it continues; "no_you": nothing is YOU any more."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class World:
     """A state of the game.
 
     Args:
-        width: cells of a row.
-        cells: stacks, row by row.
-        rules: the rules in force.
+        width: number of cells in a row.
+        cells: stacks of all cells, row by row.
+        rules: rules in force.
     """
 
     width: int
@@ -38,7 +38,7 @@ class World:
         """Return the world of a map in text.
 
         Raises:
-            ValueError: it cannot be read.
+            ValueError: the text is not a valid map.
         """
         return cls.of(*read_map(text))
 
@@ -54,7 +54,7 @@ class World:
 
     @property
     def viewpoint(self) -> int | None:
-        """The cell that texts tell places from: of the last YOU rule that covers an object on top, the first one."""
+        """The cell to which places in texts are relative: the first of those to which the last YOU rule applies."""
         for rule in reversed(self.rules.told):
             if rule.word == "you":
                 for here in self.you:
@@ -76,8 +76,8 @@ class World:
     def after(self, move: str) -> tuple["World", Outcome]:
         """Return the world after all YOU objects have gone one step, and how that ends the game.
 
-        What they walk onto is judged by the rules before the move; who is left, by those after it. Winning goes before
-        losing.
+        The rules before the move decide whether an object that they enter is WIN or LOSE; the rules after it decide
+        whether anything is still YOU. A win takes precedence over a loss.
         """
         step = _Step(self, move)
         met = step.take()
@@ -111,9 +111,9 @@ class _Step:
         self._visited = -1
 
     def take(self) -> set[Element]:
-        """Move each YOU object once, row by row; return all that they walked onto, or are where they were stopped."""
+        """Move each YOU object once, row by row; return the elements that they entered, or themselves if stopped."""
         met = set()
-        for here in self._to_visit:  # grows where a push bares something that is YOU, too
+        for here in self._to_visit:  # grows if a push uncovers another YOU object
             self._visited = here
             stack = self.cells[here]
             if stack and stack[-1] in self.having["you"] and (here, len(stack)) not in self._moved:
@@ -123,7 +123,7 @@ class _Step:
         return met
 
     def _push(self, here: int) -> Element | None:
-        """Move the top of a cell, after what it pushes; return what was on top where it ends, which may be itself."""
+        """Push what is ahead, then move the top of a cell; return the element that it entered, or itself if stopped."""
         cells = self.cells
         ahead = self.world.neighbour(here, self.move)
         if ahead is not None and cells[ahead] and (cells[ahead][-1].is_text or cells[ahead][-1] in self.having["push"]):
@@ -141,7 +141,7 @@ class _Step:
         return met
 
     def _bare(self, cell: int) -> None:
-        """Take note of what lies on top now that something has left: it is read again, or may be YOU."""
+        """Register the uncovered top of a cell: a word changes the rules, and a YOU object has to move."""
         top = self.cells[cell][-1]
         self.words_moved |= top.is_text
         if top in self.having["you"] and cell > self._visited and cell not in self._to_visit:

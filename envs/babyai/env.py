@@ -24,18 +24,18 @@ class BabyAIEnv(TextEnv):
     """A BabyAI level with text observations.
 
     Args:
-        level: name of a level, a key of `LEVELS`; or an id of Minigrid's such as "BabyAI-GoToLocalS8N7-v0".
+        level: name of a level, a key of `LEVELS`, or a Minigrid id such as "BabyAI-GoToLocalS8N7-v0".
         reward: on success "binary" gives 1 and "native" gives 1 - 0.9 * turns / max_turns; a failure gives 0.
         mission_in: where the mission is given: in the "system" prompt, or as first line of every "observation" (then
             the system prompt is the same for all episodes).
-        actions: names of the offered actions, or "goal" for those that the goal of the level can use; by default three
-            words for the small levels, else all six names.
+        actions: names of the offered actions, or "goal" for those that the goal of the level can use; by default the
+            three movements, as single words, for small levels, and all six actions for the others.
         max_turns: turns after which an episode is truncated; by default the usual limit of the level, which depends on
-            the mission in some levels of Minigrid's.
+            the mission in some Minigrid levels.
         num_dists: number of distracting objects, for the five goals GoTo, PickUp, Open, PutNext and PickUpSeqGoTo
             (default 0).
-        observation: what is seen: "text", "image" (the agent's view of 7 by 7 cells) or "both".
-        cell_px: side of a cell in such an image, in pixels, 8 to 128.
+        observation: content of observations: "text", "image" (the agent's view of 7 by 7 cells) or "both".
+        cell_px: side of a cell in images, in pixels, 8 to 128.
         render_mode: "rgb_array" makes `render` draw the room from above, with the agent's view highlighted.
     """
 
@@ -110,7 +110,7 @@ class BabyAIEnv(TextEnv):
 
     @property
     def tips(self) -> str:
-        """Two hints, on a line each."""
+        """Two hints, one per line."""
         return words.TIPS
 
     @property
@@ -149,14 +149,14 @@ class BabyAIEnv(TextEnv):
         return tuple(pairs)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
-        """Return the action that `text` names; what follows "and", "then" or a comma is a remark."""
+        """Return the action that `text` names; text after "and", "then" or a comma is ignored."""
         name, valid = super().resolve_action(text)
         return (name, valid) if valid else super().resolve_action(_REMARK.sub("", normalise(text)))
 
     def solver(self) -> Callable[[], str]:
-        """Return Minigrid's own scripted player, which sees what the agent has seen so far.
+        """Return Minigrid's scripted player, which knows what the agent has seen so far.
 
-        It wins from every state from which it can; after a box has been opened it may give up, and then it turns.
+        It solves every state that can be solved, except that it may give up after a box was opened; then it only turns.
         """
         level = self._make_level()
         level.reset(seed=self._level_seed)

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from agentrl_envs.babyai import words
 
-os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # Minigrid imports pygame, which greets on standard output
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # Minigrid imports pygame, which prints a greeting
 
 try:
     from minigrid.core.roomgrid import RoomGrid
@@ -42,9 +42,9 @@ _MAX_DRAWS = 1000
 
 
 class _Redraw(RoomGridLevel):
-    """Draws a level until it is accepted, silently: Minigrid's own loop prints a line for every rejected draw."""
+    """Redraws rejected levels silently; Minigrid's own loop prints a line for every rejected draw."""
 
-    instrs: Any  # of its own kind in each of the levels
+    instrs: Any  # its type depends on the level
 
     def _gen_grid(self, width: int, height: int) -> None:
         for _ in range(_MAX_DRAWS):
@@ -75,8 +75,8 @@ class MixedTrainLocal(_Redraw):
     """One room (two for `open`) of size 8 with as few objects as the goal needs.
 
     Args:
-        goal: "goto", "pickup", "open", "putnext" or "pick_up_seq_go_to".
-        num_dists: objects beside those that the goal needs.
+        goal: goal of the mission: "goto", "pickup", "open", "putnext" or "pick_up_seq_go_to".
+        num_dists: number of objects besides those that the goal needs.
         max_steps: step limit; by default 64 per room and navigation.
     """
 
@@ -97,7 +97,7 @@ class MixedTrainLocal(_Redraw):
         super().__init__(room_size=8, num_rows=1, num_cols=columns, max_steps=max_steps, **kwargs)
 
     def gen_mission(self) -> None:
-        """Fill the room(s) and draw the instruction; raises RejectSampling if the draw is no good."""
+        """Fill the room(s) and draw the instruction; raise RejectSampling to have it drawn again."""
         self.instrs = self._make_instr()
         self.check_objs_reachable()
         text = self.instrs.surface(self)
@@ -123,7 +123,7 @@ class MixedTrainLocal(_Redraw):
         colour = self._rand_elem(_DOOR_COLOURS)
         locked_room = int(self._rand_int(0, 2))
         other_room = 1 - locked_room
-        self.agent_pos = (-1, -1)  # not yet in the world: no cell is too near for an object
+        self.agent_pos = (-1, -1)  # outside the grid, so that objects may be placed in any cell
         self.add_door(locked_room, 0, door_idx=0 if locked_room == 0 else 2, color=colour, locked=True)
         self.add_object(other_room, 0, "key", colour)
         self.add_distractors(num_distractors=self.num_dists, all_unique=False)
@@ -147,18 +147,18 @@ def _named(thing: WorldObj) -> ObjDesc:
 
 @dataclass(frozen=True)
 class Level:
-    """A level by name: how to build it, its usual number of turns, and its actions."""
+    """A named level: how to build it, its default turn limit, and its actions."""
 
     build: Callable[..., RoomGridLevel]
     kwargs: Mapping[str, Any]
     max_turns: int | None
-    """None: the mission of each episode decides."""
+    """Default turn limit; None: it depends on the mission of each episode."""
     needs: tuple[str, ...] = ("go forward",)
-    """Actions without which it cannot be solved."""
+    """Actions without which the level cannot be solved."""
     table: tuple[str, ...] = words.FULL_ACTIONS
     """The actions that its goal can use."""
     small: bool = False
-    """Whether the table of the goal and a short prompt are offered unless asked otherwise."""
+    """Whether the defaults are the short names of the movements and a short prompt."""
 
 
 _MOVES = words.FULL_ACTIONS[:3]
@@ -181,7 +181,7 @@ LEVELS: dict[str, Level] = {
         )
     },
 }
-"""Every level by the name that its environment id carries."""
+"""Name of a level in its environment id -> level."""
 
 _BROKEN = (
     "BabyAI-PutNextS5N2Carrying-v0",
@@ -195,12 +195,12 @@ def find_level(name: str) -> Level:
     """Return a level by its name in `LEVELS`, or by its Minigrid id such as "BabyAI-GoToLocalS8N7-v0".
 
     Raises:
-        ValueError: there is no such level, or it is one of those that cannot be played with a mission.
+        ValueError: there is no such level, or its missions cannot be carried out.
     """
     if name in LEVELS:
         return LEVELS[name]
     if name in _BROKEN:
-        raise ValueError(f"Minigrid's level {name!r} is broken: its mission cannot be carried out as it is told.")
+        raise ValueError(f"Minigrid's level {name!r} is broken: its missions cannot be carried out.")
     if not (name.startswith("BabyAI-") and name in gymnasium.registry):
         raise ValueError(
             f"Unknown BabyAI level {name!r}; the levels are {', '.join(LEVELS)}, and Minigrid's ids that begin with "
@@ -212,5 +212,5 @@ def find_level(name: str) -> Level:
 
 def _minigrid_level(entry_point: str, **kwargs: Any) -> RoomGridLevel:
     level: Any = load_env_creator(entry_point)(**kwargs)
-    level._gen_grid = partial(_Redraw._gen_grid, level)  # its class has the loop that prints
+    level._gen_grid = partial(_Redraw._gen_grid, level)  # in place of the loop of its class, which prints
     return cast(RoomGridLevel, level)

@@ -1,4 +1,4 @@
-"""Minigrid's scripted player of BabyAI levels, told of every action that was really taken."""
+"""Minigrid's scripted player of BabyAI levels, which follows the actions that were actually taken."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
 _LEFT = 0
-_MOST_SEARCHES = 500  # in one turn; more than a hundred are rare
+_MOST_SEARCHES = 500  # largest number in a turn; more than a hundred are rare
 
 
 class _Bot(BabyAIBot):
-    """The bot, which in a few levels would look for a way for ever."""
+    """Minigrid's bot with a limit of searches in a turn, since in a few levels it would search for ever."""
 
     def replan(self, action_taken: int | None = None) -> int:
         self._searches_end = self.bfs_counter + _MOST_SEARCHES
@@ -24,11 +24,11 @@ class _Bot(BabyAIBot):
 
 
 def scripted_player(level: RoomGridLevel, taken: Sequence[int]) -> Callable[[], int]:
-    """Return a function that gives the number of the next action; it turns left where it knows none.
+    """Return a function that returns the number of the next action: turn left if it knows none.
 
     Args:
-        level: a copy of the level as the episode began; it is played along.
-        taken: the numbers of the actions of the episode, which grows as it is played.
+        level: copy of the level at the start of the episode, in which all actions are repeated.
+        taken: numbers of the actions of the episode so far; the caller appends to it.
     """
     bot = _Bot(level)
     advice = bot.replan()
@@ -42,7 +42,7 @@ def scripted_player(level: RoomGridLevel, taken: Sequence[int]) -> Callable[[], 
             played += 1
             try:
                 advice = _LEFT if lost else bot.replan(number)
-            except (DisappearedBoxError, AssertionError):  # the bot's ways to say that it cannot go on, for now
+            except (DisappearedBoxError, AssertionError):  # the bot cannot go on in this turn
                 advice = _LEFT
             except RecursionError:
                 advice, lost = _LEFT, True

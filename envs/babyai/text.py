@@ -1,4 +1,4 @@
-"""A BabyAI view in words. Pure: an encoded partial view goes in, lines of text come out; Minigrid is not needed."""
+"""Description of BabyAI views in words, from encoded partial views; Minigrid is not needed."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ def describe_view(view: NDArray[np.integer]) -> list[str]:
     """Return the lines of an observation: what is carried, the walls ahead, left and right, then all visible objects.
 
     Args:
-        view: the agent's view, `view[column, row] = (type, colour, state)`, the visibility mask applied. The agent is
+        view: the agent's view, `view[column, row] = (type, colour, state)`, after the visibility mask. The agent is
             in the middle of the last row and looks towards row 0; its own cell holds what it carries.
     """
     column, row = view.shape[0] // 2, view.shape[1] - 1
@@ -32,7 +32,7 @@ def describe_view(view: NDArray[np.integer]) -> list[str]:
 
 
 def _walls(view: NDArray[np.integer], column: int, row: int) -> list[str]:
-    """Return the wall ahead, to the left and to the right, each unless something stands in front of it."""
+    """Return lines about the walls ahead, left and right, without those behind an object."""
     rays = {
         "forward": view[column, :row][::-1],
         "left": view[:column, row][::-1],

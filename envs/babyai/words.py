@@ -1,11 +1,11 @@
-"""The words of the BabyAI environments, as data: actions and their spoken forms, prompts, worked examples."""
+"""Texts of the BabyAI environments: actions and their other names, prompts, worked examples."""
 
 from collections.abc import Sequence
 
 SHORT_ACTIONS = ("left", "right", "forward")
 FULL_ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
 
-# Minigrid's action number -> its names and other spoken forms.
+# Minigrid's action number -> names of the action.
 SPOKEN: tuple[tuple[str, ...], ...] = (
     ("turn left", "left", "turnleft", "turn to the left", "turn to left", "rotate left", "go left"),
     ("turn right", "right", "turnright", "turn to the right", "turn to right", "rotate right", "go right"),

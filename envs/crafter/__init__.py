@@ -1,4 +1,4 @@
-"""Crafter in words: the game made repeatable (`game`), its texts (`text`), the environment (`env`) and a `player`."""
+"""Crafter in words: a reproducible game (`game`), its texts (`text`), the environment (`env`) and a `player`."""
 
 from agentrl_envs.crafter.text import describe
 

@@ -1,4 +1,4 @@
-"""The Crafter environment: a game of survival told in words and played with named actions."""
+"""The Crafter environment: a survival game described in words and played with named actions."""
 
 import re
 from collections.abc import Mapping
@@ -16,27 +16,28 @@ from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording(__package__)
 _GOALS = _WORDING.texts["achievements"].splitlines()  # in the order of the prompt
-_NUMBERS = {name: number for number, name in enumerate(_WORDING.actions)}  # ours are in the game's order
+_NUMBERS = {name: number for number, name in enumerate(_WORDING.actions)}  # our names are in the game's order
 _NOOP, _SLEEP = ACTIONS.index("noop"), "Sleep"
 _ASIDE = re.compile(r"\([^()]*\)?")  # "Do (chop the tree)"
 
 
 class CrafterText(TextEnv):
-    """Crafter with text observations; 22 achievements, each of which pays once.
+    """Crafter with text observations and 22 achievements, each of which is rewarded once.
 
     The reward of a turn is 1 for every frame that unlocks an achievement, plus a tenth of the change of health. The
-    player's death terminates the episode. It is a success once all achievements are unlocked; its progression is the
-    unlocked share.
+    player's death terminates the episode. The episode is a success once all achievements are unlocked; its progression
+    is the unlocked share.
 
     Args:
-        area: cells along each side of the square world; less is made faster (64: a second, 32: a quarter of it).
-        sleep_until_awake: a turn of "Sleep" goes on until the player wakes up or dies, and its rewards are summed.
-            Otherwise it is one frame, and so are the turns after it, which sleep on whatever they say.
-        goals: the system prompt lists the achievements that are still "open", or always "all".
+        area: side of the square world in cells; a world of 64 takes a second to create, one of 32 a quarter of that.
+        sleep_until_awake: whether a turn of "Sleep" lasts until the player wakes up or dies, with summed rewards.
+            Otherwise it is one frame, and the player sleeps on in the next turns, whatever their actions.
+        goals: achievements in the system prompt: those that are still "open", or always "all".
         max_turns: turns after which an episode is truncated.
-        observation: what is seen: "text", "image" (the game's own view, 9 by 9 cells with the inventory) or "both".
-        cell_px: side of a cell in such an image, in pixels, 8 to 128.
-        render_mode: "rgb_array" makes `render` draw what the player sees, and the inventory.
+        observation: content of observations: "text", "image" (the game's own view, 9 by 9 cells with the inventory) or
+            "both".
+        cell_px: side of a cell in images, in pixels, 8 to 128.
+        render_mode: "rgb_array" makes `render` draw the player's view and the inventory.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012 - declared by gymnasium
@@ -72,17 +73,17 @@ class CrafterText(TextEnv):
 
     @property
     def tips(self) -> str:
-        """Hints, one a line."""
+        """Hints, one per line."""
         return _WORDING.texts["tips"]
 
     @property
     def manual(self) -> str:
-        """What is on the map, and what it is good for, one a line."""
+        """Materials and creatures on the map and their uses, one per line."""
         return _WORDING.texts["manual"]
 
     @property
     def achievements(self) -> str:
-        """The achievements to unlock, one a line: those that are open, or all."""
+        """The achievements to unlock, one per line: those that are open, or all."""
         unlocked = self._game.unlocked if self.goals == "open" else set()
         names = [name for name in _GOALS if _key(name) not in unlocked]
         return "\n".join(f"- {name}" for name in names) or _WORDING.texts["all_unlocked"]
@@ -96,7 +97,7 @@ class CrafterText(TextEnv):
         return _WORDING.system_prompt.format(actions=listed, sight=sight, **places)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
-        """Return the action that `text` names without what stands in brackets; "Sleep" while nothing else works."""
+        """Return the action that `text` names, text in brackets ignored; "Sleep" while nothing else works."""
         name, valid = super().resolve_action(_ASIDE.sub(" ", text))
         return (_SLEEP if self._active and self._game.helpless else name), valid
 
@@ -115,7 +116,7 @@ class CrafterText(TextEnv):
         return {**achievements, "frames": float(self._game.frames)}
 
     def solver(self) -> Player:
-        """Return a player that sees the whole map. It stays alive for long and unlocks most achievements."""
+        """Return a player that sees the whole map. It survives long and unlocks most achievements."""
         return Player(self._game)
 
     def render(self) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""The game of the package `crafter`, made repeatable: same seed and actions, same game, whatever is drawn."""
+"""The game of the package `crafter`, made reproducible: same seed and actions, same game, rendered or not."""
 
 import sys
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from agentrl_envs.crafter.text import COLUMNS, OUTSIDE, ROWS
 
 @contextmanager
 def _without_numba() -> Iterator[None]:
-    """Hide numba from `opensimplex`, which would compile its noise with it.
+    """Hide numba from `opensimplex`, which would compile its noise function with it.
 
-    So it is the same code wherever it runs; and vLLM cannot start beside the libraries that numba loads.
+    Then the same code runs on all machines, and vLLM can start, which it cannot beside the libraries that numba loads.
     """
     loaded = "numba" in sys.modules
     if not loaded:
@@ -39,14 +39,14 @@ except ModuleNotFoundError as error:
 ACTIONS: tuple[str, ...] = tuple(crafter.constants.actions)
 """The game's names of its actions, in order."""
 ACHIEVEMENTS: tuple[str, ...] = tuple(crafter.constants.achievements)
-_PIXELS = 288  # of a picture: 9 by 9 cells, the last two rows for the inventory
+_PIXELS = 288  # side of a picture of 9 by 9 cells, of which the last two rows show the inventory
 
 
 class Game(crafter.Env):
     """One world with its player.
 
     Args:
-        area: cells along each side of the square world.
+        area: side of the square world in cells.
     """
 
     def __init__(self, area: int) -> None:
@@ -81,7 +81,7 @@ class Game(crafter.Env):
 
     @property
     def helpless(self) -> bool:
-        """Whether the player sleeps on, whatever action is given."""
+        """Whether the player sleeps and ignores all actions."""
         return bool(self._player.sleeping and self._player.inventory["energy"] < 9)
 
     def map(self) -> NDArray[np.integer]:
@@ -98,10 +98,10 @@ class Game(crafter.Env):
         rows: list[list[int]] = padded[x - wide : x + wide + 1, y - high : y + high + 1].T.tolist()
         return rows
 
-    # What makes it repeatable
+    # For reproducible games
 
     def render(self, size: Any = None) -> NDArray[np.uint8]:
-        """Draw the view. The noise of the night comes from the random numbers of the game, so they are put back."""
+        """Draw the view, and restore the random state of the game, from which the noise of the night is drawn."""
         random = self._world.random
         before = random.get_state()
         try:
@@ -111,8 +111,8 @@ class Game(crafter.Env):
         return picture
 
     def _obs(self) -> None:
-        """Draw nothing after a step: the game is told in words."""
+        """Draw nothing after a step; pictures are drawn on request."""
 
     def _balance_chunk(self, chunk: Any, objs: Any) -> None:
-        """Choose among creatures in the order of their places; they are kept in a set, which has none."""
+        """Sort the creatures of a chunk, which are in an unordered set, so that random choices are reproducible."""
         super()._balance_chunk(chunk, sorted(objs, key=lambda thing: (type(thing).__name__, *map(int, thing.pos))))

@@ -13,7 +13,8 @@ _WALKABLE = ("grass", "path", "sand")
 _SOURCES = {"wood": "tree", "stone": "stone", "coal": "coal", "iron": "iron", "sapling": "grass"}
 _TOOLS = {"stone": "wood_pickaxe", "coal": "wood_pickaxe", "iron": "stone_pickaxe", "diamond": "iron_pickaxe"}
 
-# Achievement, what it takes in hand, nearby and ahead, and the action. Only `eat_plant` is left to others.
+# Achievement, what it needs in the inventory, nearby and ahead, and the action. `collect_wood` and `wake_up` happen on
+# the way; `eat_plant` is not attempted.
 _PLAN: tuple[tuple[str, dict[str, int], tuple[str, ...], tuple[str, ...], str], ...] = (
     ("collect_sapling", {}, (), ("grass",), "Do"),
     ("place_plant", {"sapling": 1}, (), ("grass",), "Place Plant"),
@@ -38,10 +39,10 @@ _PLAN: tuple[tuple[str, dict[str, int], tuple[str, ...], tuple[str, ...], str], 
 
 
 class Player:
-    """Names the next action in whatever state it finds the game; it knows the whole map, and needs no memory.
+    """Scripted player that chooses an action in any state of a game; it knows the whole map and keeps no memory.
 
     Args:
-        game: the running game.
+        game: running game.
     """
 
     def __init__(self, game: Game) -> None:
@@ -69,7 +70,7 @@ class Player:
                 yield self._do("Do", ahead=(_SOURCES[lacking],)) if lacking else self._do(action, nearby, ahead)
 
     def _do(self, action: str, nearby: Sequence[str] = (), ahead: Sequence[str] = ()) -> str | None:
-        """Return the action if the player stands right, else a move towards such a place; None if there is no way."""
+        """Return the action if the player's place fits, else a move towards one that does; None if there is no path."""
         if not all(self._held[_TOOLS[name]] for name in ahead if name in _TOOLS):
             return None
 
@@ -92,7 +93,7 @@ class Player:
         return self._towards(next(cell for cell in self._around(self._place) if self._name(cell) in ahead))
 
     def _first_step(self, right: Callable[[Cell], bool]) -> Cell | None:
-        """Return the first cell on the shortest way to a right one: the own cell if it is, None if there is no way."""
+        """Return the next cell on the shortest path to a right cell (its own if that is right); None without a path."""
         passable = (*_WALKABLE, "stone") if self._held["wood_pickaxe"] else _WALKABLE
         before: dict[Cell, Cell] = {self._place: self._place}
         queue = deque([self._place])

@@ -1,4 +1,4 @@
-"""A Crafter view in words. Pure: ids and numbers go in, two texts come out; the game itself is not needed."""
+"""Description of Crafter views in words, from ids and numbers; the game itself is not needed."""
 
 from collections.abc import Mapping, Sequence, Sized
 
@@ -8,9 +8,9 @@ MATERIALS = ("water", "grass", "stone", "path", "sand", "tree", "lava", "coal", 
 NAMES = ("", *MATERIALS, "player", "cow", "zombie", "skeleton", "arrow", "plant")
 """Name of each semantic id; 0 is nothing."""
 COLUMNS, ROWS = 9, 7
-"""Cells of the window from west to east, and from north to south."""
+"""Width and height of the window in cells."""
 OUTSIDE = -1
-"""What stands in the window for a cell outside the map."""
+"""Id of a cell of the window that is outside the map."""
 
 _VITALS = ("health", "food", "drink", "energy")
 _TEXTS = read_wording(__package__).texts
@@ -28,14 +28,14 @@ def describe(
     Args:
         window: semantic ids of the cells around the player, who is in the middle: 7 rows from north to south of 9 cells
             from west to east; -1 outside the map.
-        facing: where the player looks, as steps to the east and to the south, such as (0, 1); or the semantic id of the
+        facing: direction of the player as steps to the east and to the south, such as (0, 1), or the semantic id of the
             cell ahead.
-        inventory: amounts by item, health, food, drink and energy among them.
+        inventory: amount of each item, including health, food, drink and energy.
         sleeping: whether the player sleeps.
         dead: whether the player died.
 
     Raises:
-        ValueError: the window has another size, or an id in it has no meaning.
+        ValueError: the window has another size, or an id in it is unknown.
     """
     if [len(row) for row in window] != [COLUMNS] * ROWS:
         raise ValueError(f"A Crafter window has {ROWS} rows of {COLUMNS} cells, not {[len(row) for row in window]}.")
@@ -48,7 +48,7 @@ def describe(
 
 
 def _surroundings(window: Sequence[Sequence[int]]) -> str:
-    """Return the nearest cell of each type, types in the order in which they are met column by column."""
+    """Describe the nearest cell of each type, the types in the order in which a scan by columns finds them."""
     nearest: dict[str, tuple[int, int]] = {}
     for east in range(-(COLUMNS // 2), COLUMNS // 2 + 1):
         for south in range(-(ROWS // 2), ROWS // 2 + 1):
@@ -78,5 +78,5 @@ def _status(inventory: Mapping[str, int]) -> str:
 
 def _name(code: int) -> str:
     if not OUTSIDE <= code < len(NAMES):
-        raise ValueError(f"{code} is no semantic id of Crafter; they are {OUTSIDE} to {len(NAMES) - 1}.")
+        raise ValueError(f"{code} is not a semantic id of Crafter; the ids are {OUTSIDE} to {len(NAMES) - 1}.")
     return "" if code == OUTSIDE else NAMES[code]

@@ -1,1 +1,1 @@
-"""Any gymnasium environment with discrete actions, told in words by a function of yours."""
+"""Any gymnasium environment with discrete actions, described in words by a user's function."""

@@ -1,4 +1,4 @@
-"""An adapter: a gymnasium environment with discrete actions and a function that tells its observations in words."""
+"""Adapter of gymnasium environments with discrete actions, with a function that describes observations in words."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,27 +15,25 @@ Describe = Callable[[Any], str]
 
 
 class Discrete(TextEnv):
-    """Another environment's game, with a text for each observation and a name for each action.
+    """Adapter of a gymnasium environment: a text for each observation and a name for each action.
 
     Rewards, ends and pictures are those of the inner environment. Its own time limit truncates, as `max_turns` does.
 
     Args:
-        game: the inner environment: an id for `gymnasium.make`, or `module:Class`, a class that is made without
+        game: inner environment: an id for `gymnasium.make`, or `module:Class` for a class that is created without
             wrappers.
-        describe: a function that is given an observation and returns a text, as `module:function`; in Python also the
-            function itself.
+        describe: function from an observation to its text, as `module:function`; in Python also the function itself.
         actions: names of the actions in the order of their numbers, or names and descriptions.
         system_prompt: rules and task. The descriptions of actions are listed below it.
-        default_action: what runs when a reply names no action; the first one by default.
-        aliases: other spoken form, in lower case, -> action name.
-        max_turns: turns after which an episode is truncated; by default the limit that the inner environment is
-            registered with.
-        solved_at: sum of rewards from which an episode is a success; one that is not above 0 counts at the end. By
-            default `info["success"]` or `info["is_success"]` of the inner environment says so, and without them an
-            episode that terminates with a positive reward is one; where the end is a failure, as with CartPole, give a
-            number.
+        default_action: action that is executed when a reply names none; the first one by default.
+        aliases: other name of an action, in lower case -> action name.
+        max_turns: turns after which an episode is truncated; by default the registered limit of the inner environment.
+        solved_at: smallest return of a success; a value of 0 or less is compared at the end of the episode. By default
+            `info["success"]` or `info["is_success"]` of the inner environment decides, and without them an episode
+            that terminates with a positive reward is a success. Give a number for games whose end is a failure, such
+            as CartPole.
         game_kwargs: arguments of the inner environment.
-        render_mode: given to the inner environment, if it is not None.
+        render_mode: render mode of the inner environment; None: its default.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - declared by gymnasium
@@ -56,7 +54,7 @@ class Discrete(TextEnv):
         super().__init__()
         if isinstance(actions, str) or not isinstance(actions, Sequence | Mapping):
             raise ValueError(f"actions must be a list of names, or names and descriptions, not {actions!r}.")
-        if others := [name for name in actions if not isinstance(name, str)]:  # YAML reads yes, no and on as others
+        if others := [name for name in actions if not isinstance(name, str)]:  # YAML reads yes, no and on as booleans
             raise ValueError(f"Names of actions must be texts, not {others}; put them in quotes.")
         if solved_at is not None and math.isnan(solved_at):
             raise ValueError(f"solved_at must be a number or None, not {solved_at}.")
@@ -79,11 +77,11 @@ class Discrete(TextEnv):
         self._observation: Any = None
         self._return = 0.0
         self._truncated = False
-        self._says: bool | None = None  # what the inner environment says of success
+        self._says: bool | None = None  # success as reported by the inner environment
 
     @property
     def system_prompt(self) -> str:
-        """What was given."""
+        """The argument `system_prompt`."""
         return self._prompt
 
     def cut_off(self) -> bool:
@@ -94,7 +92,7 @@ class Discrete(TextEnv):
         """Return whether the episode is solved; see `solved_at`."""
         if self.solved_at is not None:
             reached = self._return >= self.solved_at
-            return reached and (self.solved_at > 0 or not self._active)  # costs can still grow
+            return reached and (self.solved_at > 0 or not self._active)  # negative rewards may still follow
         return super().success() if self._says is None else self._says
 
     def render(self) -> Any:
@@ -131,16 +129,16 @@ def _make(game: str, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         if isinstance(found, type) and issubclass(found, gymnasium.Env):
             return found(**kwargs)
         return gymnasium.make(game, disable_env_checker=True, **kwargs)
-    except Exception as error:  # a game of others may raise anything
+    except Exception as error:  # third-party code may raise anything
         why = error if isinstance(error, gymnasium.error.Error | ImportError | TypeError | ValueError) else repr(error)
-        raise ValueError(f"The game {game!r} with arguments {kwargs} cannot be made: {why}") from error
+        raise ValueError(f"The game {game!r} with arguments {kwargs} cannot be created: {why}") from error
 
 
 def _first_action(game: str, space: Any, names: int) -> int:
     """Return the number of the first action.
 
     Raises:
-        ValueError: the actions are not discrete, or another number of names was given.
+        ValueError: the actions are not discrete, or the number of names is wrong.
     """
     if not isinstance(space, spaces.Discrete):
         raise ValueError(f"{game} has the actions {space}; only those of a Discrete space can be named.")

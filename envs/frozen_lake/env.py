@@ -1,4 +1,4 @@
-"""The FrozenLake environment: a lake of cells, walked with four words."""
+"""The FrozenLake environment: a grid of ice and holes with four actions."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -20,24 +20,25 @@ _LOOKS: dict[str, tuple[str, ...]] = {
 
 
 class FrozenLake(GridEnv[Lake]):
-    """Walk to the goal without falling into a hole, which is the end. Nothing slips.
+    """Walk to the goal without falling into a hole, which ends the episode. Moves never slip.
 
-    The symbols: P player, _ ice, O hole, G goal; at the end X is the player in a hole and * the player on the goal.
+    Symbols: P player, _ ice, O hole, G goal; at the end X is the player in a hole and * the player on the goal.
 
     Args:
-        size: cells of a side, 2 to 16.
-        frozen: probability that a cell is ice and no hole, above 0 and at most 1. Lakes without a way to the goal are
-            drawn again.
-        placement: where start and goal are: in opposite "corners", or anywhere ("random").
+        size: side of the lake in cells, 2 to 16.
+        frozen: probability that a cell is ice and not a hole, above 0 and at most 1. Lakes without a path to the goal
+            are drawn again.
+        placement: places of start and goal: opposite "corners", or "random".
         max_turns: turns after which an episode is truncated; by default 4 * size, and with random places 4 * size - 6
-            (at least 2). The shortest way is never longer.
-        holes: in place of `frozen`, the fewest and the most holes, such as [2, 4].
-        min_way: the fewest actions of the shortest way.
-        reward: "binary" gives 1 at the goal and else 0; "steps" gives 1 at the goal, 0 in a hole, -0.01 in any other
-            turn, and 0.05 less for a text that names no action.
-        shaping: with "steps", the discount of the training: then each turn also pays how much nearer the goal is.
-        observation: what is seen: "text", "image" or "both".
-        cell_px: side of a cell in pictures, in pixels, 8 to 128.
+            (at least 2). The shortest path is never longer.
+        holes: smallest and largest number of holes, such as [2, 4]; replaces `frozen`.
+        min_way: smallest length of the shortest path, in actions.
+        reward: "binary" gives 1 at the goal and otherwise 0; "steps" gives 1 at the goal, 0 in a hole, -0.01 in any
+            other turn, and 0.05 less for a text that names no action.
+        shaping: discount of the training; with reward "steps", it adds a reward for each turn that comes nearer to the
+            goal (potential-based shaping).
+        observation: content of observations: "text", "image" or "both".
+        cell_px: side of a cell in images, in pixels, 8 to 128.
         render_mode: "rgb_array" makes `render` draw the lake.
     """
 
@@ -80,10 +81,8 @@ class FrozenLake(GridEnv[Lake]):
         usual = 4 * size if placement == "corners" else max(4 * size - 6, 2)
         self.max_turns = usual if max_turns is None else max_turns
         if min_way > self.max_turns >= 1:
-            raise ValueError(
-                f"No way of at least {min_way} actions (min_way) fits into {self.max_turns} turns (max_turns)."
-            )
-        self._world = Lake(size, frozenset(), (size - 1, size - 1), (0, 0))  # until the first episode
+            raise ValueError(f"min_way must be at most max_turns ({self.max_turns}), but min_way is {min_way}.")
+        self._world = Lake(size, frozenset(), (size - 1, size - 1), (0, 0))  # placeholder until the first episode
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
         self._world = draw_lake(

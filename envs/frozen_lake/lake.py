@@ -1,4 +1,4 @@
-"""Lakes as data: random maps with a way to the goal, and moves."""
+"""Lakes as data: random maps with a path to the goal, and moves."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ _TRIES = 1000
 
 @dataclass(frozen=True)
 class Lake:
-    """A square of ice with holes, as it is at one time.
+    """State of a game on a square lake of ice with holes.
 
     Args:
-        size: cells of a side.
-        holes: cells that end the game.
-        goal: where the player wants to go.
-        player: where the player is.
+        size: side of the lake in cells.
+        holes: cells with holes, which end the game.
+        goal: cell of the goal.
+        player: cell of the player.
     """
 
     size: int
@@ -39,7 +39,7 @@ class Lake:
         return self.player in self.holes
 
     def after(self, action: str) -> "Lake":
-        """Return the lake after an action; its edge holds the player back."""
+        """Return the lake after an action; a move off the edge changes nothing."""
         there = beside(self.player, action)
         return replace(self, player=there) if all(0 <= place < self.size for place in there) else self
 
@@ -53,19 +53,19 @@ def draw_lake(
     holes: tuple[int, int] | None = None,
     least: int = 1,
 ) -> Lake:
-    """Draw a lake whose shortest way from the start to the goal has `least` to `longest` actions.
+    """Draw a lake whose shortest path from the start to the goal has `least` to `longest` actions.
 
     Args:
-        random: draws everything.
-        size: cells of a side.
+        random: random generator.
+        size: side of the lake in cells.
         frozen: probability that a cell other than start and goal is ice.
-        placement: where start and goal are: in opposite "corners", or anywhere.
-        longest: the most actions of the shortest way.
-        holes: in place of `frozen`, the fewest and the most holes; each number of them is drawn as often.
-        least: the fewest actions of the shortest way.
+        placement: places of start and goal: opposite "corners", or "random".
+        longest: largest length of the shortest path, in actions.
+        holes: smallest and largest number of holes, all equally likely; replaces `frozen`.
+        least: smallest length of the shortest path, in actions.
 
     Raises:
-        ValueError: no such lake has been found.
+        ValueError: no such lake was found.
     """
     cells = [(row, column) for row in range(size) for column in range(size)]
     for _ in range(_TRIES):
@@ -85,8 +85,8 @@ def draw_lake(
             return lake
     given = f"a share of ice of {frozen}" if holes is None else f"{holes[0]} to {holes[1]} holes"
     raise ValueError(
-        f"In {_TRIES} lakes of size {size} with {given} none had a shortest way of {least} to {longest} actions; make "
-        "more ice, lower min_way or raise max_turns."
+        f"In {_TRIES} lakes of size {size} with {given} none had a shortest path of {least} to {longest} actions; "
+        "use more ice, lower min_way or raise max_turns."
     )
 
 

@@ -1,4 +1,4 @@
-"""A contextual bandit: one turn; a word in the text says which of the named arms pays."""
+"""A contextual bandit of one turn: a word in the observation tells which of the named arms pays."""
 
 from collections.abc import Callable
 from typing import Any

@@ -13,14 +13,14 @@ class GuessNumber(TextEnv):
     """Guess a number between 1 and `highest`; all earlier guesses and answers are in the observation.
 
     Args:
-        highest: the largest number that may be drawn, 2 to 10,000.
-        max_turns: number of guesses; by default just enough to always win by halving the range.
+        highest: largest number that may be drawn, 2 to 10,000.
+        max_turns: largest number of guesses; by default just enough to always win by bisection.
     """
 
     def __init__(self, highest: int = 5, max_turns: int | None = None) -> None:
         super().__init__()
         if not 2 <= highest <= _MOST:
-            raise ValueError(f"GuessNumber needs two to {_MOST} numbers, so highest cannot be {highest}.")
+            raise ValueError(f"highest must be 2 to {_MOST}, not {highest}.")
         self.highest = highest
         self.max_turns = highest.bit_length() if max_turns is None else max_turns
         self.actions = {str(number): f"guess {number}" for number in range(1, highest + 1)}
@@ -28,7 +28,7 @@ class GuessNumber(TextEnv):
         self.aliases |= {description: name for name, description in self.actions.items()}
         self.default_action = "1"
         self._number = 1
-        self._low, self._high = 1, highest  # what the answers leave
+        self._low, self._high = 1, highest  # range that the answers leave
         self._answers: list[str] = []
 
     @property
@@ -37,7 +37,7 @@ class GuessNumber(TextEnv):
         return f"Guess the number between 1 and {self.highest}. Reply with the number only."
 
     def solver(self) -> Callable[[], str]:
-        """Return a player that halves what the answers leave."""
+        """Return a player that guesses by bisection."""
         return lambda: str((self._low + self._high) // 2)
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:

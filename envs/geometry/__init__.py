@@ -1,1 +1,1 @@
-"""Geometry: a picture, a question, an answer with a number or a choice."""
+"""Geometry: questions about a picture, answered with a number or a choice."""

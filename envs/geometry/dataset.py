@@ -5,19 +5,19 @@ from agentrl_envs.geometry.tasks import read_rows, read_task
 
 
 class GeometryTasks(PictureQuestion):
-    """Answer a question of a data set about a picture; each episode draws one.
+    """Answer a question about a picture from a data set; each episode draws a row.
 
     Args:
-        source: a folder with `<split>.jsonl` or `<split>.parquet`, such a file, or the id of a data set on the hub,
-            such as `hiyouga/geometry3k`, for which the package `datasets` must be installed. A row has `question` (or
-            `problem`), `answer`, `image` (a path below the folder) and perhaps a list `choices`.
-        split: which part of the data set.
-        first: number of the first row that is played, from 0; to keep rows apart.
-        count: how many rows are played from there; all by default.
-        checks: how many checks an episode has, 0 to 2; each costs 0.1.
-        tolerance: how far a number may be from the right one, as a part of it.
+        source: folder with `<split>.jsonl` or `<split>.parquet`, one such file, or id of a data set on the hub, such
+            as `hiyouga/geometry3k`, for which the package `datasets` must be installed. A row has `question` (or
+            `problem`), `answer`, `image` (a path below the folder) and optionally a list `choices`.
+        split: split of the data set.
+        first: index of the first row that is used, from 0, for example to hold out rows.
+        count: number of rows from there; all by default.
+        checks: number of checks of an answer in an episode, 0 to 2; each costs 0.1.
+        tolerance: relative tolerance of numbers.
         max_turns: turns after which an episode is truncated.
-        most_px: pixels of the longest side of a picture, 64 to 4096; larger ones are made smaller.
+        most_px: largest side of a picture in pixels, 64 to 4096; larger pictures are scaled down.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class GeometryTasks(PictureQuestion):
         rows = len(self._rows)
         count = rows - first if count is None else count
         if not (first >= 0 and count >= 1 and first + count <= rows):
-            raise ValueError(f"{source!r} has {rows} rows in {split!r}; it has no {count} rows from row {first} on.")
+            raise ValueError(f"{source!r} has {rows} rows in {split!r}; there are no {count} rows from row {first} on.")
         self.most_px = most_px
         self._places = range(first, first + count)
         self._name = f"of {source!r} ({split})"
         super().__init__(checks, tolerance, max_turns, most_px)
-        # What is wrong with all rows is said at once.
+        # One row is read now, so that a fault of all rows is reported before the run.
         read_task(self._rows[first], f"Row {first} {self._name}", most_px)
 
     def _draw_task(self) -> PictureTask:

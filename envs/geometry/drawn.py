@@ -8,13 +8,13 @@ from agentrl_envs.geometry.figures import KINDS, draw_figure
 
 
 class DrawnGeometry(PictureQuestion):
-    """Answer a question about a drawn figure with a number; the numbers that are given stand in the picture only.
+    """Answer a question about a drawn figure with a number; the given numbers are shown only in the picture.
 
     Args:
         kinds: names of questions, keys of `figures.KINDS`; all of them by default.
         side_px: side of the picture in pixels, 128 to 1024.
-        checks: how many checks an episode has, 0 to 2; each costs 0.1.
-        tolerance: how far an answer may be from the right one, as a part of it.
+        checks: number of checks of an answer in an episode, 0 to 2; each costs 0.1.
+        tolerance: relative tolerance of answers.
         max_turns: turns after which an episode is truncated.
     """
 

@@ -1,4 +1,4 @@
-"""The environment of a question about a picture, with a check of answers that is limited and has a price."""
+"""Base environment of questions about pictures, with a limited number of checks of an answer, which cost reward."""
 
 import json
 from abc import abstractmethod
@@ -24,10 +24,10 @@ class PictureTask:
     """A question about a picture.
 
     Args:
-        question: as it is asked.
-        answer: the right answer; with choices the letter of one of them.
-        picture: what it is about, RGB.
-        choices: what there is to choose from; none where a number is asked for.
+        question: text of the question.
+        answer: right answer; with choices, the letter of one of them.
+        picture: picture that the question is about, RGB.
+        choices: possible answers; empty if a number is asked for.
     """
 
     question: str
@@ -37,16 +37,16 @@ class PictureTask:
 
 
 class PictureQuestion(TextEnv):
-    """Answer a question about a picture: 1 for a right answer, 0 for a wrong one, which both end the episode.
+    """Answer a question about a picture: reward 1 for a right answer, 0 for a wrong one; both end the episode.
 
-    The reply is free text; its last `<answer>` or `<call>` counts. A check says whether an answer is right and
-    costs 0.1. A reply that cannot be used is told so; it takes a turn, as a check does.
+    The reply is free text; its last `<answer>` or `<call>` counts. A check tells whether an answer is right and
+    costs 0.1. If a reply cannot be used, the next observation says why; like a check, it takes a turn.
 
     Args:
-        checks: how many checks an episode has, 0 to 2; with more an agent would guess.
-        tolerance: how far a number may be from the right one, as a part of it, 0 or more and less than 1.
+        checks: number of checks of an answer in an episode, 0 to 2; more would let an agent guess.
+        tolerance: relative tolerance of numbers, 0 or more and less than 1.
         max_turns: turns after which an episode is truncated.
-        most_px: pixels of the longest side of a picture.
+        most_px: largest side of a picture in pixels.
     """
 
     free_text = True
@@ -63,12 +63,12 @@ class PictureQuestion(TextEnv):
         self.tolerance = tolerance
         self.max_turns = max_turns
         self._show("image", PictureSpace(most_px))
-        self._task = PictureTask("", "", Image.new("RGB", (32, 32)))  # until the first episode
+        self._task = PictureTask("", "", Image.new("RGB", (32, 32)))  # placeholder until the first episode
         self._restart()
 
     @abstractmethod
     def _draw_task(self) -> PictureTask:
-        """Return the task of a new episode, drawn by `self.np_random`."""
+        """Return the task of a new episode, drawn with `self.np_random`."""
 
     def _restart(self) -> None:
         self._new: tuple[np.ndarray, ...] = (np.asarray(self._task.picture),)
@@ -78,7 +78,7 @@ class PictureQuestion(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """The tags, the check, if there is one, and the question with its choices."""
+        """Explanation of the tags and of checks, and the question with its choices."""
         texts, task = _WORDING.texts, self._task
         count = texts["once"] if self.checks == 1 else texts["times"].format(checks=self.checks)
         listed = "".join(f"\n{letter}. {choice}" for letter, choice in zip("ABCDEFGH", task.choices, strict=False))
@@ -114,7 +114,7 @@ class PictureQuestion(TextEnv):
         self._restart()
 
     def _read(self, tag: str) -> tuple[str, str]:
-        """Return "answer" or "check", and what is said.
+        """Return "answer" or "check", and the text of the answer.
 
         Raises:
             CallError: the tag cannot be used.

@@ -11,21 +11,21 @@ Point = tuple[float, float]
 
 _INK, _PAPER, _FILL = (24, 28, 36), (255, 255, 255), (226, 236, 248)
 _FONT = ImageFont.load_default()
-_MARGIN = 0.2  # of the side of a picture, for labels
-_LABEL = 2  # times the size of the font
+_MARGIN = 0.2  # share of a picture's side that is kept free for labels
+_LABEL = 2  # size of a label relative to the font
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Points in the plane, what is drawn between them, and what is asked.
+    """A figure in the plane, with labels, a question and its answer.
 
     Args:
-        corners: of the outline, in order; of a circle the middle and a point on it.
-        labels: a text and the place that it stands beside, seen from the middle of the figure.
-        question: without the numbers, which stand in the picture.
-        answer: the number.
+        corners: corners of the outline in order; for a circle, its centre and a point on it.
+        labels: texts, each with a point; the text is beside it, on the side away from the centre of the figure.
+        question: text of the question, without the numbers, which are in the picture.
+        answer: right answer.
         lines: further lines, drawn thin.
-        squares: corners of right angles, with the two neighbours of each.
+        squares: right angles, each as its corner and the two neighbouring corners.
     """
 
     corners: Sequence[Point]
@@ -37,7 +37,7 @@ class Figure:
 
 
 def triangle_angle(random: np.random.Generator) -> Figure:
-    """Give two angles of a triangle."""
+    """Ask for an angle of a triangle, given the other two."""
     first, second = (int(angle) for angle in random.integers(30, 76, size=2))
     a, b = (0.0, 0.0), (1.0, 0.0)
     far = math.sin(math.radians(second)) / math.sin(math.radians(first + second))
@@ -47,13 +47,13 @@ def triangle_angle(random: np.random.Generator) -> Figure:
 
 
 def hypotenuse(random: np.random.Generator) -> Figure:
-    """Give the short sides of a right triangle."""
+    """Ask for the hypotenuse of a right triangle, given its legs."""
     width, height = (int(side) for side in random.integers(3, 13, size=2))
     return _right_triangle(width, height, (str(width), str(height), "x"), math.hypot(width, height))
 
 
 def leg(random: np.random.Generator) -> Figure:
-    """Give one short side and the long one of a right triangle."""
+    """Ask for a leg of a right triangle, given the other leg and the hypotenuse."""
     width, height = (int(side) for side in random.integers(4, 13, size=2))
     long = round(math.hypot(width, height), 1)
     return _right_triangle(width, height, (str(width), "x", f"{long:g}"), math.sqrt(long**2 - width**2))
@@ -66,12 +66,12 @@ def _right_triangle(width: float, height: float, names: tuple[str, str, str], an
 
 
 def rectangle_area(random: np.random.Generator) -> Figure:
-    """Give both sides of a rectangle."""
+    """Ask for the area of a rectangle, given its sides."""
     return _rectangle(random, "What is the area of the rectangle?", lambda width, height: width * height)
 
 
 def rectangle_perimeter(random: np.random.Generator) -> Figure:
-    """Give both sides of a rectangle."""
+    """Ask for the perimeter of a rectangle, given its sides."""
     return _rectangle(
         random, "How long is the way once round the rectangle?", lambda width, height: 2 * (width + height)
     )
@@ -86,7 +86,7 @@ def _rectangle(random: np.random.Generator, question: str, answer: Callable[[int
 
 
 def triangle_area(random: np.random.Generator) -> Figure:
-    """Give a side of a triangle and the height on it."""
+    """Ask for the area of a triangle, given a side and the height on it."""
     base, height = (int(side) for side in random.integers(4, 13, size=2))
     foot = (float(random.uniform(0.25, 0.75) * base), 0.0)
     a, b, c = (0.0, 0.0), (float(base), 0.0), (foot[0], float(height))
@@ -96,7 +96,7 @@ def triangle_area(random: np.random.Generator) -> Figure:
 
 
 def circle_area(random: np.random.Generator) -> Figure:
-    """Give the radius of a circle."""
+    """Ask for the area of a circle, given its radius."""
     radius = int(random.integers(2, 13))
     middle, edge = (0.0, 0.0), (float(radius), 0.0)
     question = "What is the area of the circle? The line r goes from its middle to its edge."
@@ -113,9 +113,9 @@ def draw_figure(figure: Figure, turned: float, side: int) -> Image.Image:
     """Return a picture of a figure.
 
     Args:
-        figure: what is drawn.
-        turned: by which angle, in radians.
-        side: pixels of a side.
+        figure: figure to draw.
+        turned: angle by which it is rotated, in radians.
+        side: side of the picture in pixels.
     """
     circle = len(figure.corners) == 2
     radius = math.dist(*figure.corners) if circle else 0.0
@@ -162,7 +162,7 @@ def draw_figure(figure: Figure, turned: float, side: int) -> Image.Image:
 
 
 def _label(picture: Image.Image, text: str, place: Point, centre: Point) -> None:
-    """Write a text beside a place, on the side that lies away from the centre, within the picture."""
+    """Write a text beside a place, on the side away from the centre, within the picture."""
     left, top, right, bottom = (int(side) for side in _FONT.getbbox(text))
     mask = Image.new("L", (right - left + 2, bottom - top + 2))
     ImageDraw.Draw(mask).text((1 - left, 1 - top), text, fill=255, font=_FONT)

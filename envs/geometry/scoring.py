@@ -1,4 +1,4 @@
-"""Whether an answer is right: numbers as schoolbooks write them, read without evaluating anything, and choices."""
+"""Scoring of answers: numbers in schoolbook notation, parsed without evaluating code, and choices."""
 
 import math
 import re
@@ -8,7 +8,7 @@ _TOKEN = re.compile(r"\d+(?:\.\d+)?|(?<!\d)\.\d+|frac|sqrt|pi|[-+*/(){}]")
 _DROPPED = re.compile(
     r"\\(?:left|right|text|mathrm|,|;|!| )|\^?\s*\{?\s*\\circ\s*\}?|[\s$°,\\]|(?:degrees?|units?|square|cm|mm|m)\b"
 )
-_UNIT = re.compile(  # behind a number
+_UNIT = re.compile(  # after a number
     r"(?<![^\W\d_])\\?(?:(?:text|mathrm)\s*\{[^{}]*\}|(?:square\s+|sq\.?\s+)?"
     r"(?:units?|[ckm]?m|in(?:ch(?:es)?)?|f(?:oo|ee)?t|y(?:ar)?ds?|mi(?:les?)?|(?:centi|milli|kilo)?met(?:er|re)s?))"
     r"\s*(?:\^\s*(?:\{[23]\}|[23])|[²³])?\s*$",
@@ -17,7 +17,7 @@ _UNIT = re.compile(  # behind a number
 _DEGREES = r"(?:°|\^?\s*\{?\s*\\circ\s*\}?|degrees?\b)"
 _MINUTES = r"(?:[\u2032\u2019']|\^?\s*\{?\s*\\prime\s*\}?)"  # a prime, an apostrophe or LaTeX
 _SECONDS = r"(?:[\u2033\u201d\"]|[\u2032\u2019']{2}|\^?\s*\{?\s*\\prime\s*\\prime\s*\}?)"
-_PARTS = re.compile(  # of an angle, each of which counts for 60 of the next
+_PARTS = re.compile(  # degrees, minutes and seconds of an angle
     rf"(\d+)\s*{_DEGREES}\s*([0-5]?\d(?:\.\d+)?)\s*{_MINUTES}(?:\s*([0-5]?\d(?:\.\d+)?)\s*{_SECONDS})?(?!\s*[\d.])"
 )
 _LETTERS = "ABCDEFGH"
@@ -28,15 +28,14 @@ def is_right(said: str, right: str, tolerance: float, choices: Sequence[str] = (
     """Return whether an answer is right.
 
     * With choices, the answer is the letter of the right one, such as `B`, `(b)` or `B. 12`, or its text.
-    * Else, where the right answer is a number, the answer is one that differs from it by at most `tolerance` times the
-      right one (times 1, where that is smaller).
-    * Else it is the same text, blanks and case aside.
+    * Else, if the right answer is a number, the answer differs from it by at most `tolerance * max(1, abs(right))`.
+    * Else it is the same text, ignoring spaces and case.
 
     Args:
-        said: the answer.
-        right: the right answer; with choices the letter of one of them.
-        tolerance: as a part of the right answer.
-        choices: what there is to choose from.
+        said: answer of the agent.
+        right: right answer; with choices, the letter of one of them.
+        tolerance: relative tolerance of numbers.
+        choices: possible answers; empty if the answer is free.
     """
     if choices:
         return _letter(said, choices) == right
@@ -48,11 +47,11 @@ def is_right(said: str, right: str, tolerance: float, choices: Sequence[str] = (
 
 
 def number(text: str) -> float | None:
-    r"""Return the number that a text is, such as `12.5`, `3/4`, `2 \sqrt{5}`, `\frac{25}{4}`, `9\pi` or `27^\circ`.
+    r"""Parse a number such as `12.5`, `3/4`, `2 \sqrt{5}`, `\frac{25}{4}`, `9\pi` or `27^\circ`.
 
-    A name and a sign before it, as in `x = 5`, a `\boxed` around it, and a unit or a full stop behind it are left out.
-    Minutes and seconds count as parts of degrees, `12°30'` as 12.5. None if it is no number, as for `12°30`, and for
-    `3 1/2` and `3\frac{1}{2}`, which may be meant as a sum or as a product.
+    A name and a sign before it, as in `x = 5`, a `\boxed` around it, and a unit or a full stop after it are ignored.
+    Minutes and seconds are parts of degrees: `12°30'` is 12.5. The result is None for a text that is not a number, such
+    as `12°30`, and for `3 1/2` and `3\frac{1}{2}`, which may mean a sum or a product.
     """
     if len(text) > _MOST_CHARS:
         return None
@@ -98,7 +97,7 @@ def _letter(said: str, choices: Sequence[str]) -> str | None:
 
 
 class _Reader:
-    """Reads sums of products of numbers, roots and fractions from the left."""
+    """Parser of sums of products of numbers, roots and fractions."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens

@@ -1,4 +1,4 @@
-"""Tasks with pictures from files or from a hub: what is read, what is refused, and pictures made fit to be seen."""
+"""Reads tasks with pictures from files or from the hub, checks them, and scales the pictures."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from PIL import Image
 from agentrl_envs.geometry.env import PictureTask
 from agentrl_envs.picture_space import of_8_bits
 
-QUESTION, PICTURE = ("question", "problem"), ("image", "images")  # names of columns, the first that is there
+QUESTION, PICTURE = ("question", "problem"), ("image", "images")  # column names; the first that exists is used
 _LETTERS = "ABCDEFGH"
 _LEAST_PX, _MOST_RATIO = 32, 100
 
@@ -22,12 +22,12 @@ def read_rows(source: str, split: str) -> Sequence[Mapping[str, Any]]:
     """Return the rows of a data set.
 
     Args:
-        source: a folder with `<split>.jsonl` or `<split>.parquet`, such a file itself, or the id of a data set for the
-            package `datasets`.
-        split: which part of it.
+        source: folder with `<split>.jsonl` or `<split>.parquet`, one such file, or id of a data set for the package
+            `datasets`.
+        split: split of the data set.
 
     Raises:
-        ValueError: it cannot be read; with what is missing.
+        ValueError: the data set cannot be read; the message says what is missing.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -49,7 +49,7 @@ def read_rows(source: str, split: str) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-_FOLDER = "folder of the file"  # a key of rows that come from a file
+_FOLDER = "folder of the file"  # key of rows that were read from a file
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -81,12 +81,12 @@ def read_row(row: Mapping[str, Any], name: str, most_px: int) -> tuple[str, str,
     """Return question, answer and picture of a row.
 
     Args:
-        row: has a question, an answer and an image.
-        name: of the row, for errors.
-        most_px: pixels of the longest side of the picture.
+        row: row with a question, an answer and an image.
+        name: name of the row, for error messages.
+        most_px: largest side of the picture in pixels.
 
     Raises:
-        ValueError: something is missing, or has a form that cannot be used.
+        ValueError: a column is missing, or its value cannot be used.
     """
     question = next((row[key] for key in QUESTION if row.get(key)), None)
     picture = next((row[key] for key in PICTURE if row.get(key)), None)
@@ -103,10 +103,10 @@ def read_row(row: Mapping[str, Any], name: str, most_px: int) -> tuple[str, str,
 
 
 def read_task(row: Mapping[str, Any], name: str, most_px: int) -> PictureTask:
-    """Return the task of a row, as :func:`read_row` reads it, with its choices if it has some.
+    """Return the task of a row with its choices, if it has any; see :func:`read_row`.
 
     Raises:
-        ValueError: something is missing, or has a form that cannot be used.
+        ValueError: a column is missing, or its value cannot be used.
     """
     listed = row.get("choices")
     if not isinstance(listed, list | tuple | None):

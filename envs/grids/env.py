@@ -1,4 +1,4 @@
-"""The environment of a world of cells: told as symbols, as a picture, or both, over one table of moves."""
+"""Base environment of games on a grid, shown as symbols, as a picture, or both."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, TypeVar
@@ -17,20 +17,21 @@ W = TypeVar("W", bound=World)
 
 
 class GridEnv(TextEnv, Generic[W]):
-    """What FrozenLake and Sokoban share. A game says what its worlds are, how they are told and drawn, and what pays.
+    """Base of FrozenLake and Sokoban. A subclass defines the worlds, their symbols, and its own rewards.
 
     With `reward="steps"` a turn that solves the world pays 1, one that loses it pays 0 and ends the episode, and any
     other pays -0.01; a text that names no action pays 0.05 less, and the next observation says what was done instead.
-    (The trainer reads replies itself and hands the game a name; its `invalid_penalty` is the price there.)
+    (In training no such text arrives, since the trainer maps replies to names; set its `invalid_penalty` there.)
 
     Args:
-        wording: the words of the game; its texts `picture` and `picture_too` tell what a picture shows.
-        looks: symbol of a cell -> the layers of its picture, from the ground up.
-        cells: cells of a side of the picture.
+        wording: texts of the game; `picture` and `picture_too` describe what a picture shows.
+        looks: symbol of a cell -> layers of its picture, bottom first.
+        cells: side of the picture in cells.
         reward: "steps", or the name of one of the game's own rewards.
-        shaping: the discount of the training, above 0 and at most 1; adds `grids.world.potential` to the rewards.
-        observation: what is seen: "text", "image" or "both".
-        cell_px: side of a cell in pictures, in pixels.
+        shaping: discount of the training, above 0 and at most 1; adds potential-based shaping with
+            `grids.world.potential` to the rewards.
+        observation: content of observations: "text", "image" or "both".
+        cell_px: side of a cell in images, in pixels.
         render_mode: "rgb_array" makes `render` draw the world.
     """
 
@@ -66,7 +67,7 @@ class GridEnv(TextEnv, Generic[W]):
         self._looks = looks
         self._world: W
 
-    # ---- what a game writes --------------------------------------------------------------------------------------
+    # ---- to be defined by a game ---------------------------------------------------------------------------------
 
     def _rows(self) -> list[list[str]]:
         """Return the symbols of the cells, from the top row down."""
@@ -76,11 +77,11 @@ class GridEnv(TextEnv, Generic[W]):
         """Return the game's own reward of a turn, and whether it ends the episode."""
         raise NotImplementedError
 
-    # ---- what is the same for all --------------------------------------------------------------------------------
+    # ---- the same for all games ----------------------------------------------------------------------------------
 
     @property
     def system_prompt(self) -> str:
-        """The task, the actions, and what symbols or pictures show."""
+        """Task, actions, and the meaning of symbols or pictures."""
         says = self._wording.texts
         prompt = says["picture"] if self.observation == "image" else self._wording.system_prompt
         prompt = prompt.format(names=", ".join(self.actions))
@@ -91,12 +92,12 @@ class GridEnv(TextEnv, Generic[W]):
         return self._world.solved
 
     def best_actions(self) -> tuple[str, ...]:
-        """Return the actions with which a shortest way begins; none where there is no way or nothing left to do."""
+        """Return the first actions of all shortest solutions; empty if there is none or the world is solved."""
         way = shortest(self._world)
         return () if way is None else way.first
 
     def solver(self) -> Callable[[], str]:
-        """Return a player that goes a shortest way; where there is none, it takes the default action."""
+        """Return a player that follows a shortest solution, or takes the default action if there is none."""
         return lambda: next(iter(self.best_actions()), self.default_action)
 
     def render(self) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""Worlds of cells: moves, the search for the shortest way, and rewards by step. Pure."""
+"""Worlds of cells: moves, search for shortest solutions, and step rewards; all pure functions."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ class World(Hashable, Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether it can never be done any more; may be false where that is hard to see."""
+        """Whether the task can no longer be done; may be false where that is hard to detect."""
 
     def after(self, action: str) -> Self:
-        """Return the state after an action; one that is not possible changes nothing."""
+        """Return the state after an action; an impossible action changes nothing."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """The shortest ways from a state to a solved one.
+    """The shortest solutions from a state.
 
     Args:
-        length: actions of each of them.
-        first: the actions with which they begin, in the order of `MOVES`; none where the state is solved already.
+        length: number of actions of each.
+        first: first actions of all of them, in the order of `MOVES`; empty if the state is solved.
     """
 
     length: int
@@ -44,8 +44,8 @@ def beside(cell: Cell, action: str) -> Cell:
 
 
 def shortest(world: World) -> Way | None:
-    """Return the shortest ways that solve a world, found breadth first; None if nothing does."""
-    layer: dict[World, set[str]] = {world: set()}  # states so far away -> first actions of the shortest ways to them
+    """Search breadth first for the shortest solutions of a world; None if there is none."""
+    layer: dict[World, set[str]] = {world: set()}  # states at this distance -> first actions of paths to them
     seen = {world}
     length = 0
     while layer:
@@ -70,14 +70,14 @@ def step_reward(after: World) -> float:
 
 
 def potential(world: World, horizon: int) -> float:
-    """Return how near a state is to a solved one: 0.5 beside it, less with each action more, 0 at every end.
+    """Return how close a state is to a solved one: up to 0.5, less with each action between, 0 at every end.
 
     With the discount `g` of the training, `g * potential(after) - potential(before)` can be added to each reward
-    without changing which policies are best. For that, every state in which episodes terminate must have the same 0.
+    without changing which policies are best, since the potential is 0 in every state in which episodes terminate.
 
     Args:
-        world: the state.
-        horizon: actions from which on nothing is near.
+        world: state of the game.
+        horizon: distance in actions from which on the potential is 0.
     """
     way = None if world.solved or world.lost else shortest(world)
     return 0.5 * max(1 - way.length / horizon, 0.0) if way is not None else 0.0

@@ -1,4 +1,4 @@
-"""An environment behind a URL: OpenEnv's protocol, spoken without its package."""
+"""Client of environments behind a URL: OpenEnv's protocol without OpenEnv's package."""
 
 import math
 import sys
@@ -23,31 +23,30 @@ _REPORTED = ("success", "progression", "executed_action", "invalid_action", "lon
 class OpenEnv(gymnasium.Env[Any, str]):
     """A session with an OpenEnv server, as a gymnasium environment.
 
-    One socket is one environment at the server. A socket that is lost ends the episode with a `LostSocketError`; it is
-    never opened again inside an episode, since behind a new one is an environment that was not reset. The next `reset`
-    opens a new one. The same holds after every other error.
+    One socket is one environment at the server. A lost socket ends the episode with a `LostSocketError`; it is not
+    reopened within an episode, since a new socket has an environment that was not reset. The next `reset` opens a new
+    one, as after every other error.
 
-    The protocol tells neither a cut-off episode from a finished one nor the named actions. Both are read from the
-    metadata of an observation, where a server gives them, as `agentrl serve-env` does. Else the whole reply is the
-    action.
+    The protocol neither distinguishes truncated from terminated episodes nor has names of actions. Both are read from
+    the metadata of an observation if the server gives them, as `agentrl serve-env` does. Without names, the whole reply
+    is the action.
 
     Args:
-        url: of the server, such as `http://127.0.0.1:8000`.
-        action: field of an action that takes the reply; by default the only text that an action needs.
-        text: field of an observation that is shown to the policy; by default the only text in it.
-        images: field of an observation with pictures, as `read_images` takes them; by default `images`, where a server
-            has it.
-        max_turns: turns after which an episode is truncated. Where a server does not tell cut-off episodes, give fewer
-            than its own limit.
-        timeout_seconds: most seconds for connecting, and for each reset and step. A server that has answered before,
-            and is gone when a socket is opened anew, or has not given its place back, is waited for as long.
-        token: that the server asks for, as `agentrl serve-env --token` does; write `${NAME}` in a config to read it
-            from an environment variable.
+        url: address of the server, such as `http://127.0.0.1:8000`.
+        action: field of an action that takes the reply; by default the only text field that an action needs.
+        text: field of an observation that is shown to the policy; by default its only text field.
+        images: field of an observation with pictures, in a form that `read_images` accepts; by default `images`, if the
+            server has it.
+        max_turns: turns after which an episode is truncated. If a server does not report truncation, give fewer than
+            its own limit.
+        timeout_seconds: time limit for connecting, and for each reset and step. If a server that has answered before
+            is unreachable or full when a socket is reopened, the client waits for it up to this time.
+        token: token that the server requires, as with `agentrl serve-env --token`; write `${NAME}` in a config to read
+            it from an environment variable.
 
     Raises:
-        ValueError: with one sentence: no server answers at the address, it is no OpenEnv environment, it speaks another
-            version of the protocol, it has no place for another session, or the field of the action or of the text
-            has to be named.
+        ValueError: no server answers at the address, it is not an OpenEnv environment, it uses another version of the
+            protocol, it has no room for another session, or the field of the action or of the text must be named.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared by gymnasium
@@ -84,11 +83,11 @@ class OpenEnv(gymnasium.Env[Any, str]):
         self._offered: dict[str, Any] = {}
         self._turn = self._no_reward = 0
 
-    # What the server offers, as its metadata says
+    # From the metadata of the server
 
     @property
     def actions(self) -> Mapping[str, str]:
-        """Names and descriptions of the actions; none where the server names none."""
+        """Names and descriptions of the actions; empty if the server names none."""
         return self._offered.get("actions", {})
 
     @property
@@ -98,7 +97,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
 
     @property
     def default_action(self) -> str:
-        """The action of a reply that names none."""
+        """Action that is executed when a reply names none."""
         return self._offered.get("default_action", "")
 
     @property
@@ -123,7 +122,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
 
     @property
     def free_text(self) -> bool:
-        """Whether the whole reply is the action, which it is where the server names no actions."""
+        """Whether the whole reply is the action, because the server names no actions."""
         return self._offered.get("free_text", not self.actions)
 
     @property
@@ -144,7 +143,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
     # gymnasium
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; `options` are further data of the server's reset."""
+        """Begin an episode; `options` are further arguments of the server's reset."""
         super().reset(seed=seed)
         self._active = False
         seed = int(self.np_random.integers(2**31)) if seed is None else int(seed)
@@ -165,7 +164,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
         return observation, info
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Send the reply and return what came of it."""
+        """Send the reply and return the server's result."""
         if not self._active:
             raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
         self._active = False  # unless the answer says otherwise
@@ -225,10 +224,10 @@ class OpenEnv(gymnasium.Env[Any, str]):
         return self._shown(text, observation, metadata), float(reward or 0.0), done, info
 
     def _shown(self, text: str, observation: Mapping[str, Any], metadata: Mapping[str, Any]) -> Any:
-        """Return the text, beside pictures where there are some, or the messages of the environment's own.
+        """Return the text, with pictures if there are any, or the environment's own messages.
 
         Raises:
-            ProtocolError: what is given as pictures or messages has a wrong form.
+            ProtocolError: pictures or messages have a wrong form.
         """
         given = observation.get(self.images) if self.images else None
         try:
@@ -254,7 +253,7 @@ def _is_number(reward: Any) -> bool:
 
 
 def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of an answer, which stand beside its observation, in it, or in both."""
+    """Return the metadata of an answer, which may be beside its observation, in it, or in both."""
     observation = answer.get("observation")
     inside = observation.get("metadata") if isinstance(observation, dict) else None
     found = [part for part in (inside, answer.get("metadata")) if isinstance(part, dict)]
@@ -262,10 +261,10 @@ def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _address(url: str) -> str:
-    """Return the address without `/ws`, as of a web page.
+    """Return the address of the server with http or https and without `/ws`.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: it is not an address.
     """
     kind, separator, rest = url.partition("://")
     kinds = {"http": "http", "https": "https", "ws": "http", "wss": "https"}

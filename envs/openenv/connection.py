@@ -1,7 +1,7 @@
-"""One session with an OpenEnv server: its web socket, and the errors in which it may end.
+"""One session with an OpenEnv server: its web socket and its errors.
 
-All sockets of a process are read in one thread with an event loop, also while nobody asks for anything: a server that
-gets no answer to its pings for some 20 seconds closes the socket, and the update of an iteration may take minutes.
+All sockets of a process are read in one thread with an event loop, also between requests: a server that gets no answer
+to its pings for some 20 seconds closes the socket, and the update of an iteration may take minutes.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ import aiohttp
 T = TypeVar("T")
 
 PROTOCOL = "the protocol of openenv 0.10"
-_MOST_BYTES = 100 * 2**20  # of a message, as OpenEnv's own client has it
+_MOST_BYTES = 100 * 2**20  # largest message, as in OpenEnv's own client
 _CLOSING_SECONDS = 2.0
-_AWAY = (502, 503, 504)  # what a proxy answers while the server behind it is started
+_AWAY = (502, 503, 504)  # status from a proxy while the server behind it starts
 _PAUSE_SECONDS = 0.25
 
 
 class LostSocketError(ConnectionError):
-    """The socket is gone, and with it the environment behind it."""
+    """The socket was lost, and with it the environment at the server."""
 
 
 class ProtocolError(RuntimeError):
@@ -38,7 +38,7 @@ class ServerError(RuntimeError):
 
 
 class EnvironmentAtServerError(ServerError):
-    """The environment raised an error at its server. The session goes on, its episode should not."""
+    """The environment raised an error at its server. The session continues, but the episode should not."""
 
 
 class ServerFullError(RuntimeError):
@@ -46,11 +46,11 @@ class ServerFullError(RuntimeError):
 
 
 class _Known:
-    """What this process knows of a server.
+    """State of a server as known to this process.
 
     Attributes:
-        open: its sockets now.
-        most: how many there have been at a time; 0 if it has never been there, or was waited for in vain.
+        open: number of open sockets.
+        most: largest number of sockets at the same time; 0 if it has never answered, or did not come back in time.
     """
 
     def __init__(self) -> None:
@@ -64,24 +64,24 @@ _servers: defaultdict[str, _Known] = defaultdict(_Known)  # by address
 class Connection:
     """An open web socket with a session behind it.
 
-    After an error it is closed, since what the server sends next may answer anything.
+    After an error it is closed, since the next message of the server may answer an earlier request.
 
     Args:
-        url: of the server, without `/ws`.
-        seconds: most seconds for opening it, and for each answer.
-        token: that the server asks for; empty: none.
+        url: address of the server, without `/ws`.
+        seconds: time limit for opening it, and for each answer.
+        token: token that the server requires; empty: none.
 
     Raises:
-        ConnectionError: no server answers there.
-        ProtocolError: it has no web socket, or one of another kind.
-        ServerError: it has no environment for this session.
-        ServerFullError: it has no place for it.
-        TimeoutError: it does not answer in time.
+        ConnectionError: no server answers at the address.
+        ProtocolError: the server has no web socket, or uses another protocol.
+        ServerError: the server has no environment for this session.
+        ServerFullError: the server has no room for this session.
+        TimeoutError: the server does not answer in time.
     """
 
     def __init__(self, url: str, seconds: float, token: str = "") -> None:
         self.url, self.seconds = url, seconds
-        self._answers: asyncio.Queue[str | None] = asyncio.Queue(2)  # None: the socket is gone
+        self._answers: asyncio.Queue[str | None] = asyncio.Queue(2)  # None: the socket was lost
         _run(self._open(token), url, seconds)
         with suppress(EnvironmentAtServerError):  # some have no state before the first reset
             self.ask({"type": "state"})
@@ -94,11 +94,11 @@ class Connection:
 
         Raises:
             EnvironmentAtServerError: the environment raised an error.
-            LostSocketError: the socket is gone, or was before.
+            LostSocketError: the socket is lost, now or earlier.
             ServerError: the answer is an error.
-            ServerFullError: it is that there is no place.
-            ProtocolError: there is an answer that was not asked for, or none that can be read.
-            TimeoutError: it does not come in time.
+            ServerFullError: the answer is the error that the server is full.
+            ProtocolError: an answer was not requested, or cannot be read.
+            TimeoutError: the answer does not come in time.
         """
         try:
             answer = _run(self._exchange(json.dumps(message)), self.url, self.seconds)
@@ -129,14 +129,14 @@ class Connection:
             async for message in self._socket:
                 await self._answers.put(message.data if message.type is aiohttp.WSMsgType.TEXT else None)
         finally:
-            with suppress(asyncio.QueueFull):  # then a message is there that nobody asked for, which ends it as well
+            with suppress(asyncio.QueueFull):  # then there is an unrequested message, which ends the session too
                 self._answers.put_nowait(None)
 
     async def _exchange(self, text: str) -> tuple[str | None, bool]:
-        """Return an answer, None if the socket is gone, and whether it was asked for."""
+        """Return an answer (None: the socket was lost), and whether it was requested."""
         if not self._answers.empty():
             return self._answers.get_nowait(), False
-        with suppress(ConnectionResetError):  # the reader knows, and may have a last word of the server
+        with suppress(ConnectionResetError):  # the reader knows, and may have a last message
             await self._socket.send_str(text)
         return await self._answers.get(), True
 
@@ -178,12 +178,12 @@ class Connection:
 
 
 def fetch_schema(url: str, seconds: float, token: str = "") -> dict[str, Any]:
-    """Return what a server answers to `/schema`.
+    """Return a server's answer to `/schema`.
 
     Raises:
-        ValueError: it is no OpenEnv server, or refuses the token.
-        ConnectionError: no server answers there.
-        TimeoutError: it does not answer in time.
+        ValueError: the server is not an OpenEnv server, or refuses the token.
+        ConnectionError: no server answers at the address.
+        TimeoutError: the server does not answer in time.
     """
     status, text = _run(_get(f"{url}/schema", token), url, seconds)
     if status in _AWAY:
@@ -205,16 +205,16 @@ def fetch_schema(url: str, seconds: float, token: str = "") -> dict[str, Any]:
 
 
 def reach(call: Callable[[str, float], T], url: str, seconds: float) -> T:
-    """Make a call that begins with a server. One that was there before gets `seconds` to come back.
+    """Call a function that connects to a server; a server that has answered before gets `seconds` to come back.
 
-    It may be started anew, or not know yet that a socket of ours is gone, whose place another one needs. Without
-    waiting, environments would lose one episode after the other within a moment. What was waited for in vain is not
-    waited for again.
+    It may be restarting, or may not have noticed yet that a socket was lost, and still count its session. Without
+    waiting, environments would lose one episode after the other at once. A server that does not come back in time is
+    not waited for again.
 
     Args:
-        call: takes the address and the most seconds for itself.
-        url: of the server.
-        seconds: most seconds to wait.
+        call: function of the address and its time limit in seconds.
+        url: address of the server.
+        seconds: longest wait in seconds.
     """
     known, end = _servers[url], time.monotonic() + seconds
     while True:
@@ -235,7 +235,7 @@ def _headers(token: str) -> dict[str, str]:
 async def _get(url: str, token: str) -> tuple[int, str]:
     async with aiohttp.ClientSession(headers=_headers(token)) as session, session.get(url) as answer:
         text = bytearray()
-        async for part in answer.content.iter_any():  # `read` returns what has come so far
+        async for part in answer.content.iter_any():  # `read` would return only what has arrived so far
             text += part
             if len(text) > _MOST_BYTES:
                 break
@@ -250,7 +250,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _run(call: Coroutine[Any, Any, T], url: str, seconds: float) -> T:
-    """Wait for a call in the thread of the sockets; its errors become sentences with the address."""
+    """Run a call in the thread of the sockets and wait for it; messages of errors name the address."""
     try:
         return asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, seconds), _loop()).result()
     except TimeoutError:

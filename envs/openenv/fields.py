@@ -6,7 +6,7 @@ from typing import Any
 
 from agentrl_envs.openenv.images import FIELD
 
-_MOST_SHOWN = 20  # fields, in a sentence
+_MOST_SHOWN = 20  # largest number of fields in a message
 _OF_EVERY_ANSWER = ("done", "reward", "metadata")
 
 
@@ -14,12 +14,12 @@ def choose_fields(schema: Mapping[str, Any], action: str | None, text: str | Non
     """Return the names of both fields: those that are given, else the only ones that fit.
 
     Args:
-        schema: what the server answers to `/schema`.
+        schema: the server's answer to `/schema`.
         action: field of an action, as given by the user.
         text: field of an observation, as given by the user.
 
     Raises:
-        ValueError: with the fields there are: a given one is none of them, or several fit, or none does.
+        ValueError: a given field does not exist, or several fields or none fit; the message lists the fields.
     """
     takes, gives = _fields(schema["action"]), _fields(schema["observation"])
     required = schema["action"].get("required")
@@ -37,7 +37,7 @@ def choose_images(schema: Mapping[str, Any], images: str | None) -> str | None:
     """Return the name of the field with pictures; None if there is none.
 
     Raises:
-        ValueError: the one that is given is none of an observation's fields.
+        ValueError: an observation has no such field.
     """
     gives = _fields(schema["observation"])
     if images is None:
@@ -61,7 +61,7 @@ def _chosen(argument: str, given: str | None, fields: Mapping[str, str], fitting
 
 
 def _fields(schema: Mapping[str, Any]) -> dict[str, str]:
-    """Return name and type of each field of its own."""
+    """Return name -> type of all fields except those of the protocol."""
     properties = schema.get("properties")
     listed = properties if isinstance(properties, Mapping) else {}
     return {

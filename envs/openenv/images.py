@@ -1,4 +1,4 @@
-"""Pictures in an observation of OpenEnv, whose protocol has no form of its own for them: those that servers use."""
+"""Pictures in observations of OpenEnv, in the forms that servers use; the protocol defines none."""
 
 import binascii
 import io
@@ -15,19 +15,19 @@ from agentrl_envs.picture_space import of_8_bits
 FIELD = "images"
 """The field in which `agentrl serve-env` puts pictures."""
 
-_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")  # of others some start a program, or raise errors of any kind
-_PLACE = {"type": "image"}  # of a picture in a message
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")  # some others start a program, or raise errors of any kind
+_PLACE = {"type": "image"}  # placeholder of a picture in a message
 
 
 def read_images(given: Any) -> tuple[NDArray[np.uint8], ...]:
     """Return pictures as RGB [height, width, 3].
 
     Args:
-        given: one or a list of: a picture file (PNG, JPEG, GIF, WebP, BMP) in base64, with or without the start of a
-            data URL; an array of rows of pixels [red, green, blue]. None: there are no pictures.
+        given: one picture or a list of pictures, each a file (PNG, JPEG, GIF, WebP, BMP) in base64, with or without the
+            prefix of a data URL, or an array of rows of pixels [red, green, blue]. None: no pictures.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the pictures have another form.
     """
     if given is None:
         return ()
@@ -45,10 +45,10 @@ def read_images(given: Any) -> tuple[NDArray[np.uint8], ...]:
 
 
 def with_images(messages: Any, images: Sequence[NDArray[np.uint8]]) -> list[Any]:
-    """Return an environment's own messages with its pictures in the places that are kept for them, in order.
+    """Return an environment's own messages with its pictures in place of the placeholders, in order.
 
     Raises:
-        ValueError: they are no messages, or there are more or fewer places.
+        ValueError: they are not messages, or the numbers of placeholders and pictures differ.
     """
     left = list(images)
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):

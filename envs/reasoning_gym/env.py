@@ -1,4 +1,4 @@
-"""A question of reasoning-gym: one turn, and a score of the answer."""
+"""Questions of reasoning-gym as episodes of one turn, with a score of the answer."""
 
 import ast
 import math
@@ -23,7 +23,7 @@ EVALUATED = (
     *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),  # by eval()
     *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),  # sympy
 )
-"""Generators whose scorer runs the reply as Python; only what is `harmless` reaches it."""
+"""Generators whose scorer runs the reply as Python; it gets only `harmless` answers."""
 _WORD = re.compile(r"[^\W\d]\w*")
 _MATHS = (
     *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "ln"),
@@ -31,21 +31,21 @@ _MATHS = (
 )
 _GROWING = ("exp", "sinh", "cosh")
 _NUMBERS = ("E", "pi")  # other single letters stay symbols
-_MOST_BITS = 4096  # of any number that an answer computes
+_MOST_BITS = 4096  # largest size of a number that an answer computes
 _MOST_CHARS = 2**20
-_QUESTIONS = 2**31  # that a generator can be asked for, so that held-out seeds hardly ever meet one of training
-_LISTED = ("acre", "gsm_symbolic", "list_functions", "word_ladder")  # generators that make a list of all of them
+_QUESTIONS = 2**31  # size of a generator: so large that held-out and training seeds rarely share a question
+_LISTED = ("acre", "gsm_symbolic", "list_functions", "word_ladder")  # generators that would list all questions at once
 _MOST_LISTED = 10_000
 
 
 class ReasoningGym(gymnasium.Env[str, str]):
-    """One question of a generator, another one for each seed; its scorer gives 0 to 1.
+    """A question of a generator, a different one for each seed, scored from 0 to 1.
 
     Args:
         dataset: name of the generator, such as `leg_counting`.
-        config: its settings, such as `{max_animals: 5}`.
-        answer_after: what the answer stands behind, such as `Answer:`; a reply without it is invalid. None: the whole
-            reply is the answer.
+        config: settings of the generator, such as `{max_animals: 5}`.
+        answer_after: text that comes before the answer, such as `Answer:`; a reply without it is invalid. None: the
+            whole reply is the answer.
 
     Raises:
         ValueError: reasoning-gym is not installed, it has no such generator or setting, or the scorer is broken.
@@ -59,14 +59,12 @@ class ReasoningGym(gymnasium.Env[str, str]):
     def __init__(self, dataset: str, config: Mapping[str, Any] | None = None, answer_after: str | None = None) -> None:
         factory = need("reasoning_gym.factory", extra="reasoning-gym")
         if dataset in BROKEN:
-            raise ValueError(f"{dataset} of reasoning-gym is left out: {BROKEN[dataset]}.")
+            raise ValueError(f"{dataset} of reasoning-gym is not supported: {BROKEN[dataset]}.")
         if dataset not in factory.DATASETS:
             known = ", ".join(sorted(set(factory.DATASETS) - set(BROKEN)))
             raise ValueError(f"reasoning-gym has no generator {dataset!r}; known: {known}.")
         if answer_after == "":
-            raise ValueError(
-                "answer_after must be a text such as Answer:, or None where the whole reply is the answer."
-            )
+            raise ValueError("answer_after must be a text such as Answer:, or None if the whole reply is the answer.")
         if not isinstance(config, Mapping | None):
             raise ValueError(f"config must be settings of {dataset} and their values, not {config!r}.")
         size = _MOST_LISTED if dataset in _LISTED else _QUESTIONS
@@ -74,10 +72,10 @@ class ReasoningGym(gymnasium.Env[str, str]):
             self._questions = factory.create_dataset(dataset, **{"seed": 0, "size": size, **(config or {})})
         except (AssertionError, TypeError) as error:
             raise ValueError(
-                f"{dataset} of reasoning-gym cannot be made with config {dict(config or {})}: {error}"
+                f"{dataset} of reasoning-gym cannot be created with config {dict(config or {})}: {error}"
             ) from error
         if dataset == "list_functions":
-            self._questions[0]  # the first question of a process differs from what it is later
+            self._questions[0]  # the first question of a process differs from later calls
         self._evaluated = dataset in EVALUATED
         self.answer_after = answer_after
         self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
@@ -86,7 +84,7 @@ class ReasoningGym(gymnasium.Env[str, str]):
 
     @property
     def system_prompt(self) -> str:
-        """Where the answer has to stand."""
+        """Instruction about the place of the answer."""
         if self.answer_after is None:
             return "Reply with the answer only."
         return f"Think, then end your reply with {self.answer_after} and the answer only."
@@ -96,7 +94,7 @@ class ReasoningGym(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         number = int(self.np_random.integers(len(self._questions)))
         shared = random.getstate()
-        random.seed(number)  # list_functions draws from what all share
+        random.seed(number)  # list_functions uses the global generator
         try:
             self._question = self._questions[number]
         finally:
@@ -104,7 +102,7 @@ class ReasoningGym(gymnasium.Env[str, str]):
         return str(self._question["question"]), {"success": False, "progression": 0.0}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Score the answer; one for which the scorer fails gets 0."""
+        """Score the answer; 0 if the scorer fails."""
         if self._question is None:
             raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
         question, self._question = self._question, None
@@ -127,16 +125,17 @@ class ReasoningGym(gymnasium.Env[str, str]):
             return 0.0, True
         try:
             score = float(self._questions.score_answer(answer, question))
-        except Exception:  # noqa: BLE001 - whatever an odd answer leads to in code of others
+        except Exception:  # noqa: BLE001 - third-party code may raise anything
             return 0.0, True
         return (score, False) if math.isfinite(score) else (0.0, True)
 
 
 def harmless(answer: str) -> bool:
-    """Return whether an answer stays a value or a formula when it is run as Python, and is soon computed.
+    """Return whether an answer that is run as Python is only a value or a formula, and is computed quickly.
 
-    Names are single letters, the letters of string_insertion, or functions of maths. There is no text beside a bracket,
-    since sympy's `S` runs a text. Factorials and towers of powers, such as `9**9**9`, would be computed for hours.
+    It may use single letters, the letters of string_insertion, and mathematical functions as names. It may not have
+    quoted texts beside a bracket, since sympy's `S` runs a text, nor factorials and towers of powers, such as
+    `9**9**9`, which would take hours.
     """
     words = _WORD.findall(answer)
     named = all(len(word) == 1 or word in _MATHS or set(word) <= set("ABCDE") for word in words)
@@ -145,7 +144,7 @@ def harmless(answer: str) -> bool:
 
 
 def _is_small(answer: str) -> bool:
-    """Return whether no number that an answer computes is very long; what is no Python is not computed."""
+    """Return whether all numbers that an answer computes are of limited size; text that is not Python computes none."""
     try:
         _bits(ast.parse(answer.strip(), mode="eval").body)
     except OverflowError:
@@ -156,10 +155,10 @@ def _is_small(answer: str) -> bool:
 
 
 def _bits(node: ast.AST) -> float:
-    """Return about how many bits the value of a formula has at most; that of a list or a text is endless.
+    """Estimate the largest number of bits of a formula's value; it is infinite for a list or a text.
 
     Raises:
-        OverflowError: a part of it has more than there may be, or is no formula.
+        OverflowError: a part of the formula exceeds the limit, or is not a formula.
     """
     if isinstance(node, ast.Constant):
         return float(max(node.value.bit_length(), 1)) if isinstance(node.value, int) else _bits_of_other(node.value)

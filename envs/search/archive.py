@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing said of another: the `relation` of `of` is `to`."""
+    """A fact: the `relation` of `of` is `to`, such as the captain of a ship."""
 
     of: str
     relation: str
@@ -22,18 +22,18 @@ class Fact:
 
 @dataclass(frozen=True)
 class Archive:
-    """A world.
+    """An invented world.
 
     Args:
-        facts: all of it.
-        pages: what is told about each thing, by its name.
+        facts: all facts.
+        pages: name of a thing -> text of its page.
     """
 
     facts: tuple[Fact, ...]
     pages: Mapping[str, str]
 
     def chains(self, hops: int) -> Iterator[tuple[Fact, ...]]:
-        """Yield all chains of so many facts, each about what the one before leads to, that meet nothing twice."""
+        """Yield all chains of `hops` facts in which each fact continues the previous one and nothing occurs twice."""
 
         def longer(chain: tuple[Fact, ...]) -> Iterator[tuple[Fact, ...]]:
             if len(chain) == hops:
@@ -53,7 +53,7 @@ class Archive:
 
 
 def write_archive(random: np.random.Generator) -> Archive:
-    """Return a world whose names are given and whose facts are drawn."""
+    """Return a world with fixed names and random facts."""
     data = _data()
     kinds = data["kinds"]
     lines = [

@@ -18,8 +18,8 @@ def scores(query: str, texts: Sequence[str]) -> list[float]:
     """Return the score of each text for the words of a query; 0 if it has none of them.
 
     Args:
-        query: words, in any order. A word that comes twice counts twice.
-        texts: what is searched.
+        query: words, in any order. A word that occurs twice counts twice.
+        texts: texts to search.
     """
     counts = [Counter(words(text)) for text in texts]
     lengths = [count.total() for count in counts]

@@ -23,19 +23,19 @@ _ARTICLES = {"a", "an", "the"}
 class Search(TextEnv):
     """Answer a question (reward 1 if right, else 0) with pages of an archive that `search: words` finds.
 
-    The whole reply is the action. Its first line that begins with `search:` or `answer:` counts, so that results which
-    a model makes up behind its own search are not read; a reply without such a line is an invalid action, and the next
+    The whole reply is the action. Its first line that begins with `search:` or `answer:` counts, so that results that a
+    model invents after its own search are ignored; a reply without such a line is an invalid action, and the next
     observation says so. Everything in the archive is invented.
 
     Args:
-        hops: facts that lead from the question to the answer, 1 to 4; each is on a page of its own.
-        pages: pages that a search shows, at most.
-        fixed: the same facts in every episode; false draws new ones for each, which cannot be learnt by heart.
+        hops: number of facts from the question to the answer, 1 to 4, each on its own page.
+        pages: largest number of pages that a search shows.
+        fixed: whether all episodes have the same facts; false: each has new ones, which cannot be memorized.
         max_turns: turns after which an episode is truncated, by default 2 * hops + 2.
-        rank: a search of your own in place of BM25, as `module:function`: it is given the words and the texts of all
-            pages, and returns a score for each text, 0 for those that do not fit. Such an environment says that it
-            cannot repeat its episodes.
-        tries: how often a search that raises is tried before the agent is told that it failed, 1 or more.
+        rank: search function in place of BM25, as `module:function`: takes the query and the texts of all pages, and
+            returns a score for each text, 0 for those that do not match. Such an environment declares that its episodes
+            cannot be repeated.
+        tries: number of attempts of a search that raises an error, before the agent is told that it failed, 1 or more.
     """
 
     free_text = True
@@ -95,7 +95,7 @@ class Search(TextEnv):
         return "", False
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of needed pages that were found, and how often a search of your own has failed."""
+        """Return the share of needed pages that were found, and the number of failed searches of `rank`."""
         found = {"pages_found": len(self._needed & self._shown) / self.hops}
         return found if self.deterministic else {**found, "failed_searches": float(self._failed)}
 
@@ -104,7 +104,7 @@ class Search(TextEnv):
         return {"question": self.question}
 
     def solver(self) -> Callable[[], str]:
-        """Return a player that searches for each thing on the way whose page it has not seen, then answers."""
+        """Return a player that searches for each page of the chain that it has not seen, then answers."""
 
         def player() -> str:
             unseen = [fact.of for fact in self._chain if fact.of not in self._shown]

@@ -1,4 +1,4 @@
-"""The Sokoban environment: a room as a grid of symbols, played with four words."""
+"""The Sokoban environment: a room as a grid of symbols, with four actions."""
 
 from typing import Any, Literal
 
@@ -26,19 +26,20 @@ class Sokoban(GridEnv[Level]):
     The symbols: # wall, _ floor, O target, X box, * box on a target, P player, S player on a target.
 
     Args:
-        size: cells of a side with the walls, 5 to 10.
+        size: side of the room in cells, including walls, 5 to 10.
         boxes: number of boxes, 1 to 3.
-        pulls: how often it is tried to pull boxes off their targets when a level is made: the number is drawn from 1 up
-            to this one, by default 3 * (size - 4), at most 10,000. More make harder levels.
+        pulls: largest number of attempts to pull a box off its target when a level is generated; the number is drawn
+            from 1 to this one. By default 3 * (size - 4), at most 10,000; more attempts make harder levels.
         reward: "binary" gives 1 when the last box is on a target; "classic" gives -0.1 in every turn, 1 for a box that
-            comes onto a target, -1 for one that leaves it, and 10 for the last; "steps" gives 1 for the last, 0 and the
-            end of the episode when a box can never come onto a target any more, -0.01 in any other turn, and 0.05 less
-            for a text that names no action.
+            is pushed onto a target, -1 for one that is pushed off, and 10 for the last; "steps" gives 1 for the last,
+            0 and the end of the episode when a box can no longer reach a target, -0.01 in any other turn, and 0.05
+            less for a text that names no action.
         max_turns: turns after which an episode is truncated, by default 4 * size - 12 for each box. The shortest
             solution is never longer.
-        shaping: with "steps", the discount of the training: then each turn also pays how much nearer the end is.
-        observation: what is seen: "text", "image" or "both".
-        cell_px: side of a cell in pictures, in pixels, 8 to 128.
+        shaping: discount of the training; with reward "steps", it adds a reward for each turn that comes nearer to the
+            solution (potential-based shaping).
+        observation: content of observations: "text", "image" or "both".
+        cell_px: side of a cell in images, in pixels, 8 to 128.
         render_mode: "rgb_array" makes `render` draw the room.
     """
 
@@ -71,14 +72,14 @@ class Sokoban(GridEnv[Level]):
         self.boxes = boxes
         self.pulls = 3 * (size - 4) if pulls is None else pulls
         self.max_turns = (4 * size - 12) * boxes if max_turns is None else max_turns
-        self._world = Level(size, frozenset(), frozenset(), (1, 1))  # until the first episode
+        self._world = Level(size, frozenset(), frozenset(), (1, 1))  # placeholder until the first episode
 
     def progression(self) -> float:
         """Return the share of boxes that are on targets."""
         return len(self._world.boxes & self._world.targets) / self.boxes
 
     def metrics(self) -> dict[str, float]:
-        """Return whether a box can never come onto a target any more."""
+        """Return whether a box can no longer reach a target."""
         return {"stuck": float(self._world.lost)}
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:

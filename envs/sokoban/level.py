@@ -12,13 +12,13 @@ _TRIES = 1000
 
 @dataclass(frozen=True)
 class Level:
-    """An empty room with boxes, as it is at one time.
+    """State of a game in an empty room with boxes.
 
     Args:
-        size: cells of a side with the walls round it.
-        targets: where boxes belong.
-        boxes: where they are.
-        player: where the player is.
+        size: side of the room in cells, including walls.
+        targets: cells of the targets.
+        boxes: cells of the boxes.
+        player: cell of the player.
     """
 
     size: int
@@ -32,7 +32,7 @@ class Level:
 
     @property
     def lost(self) -> bool:
-        """Whether a box can never come onto a target any more: it is in a corner, or at a wall with too few targets."""
+        """Whether a box can no longer reach a target: it is in a corner, or at a wall with too few targets."""
         ends = (1, self.size - 2)
         if any(row in ends and column in ends for row, column in self.boxes - self.targets):
             return True
@@ -48,7 +48,7 @@ class Level:
         return inside and cell not in self.boxes
 
     def after(self, action: str) -> "Level":
-        """Return the level after an action; one that is not possible changes nothing."""
+        """Return the level after an action; an impossible action changes nothing."""
         there = beside(self.player, action)
         if there not in self.boxes:
             return replace(self, player=there) if self.free(there) else self
@@ -59,20 +59,20 @@ class Level:
 
 
 def draw_level(random: np.random.Generator, size: int, boxes: int, pulls: int, longest: int) -> Level:
-    """Draw a level that at most `longest` actions solve.
+    """Draw a level that can be solved with at most `longest` actions.
 
-    Boxes begin on their targets and are pulled off: a number of times from 1 up to `pulls`, a box and a direction are
-    drawn, and the player, who begins anywhere, pulls where that is possible.
+    The boxes begin on their targets and the player anywhere. Then, 1 to `pulls` times, a box and a direction are drawn,
+    and the player pulls the box if that is possible.
 
     Args:
-        random: draws everything.
-        size: cells of a side with the walls.
+        random: random generator.
+        size: side of the room in cells, including walls.
         boxes: number of boxes.
-        pulls: the most tries to pull.
-        longest: the most actions of the shortest solution.
+        pulls: largest number of attempts to pull.
+        longest: largest length of the shortest solution, in actions.
 
     Raises:
-        ValueError: no such level has been found.
+        ValueError: no such level was found.
     """
     inner = [(row, column) for row in range(1, size - 1) for column in range(1, size - 1)]
     actions = list(MOVES)

@@ -1,1 +1,1 @@
-"""The games of TextArena."""
+"""Games of TextArena."""

@@ -18,32 +18,33 @@ from agentrl_envs.text_env import PRINTABLE
 from agentrl_envs.textarena.games import LIMIT_IS_THE_END, LOST, ONE_PLAYER, game_id, name_of
 
 Opponent = Callable[[Sequence[str], random.Random], str]
-"""Takes what its seat was told since the game began, oldest first, and random numbers; returns a reply."""
+"""Function of all texts to its seat since the game began, oldest first, and a random generator; returns a reply."""
 
 SELF = "self"
 _BEGIN = "The game begins."
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
-_PLACEHOLDER = re.compile(r"\b[A-Z]\b|<[^<>]*>")  # of rules such as [play X]
+_PLACEHOLDER = re.compile(r"\b[A-Z]\b|<[^<>]*>")  # placeholder in rules such as [play X]
 _MOST_CHARS = 2**16
-_STARTS = 20  # games that an opponent may end before the first turn of the policy
-_MOST_REPLIES = 1000  # of an opponent between two turns of the policy
+_STARTS = 20  # largest number of games that an opponent may end before the policy's first turn
+_MOST_REPLIES = 1000  # largest number of replies of an opponent between two turns of the policy
 
 
 class TextArena(gymnasium.Env[str, str]):
     """A game of TextArena.
 
-    The rules that the game tells a seat are its system prompt, an observation is what it was told since its last turn.
-    The whole reply goes to the game, which takes the first words in brackets as the move. Rewards come at the end.
+    The system prompt of a seat is the rules that the game tells it first; an observation is the text since its last
+    turn. The whole reply goes to the game, which takes the first words in brackets as the move. Rewards come at the
+    end.
 
     Args:
-        game: id in TextArena, such as `Mastermind-v0-hard`; a name alone is its `-v0`. `2048` is read as a number from
-            a config.
-        opponent: who has the other seat of a game for two. `random` replies with one of the bracketed words it was told
-            last, which suits games that list their moves; `module:function` names an `Opponent` of yours; `self` leaves
-            both seats to the policy: an observation is then that of the seat whose turn it is, which `info["side"]`
-            tells.
-        seat: of the policy, 0 or 1; by default it is drawn for each episode.
-        max_chars: to how many characters a reply is cut; some games fail on very long numbers.
+        game: id in TextArena, such as `Mastermind-v0-hard`; a name alone means its `-v0`. It may be a number, since a
+            config has `2048` as one.
+        opponent: player of the other seat in a game for two. `random` replies with one of the bracketed words that it
+            was told last, which suits games that list their moves; `module:function` names your own `Opponent`;
+            `self` gives both seats to the policy: an observation is then for the seat whose turn it is, which is
+            `info["side"]`.
+        seat: seat of the policy, 0 or 1; by default it is drawn for each episode.
+        max_chars: largest number of characters of a reply, which is cut there; some games fail on very long numbers.
 
     Raises:
         ValueError: TextArena is not installed, there is no such game for one or two, or it is known to be broken.
@@ -74,7 +75,7 @@ class TextArena(gymnasium.Env[str, str]):
         self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
         self.action_space = spaces.Text(max_chars, min_length=0, charset=PRINTABLE)
         self._game: Any = None
-        # What the game draws from in place of the global generators; forks find it here and give it another seed.
+        # Generators of the game in place of the global ones; forks find them here and reseed them.
         self._python, self._numpy = random.Random(0), np.random.RandomState(0)
         self._side = 0
         self._rules: dict[int, str] = {}
@@ -85,11 +86,11 @@ class TextArena(gymnasium.Env[str, str]):
 
     @property
     def system_prompt(self) -> str:
-        """What the game told the seat whose turn it is as it began."""
+        """The first text of the game to the seat whose turn it is."""
         return self._rules.get(self._side, "")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode with a new instance of the game, since used ones tell of earlier episodes."""
+        """Begin an episode with a new instance of the game, since used ones contain text of earlier episodes."""
         super().reset(seed=seed)
         self._draw = random.Random(int(self.np_random.integers(2**31)))
         seat = int(self.np_random.integers(self.players)) if self.seat is None else self.seat
@@ -109,7 +110,7 @@ class TextArena(gymnasium.Env[str, str]):
         )
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Send a reply to the game, and let the other seats play until it is this one's turn again."""
+        """Send a reply to the game, and let the other seats play until it is the policy's turn again."""
         if self._game is None:
             raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
         mover, game = self._side, self._game
@@ -184,7 +185,7 @@ class TextArena(gymnasium.Env[str, str]):
         return heard
 
     def _rewards(self) -> dict[int, float]:
-        """Return the reward of each seat. What is no finite number counts as 0 and is counted."""
+        """Return the reward of each seat. Values that are not finite are replaced by 0, and counted."""
         given, _ = self._game.close()
         rewards = {}
         for seat, reward in (given or {}).items():
@@ -205,7 +206,7 @@ class TextArena(gymnasium.Env[str, str]):
 
     @contextmanager
     def _own_random(self, seed: int | None = None) -> Iterator[None]:
-        """Give the game global generators of its own, and the world its own back. What it prints goes nowhere."""
+        """Replace the global generators by the game's own for a while, and discard what the game prints."""
         if seed is not None:
             self._python.seed(seed)
             self._numpy.seed(seed)

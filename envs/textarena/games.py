@@ -16,9 +16,9 @@ TWO_PLAYERS = (
     *("UltimateTicTacToe", "WildTicTacToe"),
 )
 LIMIT_IS_THE_END = ("Bandit", "Secretary", "Set", "SimpleBlindAuction")
-"""Games that are decided in the turn of their limit, by their rules, so that reaching it cuts nothing off."""
+"""Games whose rules decide them in the turn of their limit, so that reaching it is not a truncation."""
 LOST = {"FrozenLake": "You fell into a hole"}
-"""How a game for one begins its reason for a loss, which may come in the turn of its limit."""
+"""Game for one -> start of its message about a loss, which may come in the turn of its limit."""
 
 _WORDS = "needs word lists from the network"
 _SYNTAX = "is written in the syntax of a later Python"
@@ -46,18 +46,18 @@ def name_of(game: str) -> str:
 
 
 def game_id(game: str, known: Collection[str]) -> str:
-    """Return the raw id of a game, which shows what is new in place of the whole transcript.
+    """Return the raw id of a game, with which observations are only the new text and not the whole transcript.
 
     Args:
         game: id in TextArena, or a name alone.
         known: all ids of TextArena.
 
     Raises:
-        ValueError: it is not there, known to be broken, or for more than two.
+        ValueError: the game does not exist, is known to be broken, or is for more than two players.
     """
     name = name_of(game)
     if name in BROKEN:
-        raise ValueError(f"{name} of TextArena {BROKEN[name]}, so it is left out.")
+        raise ValueError(f"{name} of TextArena {BROKEN[name]}, so it is not supported.")
     if name not in (*ONE_PLAYER, *TWO_PLAYERS):
         raise ValueError(
             f"there is no game {game!r} for one or two; known for one: {', '.join(ONE_PLAYER)}; for two: "

@@ -1,4 +1,4 @@
-"""A text adventure of textworld-express, which simulates in Java."""
+"""Text adventures of textworld-express, whose simulator runs in Java."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,14 +11,14 @@ _LOOK = "look around"
 
 
 class TextWorldExpress(TextEnv):
-    """A text adventure, another one for each seed. The actions are those that are possible now.
+    """A text adventure, a different one for each seed. The actions are those that are currently possible.
 
-    Rewards are steps of the score, which is 1 where the task is solved.
+    The reward of a turn is the change of the score, which is 1 when the task is solved.
 
     Args:
-        game: such as `coin`, `mapreader` or `cookingworld`.
+        game: name of the game, such as `coin`, `mapreader` or `cookingworld`.
         params: settings of the game, such as `{numLocations: 5, includeDoors: 0}`.
-        fold: which of the games: `train`, `dev` or `test`, a thousand each.
+        fold: split of the adventures: `train`, `dev` or `test`, a thousand each.
         max_turns: turns after which an episode is truncated.
 
     Raises:
@@ -42,7 +42,7 @@ class TextWorldExpress(TextEnv):
         self.fold = fold
         self.max_turns = max_turns
         try:
-            self._game = express.TextWorldExpressEnv(envStepLimit=2**31)  # the limit is ours
+            self._game = express.TextWorldExpressEnv(envStepLimit=2**31)  # max_turns is the limit
         except FileNotFoundError as error:
             raise ValueError(
                 "textworld-express needs Java, and there is no command `java`; install a Java runtime"
@@ -56,7 +56,7 @@ class TextWorldExpress(TextEnv):
             self.close()
             why = " ".join(str(error).split())
             raise ValueError(
-                f"{game} of textworld-express cannot be made with params {dict(params or {})}: {why}"
+                f"{game} of textworld-express cannot be created with params {dict(params or {})}: {why}"
             ) from error
         self._seeds = {
             "train": self._game.getValidSeedsTrain,
@@ -78,7 +78,7 @@ class TextWorldExpress(TextEnv):
         return min(max(float(self._now["score"]), 0.0), 1.0)
 
     def solver(self) -> Callable[[], str] | None:
-        """Return the game's own solution, if the episode has just begun."""
+        """Return a player that follows the game's own solution; None after the first turn."""
         if self.turn:
             return None
         self._game.reset(seed=self._seed, gameFold=self.fold, generateGoldPath=True)
@@ -86,7 +86,7 @@ class TextWorldExpress(TextEnv):
 
     def close(self) -> None:
         """End the simulator."""
-        with suppress(OSError):  # it has ended before
+        with suppress(OSError):  # it may have ended already
             self._game.close()
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""A text adventure that TextWorld generates and compiles on this machine."""
+"""Text adventures that TextWorld generates and compiles on this machine."""
 
 import os
 import shutil
@@ -14,17 +14,17 @@ _LOOK = "look"
 
 
 class TextWorld(TextEnv):
-    """One of a number of generated adventures. The actions are those that are possible now.
+    """One of several generated text adventures. The actions are those that are currently possible.
 
-    A game takes seconds to make, so games are kept in a folder, which all environments with the same settings share.
+    Generating a game takes seconds, so games are kept in a folder, which all environments with the same settings share.
 
     Args:
         rooms: number of rooms.
         objects: number of objects.
-        quest_length: how many actions the shortest solution has.
-        games: how many different games there are.
+        quest_length: number of actions of the shortest solution.
+        games: number of different games.
         max_turns: turns after which an episode is truncated.
-        folder: where games are kept; by default a folder of the user's cache.
+        folder: folder of the generated games; by default one in the user's cache.
 
     Raises:
         ValueError: TextWorld is not installed, or a number is below 1.
@@ -68,7 +68,7 @@ class TextWorld(TextEnv):
         return float(self._now.score) / max(float(self._now.max_score), 1.0)
 
     def solver(self) -> Callable[[], str] | None:
-        """Return the shortest solution from wherever the player is."""
+        """Return a player that follows the shortest solution from the current state."""
         return lambda: next(iter(self._now.policy_commands), _LOOK)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class TextWorld(TextEnv):
         self.default_action = _LOOK if _LOOK in self.actions else next(iter(self.actions))
 
     def _made(self, number: int) -> Path:
-        """Return the file of a game; make it if no environment has done so yet."""
+        """Return the file of a game; generate it if no environment has done so yet."""
         kept = self.folder / "-".join(str(part) for part in (*self._form.values(), number))
         if not (kept / "game.z8").exists():
             self.folder.mkdir(parents=True, exist_ok=True)

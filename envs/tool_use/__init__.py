@@ -1,1 +1,1 @@
-"""Tasks that are solved with tools: Python functions, or those of an MCP server."""
+"""Tasks that are solved with tools: Python functions, or tools of an MCP server."""

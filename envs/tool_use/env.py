@@ -1,4 +1,4 @@
-"""An environment of tools, and a calculator for newcomers."""
+"""A base environment with tools, and a calculator as an example."""
 
 import ast
 import hashlib
@@ -20,13 +20,13 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
     """Tasks for a model that calls tools: several in a reply, until a reply without a call answers.
 
     An action is an assistant's message as JSON: ``text``, and ``tool_calls`` with ``id``, ``name`` and ``arguments``
-    (JSON text). An observation is what the next call of the model adds to that: one message of each tool.
+    (JSON text). An observation is the new messages of the next call of the model: the result of each tool.
 
     Args:
-        tasks: file with one JSON object per line: ``prompt``, and the ``answer`` that a text must be equal to.
+        tasks: file with one JSON object per line: ``prompt``, and ``answer``, the expected text.
         tools: Python functions as ``module:function``, with type hints and a docstring that names each argument.
-        mcp: command of an MCP server that speaks on stdio, whose tools are offered too.
-        system: system text.
+        mcp: command of an MCP server on stdio, whose tools are offered too.
+        system: text of the system message.
         max_turns: replies after which an episode is truncated.
     """
 
@@ -55,7 +55,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         self.task: Mapping[str, Any] = {}
         self.turn = 0
         self.solved: list[Message] = []  # shown before each task
-        self._digest = hashlib.blake2b(digest_size=16)  # of the conversation
+        self._digest = hashlib.blake2b(digest_size=16)  # of the conversation so far
 
     def add_tool(self, function: Callable[..., Any]) -> None:
         """Offer a Python function."""
@@ -66,7 +66,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         self.tool_schemas.append(schema)
 
     def add_example(self, prompt: str, tool: str, arguments: Mapping[str, Any]) -> None:
-        """Show a task before each episode that one call of a tool solves, whose answer is repeated."""
+        """Show a solved task before each episode: one call of a tool, and its result as the answer."""
         call = {"id": f"example{len(self.solved):02d}", "name": tool, "arguments": json.dumps(arguments)}
         answer = self._answer(call)
         self.solved += [
@@ -81,7 +81,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         return self._tasks[int(self.np_random.integers(len(self._tasks)))]
 
     def score(self, text: str) -> float:
-        """Return the reward of an answer; by default 1 for the task's own, case and blanks aside."""
+        """Return the reward of an answer; by default 1 if it equals the task's, ignoring case and spaces."""
         return float(text.casefold().split() == str(self.task["answer"]).casefold().split())
 
     def reset(
@@ -109,7 +109,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         return {"call": {"messages": messages, "follows": self.turn - 1 if self.turn else None, "key": key}}
 
     def _answer(self, call: Mapping[str, Any]) -> Message:
-        """Call a tool; what goes wrong is told to the model."""
+        """Call a tool and return its message; errors are reported to the model."""
         name = call["name"]
         try:
             arguments = json.loads(call["arguments"])
@@ -133,14 +133,14 @@ def read_tasks(path: str) -> list[Mapping[str, Any]]:
     """Read a task file.
 
     Raises:
-        ValueError: it does not exist, is empty, or a line lacks a prompt or an answer.
+        ValueError: the file does not exist or is empty, or a line lacks a prompt or an answer.
     """
     try:
         lines = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise ValueError(f"tasks names '{path}', which cannot be read: {error}.") from error
     if not lines or any("prompt" not in line or "answer" not in line for line in lines):
-        raise ValueError(f"Each line of '{path}' (argument tasks) needs a prompt and an answer, and there must be one.")
+        raise ValueError(f"Each line of '{path}' (argument tasks) needs a prompt and an answer; give at least one.")
     return lines
 
 
@@ -151,8 +151,8 @@ class Calculator(ToolEnv):
     """Sums and products of random numbers, with a calculator.
 
     Args:
-        largest: number in a task.
-        examples: solved tasks that are shown first, at most 6.
+        largest: largest number in a task.
+        examples: number of solved tasks that are shown first, at most 6.
         max_turns: replies after which an episode is truncated.
     """
 

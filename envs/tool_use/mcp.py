@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-SECONDS = 60.0  # for a call
+SECONDS = 60.0  # time limit of a call
 
 
 class McpServer:
-    """A running server.
+    """A running MCP server.
 
     Args:
         command: program and arguments.
 
     Raises:
-        ImportError: the package is missing, with what to install.
+        ImportError: the package is missing; the message says what to install.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ class McpServer:
         self._session: Any = None
 
         async def live() -> None:
-            """Open and close in one task, as the client asks for."""
+            """Open and close in one task, as the client requires."""
             try:
                 async with AsyncExitStack() as stack:
                     streams = await stack.enter_async_context(stdio_client(parameters))
@@ -41,7 +41,7 @@ class McpServer:
                     await self._session.initialize()
                     self._ready.set()
                     await self._over.wait()
-            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            except BaseException as error:  # noqa: BLE001 - raised by the constructor
                 self._error = error
             finally:
                 self._ready.set()

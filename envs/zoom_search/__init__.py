@@ -1,1 +1,1 @@
-"""ZoomSearch: find something small in a large picture with a zoom tool."""
+"""ZoomSearch: find a small detail of a large picture with a zoom tool."""

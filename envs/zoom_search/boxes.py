@@ -1,4 +1,4 @@
-"""Boxes of a picture: what an agent says, made sound; and what a box shows. Pure."""
+"""Boxes of a picture: correction of an agent's coordinates, and views of boxes; all pure functions."""
 
 from collections.abc import Sequence
 
@@ -9,28 +9,28 @@ from PIL import Image
 from agentrl_envs.tags import CallError
 
 Box = tuple[int, int, int, int]
-"""Left, top, right and bottom in pixels of the picture; right and bottom are not in it."""
+"""Left, top, right and bottom in pixels of the picture; right and bottom are exclusive."""
 
-_AROUND = (128, 128, 128)  # beside a view that is not square
+_AROUND = (128, 128, 128)  # colour of the margins of a view that is not square
 
 
 def sound_box(
     said: object, scale: float | tuple[float, float], size: tuple[int, int], min_side: int, max_ratio: float
 ) -> Box:
-    """Return the box of a picture that four numbers mean.
+    """Convert four numbers of a reply to a box of the picture.
 
-    It is clamped to the picture, its sides are whole pixels, and it is enlarged around its centre, and moved back into
-    the picture, where a side is shorter than `min_side`. Its ratio is looked at after that.
+    The box is clamped to the picture and rounded to whole pixels. A side shorter than `min_side` is enlarged around the
+    centre, and the box is moved back into the picture. Its aspect ratio is checked after that.
 
     Args:
-        said: left, top, right, bottom, as a reply has them.
-        scale: pixels of the picture for each of their units, or those to the right and down.
-        size: width and height of the picture.
-        min_side: the least pixels of a side.
-        max_ratio: the most that the longer side may be of the shorter one.
+        said: left, top, right and bottom, as in the reply.
+        scale: pixels of the picture per unit of the numbers; or two such values, to the right and down.
+        size: width and height of the picture in pixels.
+        min_side: smallest side of a box in pixels.
+        max_ratio: largest ratio of the longer to the shorter side.
 
     Raises:
-        CallError: it is no box of the picture.
+        CallError: the numbers are not a box of the picture.
     """
     if not (isinstance(said, Sequence) and len(said) == 4 and all(_finite(number) for number in said)):
         raise CallError("A box is a list of four finite numbers: left, top, right, bottom.")
@@ -60,7 +60,7 @@ def _finite(number: object) -> bool:
 
 
 def overlap(one: Box, other: Box) -> float:
-    """Return the area that two boxes share, as a part of the area that they cover together."""
+    """Return the intersection over union of two boxes."""
     wide = min(one[2], other[2]) - max(one[0], other[0])
     high = min(one[3], other[3]) - max(one[1], other[1])
     shared = max(wide, 0) * max(high, 0)
@@ -72,21 +72,21 @@ def _area(box: Box) -> int:
 
 
 def holds(box: Box, inner: Box) -> bool:
-    """Return whether a box holds the whole of another one."""
+    """Return whether a box contains all of another one."""
     return box[0] <= inner[0] and box[1] <= inner[1] and box[2] >= inner[2] and box[3] >= inner[3]
 
 
 def view(picture: Image.Image, box: Box, detail: int, side: int) -> NDArray[np.uint8]:
-    """Return what a box of a picture shows, as a square.
+    """Return the part of a picture in a box as a square image.
 
-    The box is resized to `detail` pixels of its longer side, and then shown as large as asked for, so that larger views
-    tell no more. What is left of the square is grey.
+    The part is scaled to `detail` pixels on its longer side and then to `side` pixels, so that a larger image has no
+    more detail. The rest of the square is grey.
 
     Args:
-        picture: the original.
-        box: the part.
-        detail: pixels of the longer side that are told apart.
-        side: pixels of a side of the square, at least `detail`.
+        picture: original picture.
+        box: box of the part.
+        detail: resolution: pixels on the longer side of the part.
+        side: side of the square in pixels, at least `detail`.
     """
     wide, high = box[2] - box[0], box[3] - box[1]
     longer = max(wide, high)

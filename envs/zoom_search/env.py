@@ -1,4 +1,4 @@
-"""The ZoomSearch environment: a large picture that is shown small, a zoom tool, an answer."""
+"""The ZoomSearch environment: a large picture shown at low resolution, a zoom tool, and an answer."""
 
 import json
 from collections.abc import Callable
@@ -20,43 +20,43 @@ Coords = Literal["norm1000", "original_px", "shown_px"]
 
 _WORDING = read_wording("agentrl_envs.zoom_search")
 _MAX_RATIO = 100.0
-_VIEW_PX = 448  # of pictures that are not drawn
-_SAME = 0.9  # overlap from which on a part has been seen
+_VIEW_PX = 448  # side of images of your own pictures
+_SAME = 0.9  # overlap above which a part counts as seen
 _RIGHT, _FOUND, _NO_ANSWER = 1.0, 0.2, -0.2
-_INVALID, _MOST_INVALID = 0.05, 4  # the cost of an invalid turn, and how many of them cost it
+_INVALID, _MOST_INVALID = 0.05, 4  # cost of an invalid turn, and number of turns that cost it
 
 
 class ZoomSearch(TextEnv):
     """Answer a question about something small in a large picture.
 
-    The first observation shows the whole picture, made smaller by `downscale`; a zoom shows a part of the original in
-    as many pixels. The reply is free text; its last `<call>` or `<answer>` counts.
+    The first observation shows the whole picture, scaled down by `downscale`; a zoom shows a part of the original in
+    the same number of pixels. The reply is free text; its last `<call>` or `<answer>` counts.
 
-    A right answer pays 1, and 0.2 more if a zoom has shown all of the target; a wrong one pays 0. A turn that cannot be
-    used (no tag, no JSON, no box of the picture) is answered by an observation that says why and costs 0.05, four times
-    at most. An episode without an answer costs 0.2. A part that has been shown already (overlap above 0.9) is not shown
+    A right answer pays 1, and 0.2 more if zooms have shown all of the target; a wrong one pays 0. A turn with an
+    invalid reply (no tag, no JSON, or no box of the picture) costs 0.05, four times at most, and the next observation
+    says why. An episode without an answer costs 0.2. A part that was shown already (overlap above 0.9) is not shown
     again.
 
     Args:
-        source: a folder with `<split>.jsonl` or `<split>.parquet`, such a file, or the id of a data set on the hub, of
-            your own pictures: rows with `question`, `answer`, `image` (a path below the folder) and perhaps `boxes`,
-            what has to be seen, in pixels of the picture. Each episode draws a row, and zooms cut from the original.
-            None: pictures are drawn. `level`, `canvas_px` and `downscale` are of drawn pictures only.
-        split: which part of the data set.
-        level: "colour" can be told without a zoom; "number" needs one; for "two_steps" the target must be looked for in
-            parts of the picture first.
+        source: data set of your own pictures: a folder with `<split>.jsonl` or `<split>.parquet`, one such file, or the
+            id of a data set on the hub. A row has `question`, `answer`, `image` (a path below the folder) and
+            optionally `boxes`, the regions to find, in pixels of the picture. Each episode draws a row. None: pictures
+            are generated; `level`, `canvas_px` and `downscale` are for these only.
+        split: split of the data set.
+        level: "colour" can be answered without a zoom; "number" needs one; in "two_steps" the target must first be
+            searched for in parts of the picture.
         canvas_px: side of the original in pixels, 512 to 1536.
-        downscale: how many times smaller the whole picture is shown, 2 to 16; below 8 numerals can be guessed from it.
-        view_px: side of each image in pixels; by default `canvas_px` / `downscale`, and not less. More pixels cost more
-            tokens and tell no more of drawn pictures: 1024 are 1,024 tokens with patches of 16 that are merged by 2.
-            Of your own pictures it is the longer side of what is shown, 448 by default.
-        coords: what boxes are given in: thousandths of the picture, its pixels, or those of the first image, which your
-            own pictures need not fill.
-        min_side: pixels of the original; a shorter side of a box is made so long.
+        downscale: factor by which the whole picture is scaled down, 2 to 16; below 8, numerals can be guessed from it.
+        view_px: side of each image in pixels; by default and at least `canvas_px` / `downscale`. More pixels cost more
+            tokens without more detail of generated pictures: 1024 pixels are 1,024 tokens with patches of 16 that are
+            merged 2 by 2. For your own pictures it is the longer side of the part that is shown, 448 by default.
+        coords: unit of boxes: thousandths of the picture ("norm1000"), its pixels ("original_px"), or pixels of the
+            first image ("shown_px", for generated pictures only).
+        min_side: smallest side of a box in pixels of the original; a shorter side is enlarged.
         max_turns: turns after which an episode is truncated.
-        max_images: images of an episode, the first one with them; None: as many as there are turns.
-        no_tag: what a reply without a tag is: an "invalid" turn, or the "end" of the episode without an answer.
-        render_mode: "rgb_array" makes `render` draw the picture with the target and the boxes that were asked for.
+        max_images: largest number of images in an episode, including the first; None: as many as turns.
+        no_tag: effect of a reply without a tag: an "invalid" turn, or the "end" of the episode without an answer.
+        render_mode: "rgb_array" makes `render` draw the picture with the target and the requested boxes.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 1}  # noqa: RUF012 - declared by gymnasium
@@ -90,7 +90,7 @@ class ZoomSearch(TextEnv):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}.")
         if source is not None and (level, canvas_px, downscale) != ("number", 1536, 8):
-            raise ValueError("level, canvas_px and downscale are of drawn pictures; leave them out beside a source.")
+            raise ValueError("level, canvas_px and downscale are for generated pictures; omit them with a source.")
         if source is not None and coords == "shown_px":
             raise ValueError('coords "shown_px" needs square pictures; take "norm1000" or "original_px" with a source.')
         if not 512 <= canvas_px <= 1536:
@@ -119,7 +119,7 @@ class ZoomSearch(TextEnv):
         self._show("image", spaces.Box(0, 255, (self.view_px, self.view_px, 3), np.uint8))
         self._rows = None if source is None else read_rows(source, split)
         self._name = f"of {source!r} ({split})"
-        self._scene = self._draw(np.random.default_rng(0))  # until the first episode
+        self._scene = self._draw(np.random.default_rng(0))  # placeholder until the first episode
         self._begin()
 
     def _draw(self, random: np.random.Generator) -> Scene:
@@ -138,7 +138,7 @@ class ZoomSearch(TextEnv):
         self._error = ""
         self._calls = self._faults = 0
         self._right = False
-        self._held: set[Box] = set()  # targets that a zoom has shown whole
+        self._held: set[Box] = set()  # targets that a zoom has shown completely
 
     @property
     def question(self) -> str:
@@ -149,7 +149,7 @@ class ZoomSearch(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """The two tags, what boxes are given in, and the question."""
+        """Explanation of the two tags and of the unit of boxes, and the question."""
         texts, (width, height) = _WORDING.texts, self._scene.picture.size
         own = "_own" if self._rows is not None and self.coords == "original_px" else ""
         sizes = {"canvas": self.canvas_px, "view": self.view_px, "width": width, "height": height}
@@ -164,7 +164,7 @@ class ZoomSearch(TextEnv):
 
     @property
     def _found(self) -> bool:
-        """Whether zooms have shown all targets whole."""
+        """Whether zooms have shown all targets completely."""
         return bool(self._scene.targets) and self._held == {*self._scene.targets}
 
     def success(self) -> bool:
@@ -172,7 +172,7 @@ class ZoomSearch(TextEnv):
         return self._right
 
     def metrics(self) -> dict[str, float]:
-        """Return how many parts were shown, how many turns were invalid, and whether a part held the target."""
+        """Return the numbers of parts shown and of invalid turns, and whether a part contained the target."""
         return {
             "zooms": float(len(self._shown) - 1),
             "invalid_calls": float(self._faults),
@@ -189,7 +189,7 @@ class ZoomSearch(TextEnv):
         def player() -> str:
             drawn = self._rows is None
             sides = [self.canvas_px // 2, self._detail] if drawn and self.level == "two_steps" else [self._detail]
-            # What a smaller box would become.
+            # A smaller box would be enlarged.
             boxes = [self._around(box, max(side, self.min_side)) for box in self._scene.targets for side in sides]
             unseen = [box for box in boxes if not any(overlap(box, shown) > _SAME for shown in self._shown)]
             if not unseen or (self.max_images is not None and len(self._shown) >= self.max_images):
@@ -213,7 +213,7 @@ class ZoomSearch(TextEnv):
 
     @property
     def _units(self) -> tuple[float, float]:
-        """Pixels of the original for each unit of a box, to the right and down."""
+        """Pixels of the original per unit of a box, to the right and down."""
         width, height = self._scene.picture.size
         if self.coords == "norm1000":
             return width / 1000, height / 1000
@@ -221,7 +221,7 @@ class ZoomSearch(TextEnv):
         return unit, unit
 
     def _around(self, target: Box, side: int) -> Box:
-        """Return a square round a target, within the picture, which may be narrower."""
+        """Return a square around a target, cut to the picture if that is narrower."""
         low, high = [], []
         for axis, most in enumerate(self._scene.picture.size):
             begin, end = target[axis], target[axis + 2]
@@ -235,10 +235,10 @@ class ZoomSearch(TextEnv):
         self._begin()
 
     def _read(self, tag: str) -> Answer | Box:
-        """Return what a tag means.
+        """Parse a tag.
 
         Raises:
-            CallError: it cannot be used.
+            CallError: the tag cannot be used.
         """
         call = read_tag(tag)
         if isinstance(call, Answer):

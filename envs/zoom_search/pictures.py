@@ -1,4 +1,4 @@
-"""A user's own pictures: rows with a question, an answer, a picture, and perhaps boxes of what has to be seen."""
+"""A user's own pictures: rows with a question, an answer, a picture, and optionally boxes of the regions to find."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,19 +7,19 @@ from agentrl_envs.geometry.tasks import read_row
 from agentrl_envs.zoom_search.boxes import Box
 from agentrl_envs.zoom_search.scene import Scene
 
-_MOST_PX = 65_500  # of a side: no picture is made smaller, and boxes stay where they are
+_MOST_PX = 65_500  # largest side; pictures are not scaled down, so that boxes fit
 
 
 def read_scene(row: Mapping[str, Any], name: str) -> Scene:
-    """Return the picture of a row at its full size, with what is asked of it.
+    """Return the scene of a row: its picture at full size, and its question and answers.
 
     Args:
-        row: has `question`, `answer` (or a list of right ones), `image` and perhaps `boxes`: what has to be seen, each
-            as left, top, right and bottom in pixels of the picture. One alone may be `box`.
-        name: of the row, for errors.
+        row: row with `question`, `answer` (or a list of right ones), `image` and optionally `boxes`: regions to find,
+            each as left, top, right and bottom in pixels of the picture. A single one may be `box`.
+        name: name of the row, for error messages.
 
     Raises:
-        ValueError: something is missing, or has a form that cannot be used.
+        ValueError: a column is missing, or its value cannot be used.
     """
     answers = row.get("answer")
     answers = answers if isinstance(answers, list | tuple) else [answers]
@@ -37,6 +37,6 @@ def _box(said: object, size: tuple[int, int], name: str) -> Box:
         if 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]:
             return left, top, right, bottom
     raise ValueError(
-        f"{name} has the box {said!r}, which is no part of its picture of {size[0]} x {size[1]} pixels; a box is left, "
-        "top, right and bottom."
+        f"{name} has the box {said!r}, which is not a part of its picture of {size[0]} x {size[1]} pixels; a box is "
+        "left, top, right and bottom."
     )

@@ -1,4 +1,4 @@
-"""Scenes: a large picture full of shapes with one thing in it that is asked for."""
+"""Scenes: large pictures full of shapes, with a question about one of them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ COLOURS: dict[str, Colour] = {
 NUMBERS = tuple("0123456789")
 MARKS = ("star", "circle", "triangle", "square", "cross", "ring")
 
-_CELL = 96  # pixels; in each there is one plate at most
+_CELL = 96  # side of a cell in pixels; a cell has at most one plate
 _CALM: tuple[Colour, ...] = (
     (64, 122, 168),
     (70, 148, 136),
@@ -39,7 +39,7 @@ _FRAMES: tuple[Colour, ...] = ((28, 62, 190), (20, 120, 60), (24, 24, 28), (110,
 _RED: Colour = (226, 18, 24)
 _BLACK: Colour = (16, 16, 18)
 _DOT = 2  # pixels of a dot of a numeral
-_SPECKS = 0.2  # share of the dots round it that are inked, at most
+_SPECKS = 0.2  # largest share of the dots around a numeral that are inked
 _GRAIN = 26.0  # standard deviation of the shade of a dot
 _NUMERALS = (  # 5 by 7 dots
     "01110 10001 10011 10101 11001 10001 01110",
@@ -57,14 +57,14 @@ _NUMERALS = (  # 5 by 7 dots
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture and what is asked of it.
+    """A picture and a question about it.
 
     Args:
-        picture: the original; drawn ones are square.
-        targets: the boxes of what has to be seen.
-        mark: what marks the target, at level `two_steps`.
-        answers: the right ones, in lower case.
-        question: of a picture that was not drawn.
+        picture: original picture; generated ones are square.
+        targets: boxes of the regions to find.
+        mark: mark of the target, at level `two_steps`.
+        answers: right answers, in lower case.
+        question: question about a user's picture; empty for a generated one.
     """
 
     picture: Image.Image
@@ -78,10 +78,10 @@ def draw_scene(random: np.random.Generator, level: Level, side: int) -> Scene:
     """Draw a scene.
 
     Args:
-        random: draws everything.
+        random: random generator.
         level: "colour": a large square with a black frame, whose colour is asked for; "number": plates with numerals,
             one of them with a red frame; "two_steps": plates with red frames, each with a mark and a numeral.
-        side: pixels of a side.
+        side: side of the picture in pixels.
     """
     coarse = random.integers(196, 244, size=(8, 8, 3), dtype=np.uint8)
     picture = Image.fromarray(coarse).resize((side, side), Image.Resampling.BILINEAR)
@@ -124,7 +124,7 @@ def _distractor(pen: ImageDraw.ImageDraw, random: np.random.Generator, side: int
 
 
 def _plate(picture: Image.Image, random: np.random.Generator, box: Box, frame: Colour, number: int, mark: str) -> None:
-    """Draw a framed plate. Grain, and specks round the numeral, keep it from being told by its shade from afar."""
+    """Draw a framed plate. Grain and specks keep the numeral from being recognized by its mean shade."""
     inner = _inner(box, 6)
     wide, high = (inner[2] - inner[0]) // _DOT, (inner[3] - inner[1]) // _DOT
     left = wide - 8 if mark else wide // 2 - 3 + int(random.integers(-1, 3))
@@ -154,7 +154,7 @@ def _inner(box: Box, edge: int) -> Box:
 
 
 def _corners(x: int, y: int, radius: float, count: int, turned: float, inner: float = 1.0) -> list[tuple[float, float]]:
-    """Return corners on a circle, from the top; with `inner` each second one lies nearer to the middle."""
+    """Return corners on a circle, from the top; with `inner` below 1 every second one is nearer to the centre."""
     angles = [math.pi * (2 * number / count - 0.5 + turned) for number in range(count)]
     radii = [radius * (inner if number % 2 else 1.0) for number in range(count)]
     return [(x + far * math.cos(angle), y + far * math.sin(angle)) for far, angle in zip(radii, angles, strict=True)]

@@ -290,7 +290,7 @@ def test_places_are_told_from_the_last_rule_with_you_that_covers_something():
         ("obj:baba+", "has ''"),
         ("obj:baba+.", "has '.'"),
         ("text:prop:pull", "the properties you, win, lose, stop, push"),
-        ("border+obj:baba", "nothing lies on or under the border"),
+        ("border+obj:baba", "a border cell has no other element"),
         (" ".join("." * (MAX_SIDE + 1)), f"at most {MAX_SIDE} x {MAX_SIDE}"),
     ],
 )

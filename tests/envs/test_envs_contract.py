@@ -201,11 +201,11 @@ def test_bad_data_is_refused(fault, sentence):
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "sentence"),
     [
-        ("GuessNumber", {"highest": 1}, "two to 10000 numbers, so highest cannot be 1"),
-        ("GuessNumber", {"highest": 10**30}, "two to 10000 numbers"),
+        ("GuessNumber", {"highest": 1}, "highest must be 2 to 10000, not 1"),
+        ("GuessNumber", {"highest": 10**30}, "highest must be 2 to 10000"),
         ("SokobanText", {"pulls": 10**30}, "pulls must be 1 to 10000"),
         ("SokobanText", {"pulls": 0}, "pulls must be 1 to 10000"),
-        ("FrozenLakeText", {"min_way": 17}, "at least 17 actions .* 16 turns"),
+        ("FrozenLakeText", {"min_way": 17}, "min_way must be at most max_turns"),
         ("BabyAIText-GoTo", {"num_dists": -1}, "num_dists must be at least 0"),
     ],
 )

@@ -120,5 +120,5 @@ def test_wrong_arguments(kwargs, sentence) -> None:
 
 
 def test_a_limit_that_no_way_keeps_is_said() -> None:
-    with pytest.raises(ValueError, match="none had a shortest way of 1 to 3 actions"):
+    with pytest.raises(ValueError, match="none had a shortest path of 1 to 3 actions"):
         FrozenLake(size=4, max_turns=3).reset(seed=0)

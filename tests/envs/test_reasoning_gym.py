@@ -181,7 +181,7 @@ def test_a_run_asks_in_processes_with_that_hash_seed():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        *(({"dataset": name}, f"{name} of reasoning-gym is left out: its scorer") for name in BROKEN),
+        *(({"dataset": name}, f"{name} of reasoning-gym is not supported: its scorer") for name in BROKEN),
         ({"dataset": "leg_count"}, "no generator 'leg_count'; known: .*leg_counting"),
         ({"dataset": "leg_counting", "config": {"legs": 3}}, "config {'legs': 3}"),
         ({"dataset": "leg_counting", "config": {"min_animals": 0}}, "min_animals must be positive"),

@@ -419,7 +419,7 @@ def test_the_scripted_player_sees_all_parts_of_own_pictures(tmp_path: Path, coor
         ({"answer": ""}, {}, "has no answer"),
         ({"image": "other.png"}, {}, "cannot be read"),
         ({}, {"coords": "shown_px"}, "norm1000"),
-        ({}, {"level": "colour"}, "drawn pictures"),
+        ({}, {"level": "colour"}, "generated pictures"),
         ({}, {"split": "test"}, "test.jsonl"),
     ],
 )
