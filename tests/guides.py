@@ -19,7 +19,7 @@ def files_of(page: str) -> dict[str, str]:
     files, since = {}, 0
     text = (DOCS / page).read_text()
     for match in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
-        ending = {"python": "py", "yaml": "yaml"}.get(match[1], "$")
+        ending = {"python": "py", "yaml": "yaml", "json": "jsonl"}.get(match[1], "$")
         if names := re.findall(rf"`(\w+\.{ending})`", text[since : match.start()]):
             files[names[-1]] = match[2]
         since = match.end()

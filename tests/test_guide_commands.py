@@ -41,7 +41,7 @@ def test_its_runs_could_start(
     model = shutil.copytree(tiny_folder, tmp_path / "model")
     if page == AGENTS:  # some of its runs show tools
         shutil.copy(CONFIGS.parent / "lightning_agentrl" / "models" / "demo_tools.jinja", model / "chat_template.jinja")
-    small = ("--model.init_args.model", str(model), "--data.init_args.prompt.max_prompt_tokens", "2000")
+    small = ("--model.init_args.model", str(model), "--data.init_args.prompt.max_prompt_tokens", "1790")
     write_files(page, tmp_path)
     with importable(tmp_path):
         for arguments in runs_of(page):
