@@ -213,7 +213,7 @@ def report(results: dict[str, Any]) -> str:
             f"### Against commit {against['commit']}",
             "",
             "Both versions run alternately, each time in a new process with its own `quickstart.yaml`. Options:",
-            f"`{' '.join(against['options']) or 'none'}`. Measured iterations of each process, after a first one: "
+            f"`{' '.join(against['options']) or 'none'}`. Iterations of each process, without the first one: "
             f"{against['iterations'] - 1}.",
             "",
             "| stage | median seconds now | at that commit | ratio |",

@@ -192,8 +192,8 @@ def report(runs: Sequence[Run], rivals: Sequence[Baseline], picture: str) -> str
         lines.append(f"| {what} | {rival.success:.3f} | {rival.mean_turns:.2f} | {points:.1f} points |")
     lines += [
         "",
-        "The gain has Newcombe's interval for two independent proportions, which ignores that the levels are the same;",
-        "seeds have Wilson's. The curve counts episodes when they end, so the first iterations count short ones.",
+        "The interval of the gain is Newcombe's for two independent samples, although both have the same levels; that of a",
+        "seed is Wilson's. The curve counts an episode when it ends, so its first points hold mostly short episodes.",
         "",
     ]
     return "\n".join(lines)

@@ -286,7 +286,7 @@ HEAD = """## Families of models and vLLM
 [families](../configuration.md#families-of-models) that share prefixes ({versions}, float32, CPU). Each model samples
 with its initial weights, with two other sets of weights, and with the initial ones again. The table shows the largest
 mismatch between its log-probs and those of transformers; up to {bound:g} counts as equal. Heads are 32 wide, windows 16
-tokens. Saved buffers are changed, too, so that a buffer that is not sent shows.
+tokens. Saved buffers are changed, too, to detect one that is not sent.
 
 * *own*: `TransformersEngine`, in float32.
 * *sent*: `VLLMEngine` sends the weights.

@@ -37,15 +37,17 @@ COLUMNS = (
 )
 NOTES = """\
 
-* **TRL GRPO** is `GRPOTrainer`, the synchronous class, as installed. With Triton it computes logits for completions
-  only, on a CPU for all positions. *Projecting scored positions only* is a subclass that computes logits for the
-  sampled positions only.
+* **TRL GRPO** is `GRPOTrainer`, the synchronous class, as installed. On a GPU (with Triton) it computes logits
+  for completions only, on a CPU for all positions. *Projecting scored positions only* is a subclass that computes
+  logits for the sampled positions only.
 * **A row per episode** is TRL's own layout of a multi-turn episode: 16 rows of about 235 tokens, each with 8 replies
-  and the observations between them. Our samples are the same replies, each with its observation and the shared tokens.
-* **plain transformers** computes every turn from its first token, in rows without padding. It computes only the loss.
-* **TRL's prefix tree** is the packing and attention of its `AsyncGRPOTrainer`, which also shares prefixes across
-  prompts, without a critic and for text only. Its kernel, FlashAttention 3, needs a GPU. On a CPU a loop over segments
-  replaces the kernel, so a line then shows that the results agree, not the speed.
+  and the observations between them. We train on the same replies, each in a sample with
+  the shared tokens and its observation.
+* **plain transformers** computes every turn from its first token, in rows without padding. It computes no
+  entropy.
+* **TRL's prefix tree**, if the table has it, is the packing and attention of its `AsyncGRPOTrainer`, which also shares
+  prefixes across prompts, without a critic and for text only. Its kernel, FlashAttention 3, needs a GPU. On a CPU a
+  loop over segments replaces the kernel, so its speed says nothing.
 * *Our `kernels: compiled`* sets that key; its default, `auto`, does not compile on a CPU. TRL is not compiled.
 * Lines differ in the version of this package and in the numbers of turns and steps. Pairs scatter by about 10 %.
 * The last column is the relative difference of the gradient norms in a first step in the line's precision, and in
@@ -100,7 +102,7 @@ def line(result: Mapping[str, Any]) -> str:
         f"{result['turns'] / our_median:.1f}",
         f"**{statistics.median(pairs):.2f}** ({min(pairs):.2f} to {max(pairs):.2f})",
         "" if result["goal"] is None else f"{result['goal']}",
-        "other rows" if None in errors else " / ".join(f"{error:.0e}" for error in errors),
+        "not comparable, other rows" if None in errors else " / ".join(f"{error:.0e}" for error in errors),
     ]
     return "| " + " | ".join(cells) + " |"
 
