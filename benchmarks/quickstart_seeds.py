@@ -192,7 +192,7 @@ def report(runs: Sequence[Run], rivals: Sequence[Baseline], picture: str) -> str
         lines.append(f"| {what} | {rival.success:.3f} | {rival.mean_turns:.2f} | {points:.1f} points |")
     lines += [
         "",
-        "The interval of the gain is Newcombe's for two independent samples, although both have the same levels; that of a",
+        "The interval of the gain is Newcombe's for independent samples, although both have the same levels; that of a",
         "seed is Wilson's. The curve counts an episode when it ends, so its first points hold mostly short episodes.",
         "",
     ]

@@ -80,8 +80,8 @@ PAGE_TEXT = """## What EngineCheck finds
 `python benchmarks/engines/comparison.py` gives {count} wrong engines to the
 [comparison at the start of a run](../troubleshooting.md#the-engine-check), with tiny random models in float32 and in
 bfloat16 on both sides, and {right_count} correct ones. In float32 it finds {exact} of {count}, in bfloat16 {rough}; it
-accepts all correct ones. *Withheld* tensors are not sent to the engine. The mean mismatch is that of the worse of two rounds, the causes are those of `agentrl
-verify-engine`. Two rounds took {seconds:.1f} seconds (median) with an engine that samples one reply at a time.
+accepts all correct ones. *Withheld*: not sent to the engine. The mean mismatch is that of the worse of two rounds, the
+causes are those of `agentrl verify-engine`. Two rounds took {seconds:.1f} seconds (median), one reply at a time.
 
 | wrong engine | float32: mean mismatch | found, with the cause | bfloat16: mean mismatch | found, with the cause |
 |---|---|---|---|---|

@@ -35,7 +35,7 @@ of 32 (`models/attention/flash.py`), *branches* calls the kernel once for each b
 read the same trees alternately. *Times as fast* is the median of {pairs} pairs, with quartiles in brackets. A run uses
 tiles for rows of up to {depth} tokens and branches for longer rows. Written by `benchmarks/speed/attention.py`.
 
-| rows | shared tokens | tokens of a row | tokens of the tree | heads, key heads, width | branches, ms | tiles, ms | times as fast |
+| rows | shared tokens | row tokens | tree tokens | heads, key heads, width | branches, ms | tiles, ms | times as fast |
 |---|---|---|---|---|---|---|---|
 """
 

@@ -87,8 +87,8 @@ def ratio(policy: LanguageModel, rows: Sequence[Row], repeats: int) -> float:
 TEXT = """## Prefix trees by token mixer
 
 Processor seconds of a forward and a backward pass over a prefix tree, divided by those over padded rows: below 1, the
-tree is faster. The families mix tokens by attention, delta nets, Mamba2 or convolutions. One thread of a CPU, float32, random models of 4 layers of width 256; each figure uses the fastest of
-several alternating passes, measured in {month}. Written by `python -m benchmarks.speed.families`.
+tree is faster. The families mix tokens by attention, delta nets, Mamba2 or convolutions. One CPU thread, float32,
+random models of 4 layers of width 256, fastest of several passes, {month}; by `python -m benchmarks.speed.families`.
 
 """
 

@@ -41,10 +41,8 @@ NOTES = """\
   for completions only, on a CPU for all positions. *Projecting scored positions only* is a subclass that computes
   logits for the sampled positions only.
 * **A row per episode** is TRL's own layout of a multi-turn episode: 16 rows of about 235 tokens, each with 8 replies
-  and the observations between them. We train on the same replies, each in a sample with
-  the shared tokens and its observation.
-* **plain transformers** computes every turn from its first token, in rows without padding. It computes no
-  entropy.
+  and the observations between them. We train on each reply in a sample with shared tokens and its observation.
+* **plain transformers** computes every turn from its first token, in rows without padding, and no entropy.
 * **TRL's prefix tree**, if the table has it, is the packing and attention of its `AsyncGRPOTrainer`, which also shares
   prefixes across prompts, without a critic and for text only. Its kernel, FlashAttention 3, needs a GPU. On a CPU a
   loop over segments replaces the kernel, so its speed says nothing.
