@@ -1,4 +1,4 @@
-"""Turn-level PPO for a language agent in one file: nothing hidden, nothing fast.
+"""Turn-level PPO for a language agent in one file.
 
     python docs/one_file.py MODEL_FOLDER --env agentrl_envs:GuessNumber-v0 --iterations 5
 
@@ -102,7 +102,7 @@ def render(tokenizer: Any, game: Any, past: list[tuple[str, str]], observation: 
 def sample(actor: nn.Module, prompt: list[int], end: int, most: int) -> tuple[list[int], list[float]]:
     """Return a reply and its log-probs, drawn token by token from the distribution that is trained."""
     name = "cache" if "cache" in signature(actor.forward).parameters else "past_key_values"  # by transformers version
-    reply, logps, past = [], [], {name: DynamicCache(config=actor.config)}  # holds all tokens that were read
+    reply, logps, past = [], [], {name: DynamicCache(config=actor.config)}  # past: keys and values of all tokens read
     while len(reply) < most and reply[-1:] != [end]:
         log_pi_V = actor(torch.tensor([reply[-1:] or prompt]), use_cache=True, **past).logits[0, -1].log_softmax(-1)
         reply.append(int(torch.multinomial(log_pi_V.exp(), 1)))
