@@ -33,7 +33,7 @@ def test_a_turn_that_was_recorded_is_amended_and_no_other():
 def test_a_turn_of_an_earlier_rollout_cannot_be_amended():
     recorder = Recorder(2, grows=False)
     recorder.record(PROMPT, action(11), turn(episode=3))
-    with pytest.raises(ValueError, match="no turn of episode 2 is in this recorder"):
+    with pytest.raises(ValueError, match="has no turn of episode 2"):
         recorder.amend(2, reward=1.0)
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_recorded_of_an_episode_that_has_ended(grows):
     recorder.record(PROMPT, action(11), turn(terminated=True, stop=StopReason.ENV_DONE))
     recorder.record(PROMPT, action(11), turn(episode=1))
     for index in (0, 1):
-        with pytest.raises(ValueError, match=r"of episode 0, and that episode has ended.*data\.init_args\.interaction"):
+        with pytest.raises(ValueError, match=r"of episode 0, but that episode has ended.*data\.init_args\.interaction"):
             recorder.record(PROMPT, action(11), turn(index=index))
     recorder.record(PROMPT, action(11), turn(episode=1, index=1, truncated=True, stop=StopReason.MAX_TURNS))
     with pytest.raises(ValueError, match="of episode 1, and that episode has ended"):
