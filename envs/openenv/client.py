@@ -132,7 +132,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
 
     @property
     def observation_role(self) -> str:
-        """Role of the messages with what follows an action."""
+        """Role of the messages that follow an action."""
         return self._offered.get("observation_role", "user")
 
     @property

@@ -1,4 +1,4 @@
-"""Which games of TextArena 0.7.4 can be played, alone or by two; tried on Python 3.11, without a network."""
+"""Tables of the games of TextArena 0.7.4 for one and for two players; tested on Python 3.11, without a network."""
 
 from collections.abc import Collection
 

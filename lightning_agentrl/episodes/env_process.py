@@ -188,7 +188,7 @@ def serve(pipe: int) -> None:
 
 
 class _Server:
-    """The environment in its process."""
+    """Server of the trainer's calls in the environment's process."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe

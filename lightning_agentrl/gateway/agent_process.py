@@ -22,7 +22,7 @@ INFRASTRUCTURE = 75  # exit code after which an episode is lost instead of faile
 
 
 class AgentProcess:
-    """A running program.
+    """A running agent program.
 
     Args:
         command: program and arguments.

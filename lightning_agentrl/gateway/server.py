@@ -94,12 +94,12 @@ class Line:
 
 
 class Gateway:
-    """Server with one line per episode, or with a single line for all calls and no tokens in paths.
+    """Server with one queue of calls (:class:`Line`) per episode, or with a single one and no tokens in paths.
 
     Args:
         listening: socket on which it listens; None: a port of 127.0.0.1 that the system chooses.
-        most: number of calls that the single line stores; None: there is one line per episode.
-        secret: API key that clients of the single line must send; empty: none is needed.
+        most: number of calls that a single line stores; None: there is one line per episode.
+        secret: API key that clients of a single line must send; empty: none is needed.
     """
 
     def __init__(self, listening: socket.socket | None = None, most: int | None = None, secret: str = "") -> None:

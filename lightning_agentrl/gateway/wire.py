@@ -38,7 +38,7 @@ _KNOWN = {  # fields that are read, or that can be ignored without a warning
 
 @dataclass(frozen=True)
 class Protocol:
-    """One of the protocols.
+    """An HTTP protocol for calls of a model.
 
     Args:
         read: function (body, earlier messages) -> call. Earlier messages are those of the response that it continues.

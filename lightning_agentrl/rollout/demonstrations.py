@@ -166,7 +166,7 @@ def check_game(recorded: str, own: Sequence[str], run: str) -> None:
         run: folder of the run, for the error message.
 
     Raises:
-        ConfigError: it played something else.
+        ConfigError: the run played other environments.
     """
     others = [game for game in re.split(r" \(share [^ ()]+\)(?: and |$)", recorded) if game and game not in own]
     if others:

@@ -72,7 +72,7 @@ class VLLMEngine(Engine):
         check_installed("VLLMEngine (key data.init_args.engine)")
 
     def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
-        """Estimate its weights, keys and values on a CPU; on a GPU, a fixed share that is released while it sleeps."""
+        """Estimate the memory of weights, keys and values on a CPU; on a GPU, return the share that it reserves."""
         options = self.options
         if policy.on_gpu:
             released = options.sleep and not policy.trained_meanwhile

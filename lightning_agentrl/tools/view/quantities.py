@@ -34,7 +34,7 @@ class Quantity:
         return [math.nan if a is None or b is None else a - b for a, b in pairs]
 
     def scale(self, turns: Sequence[LoggedTurn]) -> dict[str, Any]:
-        """Return its entry for the page: names, color limits ``low`` and ``high``, extremes; no limits if absent."""
+        """Return the quantity's names, color limits ``low`` and ``high``, and extremes, or why it is absent."""
         entry: dict[str, Any] = {
             "name": self.name,
             "plus": self.plus,
