@@ -39,7 +39,7 @@ class Rules:
 
 
 def read_rules(width: int, cells: tuple[Stack, ...]) -> Rules:
-    """Return the rules around all visible IS blocks, in reading order; those across come before those down."""
+    """Return the rules around all visible IS blocks, in reading order of the blocks; across comes before down."""
     found: list[Rule] = []
     for here, stack in enumerate(cells):
         if stack and stack[-1] == IS:
