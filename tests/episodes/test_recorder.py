@@ -65,7 +65,7 @@ def test_nothing_is_recorded_of_an_episode_that_has_ended(grows):
         with pytest.raises(ValueError, match=r"of episode 0, but that episode has ended.*data\.init_args\.interaction"):
             recorder.record(PROMPT, action(11), turn(index=index))
     recorder.record(PROMPT, action(11), turn(episode=1, index=1, truncated=True, stop=StopReason.MAX_TURNS))
-    with pytest.raises(ValueError, match="of episode 1, and that episode has ended"):
+    with pytest.raises(ValueError, match="of episode 1, but that episode has ended"):
         recorder.record(PROMPT, action(11), turn(episode=1, index=2))
     assert [len(sample.turns) for sample in recorder.samples()] == ([1, 2] if grows else [1, 1, 1])
 
