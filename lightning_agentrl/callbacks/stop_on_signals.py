@@ -94,7 +94,7 @@ class StopOnSignals(L.Callback):
         if threading.current_thread() is not threading.main_thread():
             rank_zero_warn("signals are not handled, since fit runs outside the main thread")
             return
-        _stopping(trainer).begin(lambda: _say(f"SIGUSR1 came: {self._save(trainer, 'saved')}"))
+        _stopping(trainer).begin(lambda: _say(f"SIGUSR1 received: {self._save(trainer, 'saved')}"))
         self._requeues_on = _requeue_signal(trainer)
         self.ends_at = self._came_at = None
         self._over = threading.Event()
@@ -133,7 +133,7 @@ class StopOnSignals(L.Callback):
                     self._came(trainer, number)
             if stopping.asked and self.ends_at is None:
                 self.ends_at = time.monotonic() + self.grace_seconds
-                then = f"the run saves and ends, in at most {limit}; a second signal ends it at once"
+                then = f"the run saves and ends within {limit}; a second signal ends it at once"
                 _say_at_once(f"{_why(stopping, stopping.asked)}: {then}")
             if self.ends_at is not None and time.monotonic() > self.ends_at:
                 self._end_at_once(trainer, f"and it could not save within {limit}")
@@ -150,7 +150,7 @@ class StopOnSignals(L.Callback):
             self._came_at = time.monotonic()
             stopping.ask(number)
         elif time.monotonic() - self._came_at > SECOND_AFTER:
-            self._end_at_once(trainer, "and a second one ended it at once")
+            self._end_at_once(trainer, "and a second signal ended the run at once")
 
     def _end_at_once(self, trainer: L.Trainer, reason: str) -> None:
         """End the process without waiting for its other threads."""
@@ -165,7 +165,7 @@ class StopOnSignals(L.Callback):
         if trainer.state.fn == TrainerFn.FITTING:
             requeues = stopped.number == self._requeues_on and trainer.checkpoint_callback is not None
             saved = _save_for_slurm(trainer) if requeues else self._save(trainer, "stopped")
-            done = "all is saved" if saved.endswith("is saved") else saved
+            done = "everything is saved" if saved.endswith("is saved") else saved
             if stopped.number == self._requeues_on and trainer.is_global_zero:
                 done += f", and {_requeue()}"
         _say(self._sentence(trainer, stopped.number, done))
@@ -276,7 +276,7 @@ def _stopping(trainer: L.Trainer) -> Stopping:
 
 
 def _why(stopping: Stopping, number: int) -> str:
-    return stopping.reason or f"{signal.Signals(number).name} came"
+    return stopping.reason or f"{signal.Signals(number).name} received"
 
 
 @rank_zero_only

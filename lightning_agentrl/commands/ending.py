@@ -57,8 +57,9 @@ def leave_out_noise() -> None:
     transformers_logging.disable_progress_bar()
     for pattern in _NOISE:
         warnings.filterwarnings("ignore", message=pattern)
-    tips = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    tips.addFilter(lambda record: not re.search("litlogger|litmodels", record.getMessage()))
+    for module in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
+        logger = logging.getLogger(f"lightning.pytorch.{module}")
+        logger.addFilter(lambda record: not re.search("litlogger|litmodels|weights_only", record.getMessage()))
 
 
 def end_quietly() -> None:

@@ -94,7 +94,7 @@ def test_a_second_signal_ends_at_once_but_one_that_comes_twice_is_one(tmp_path, 
     assert (
         (tmp_path / "log")
         .read_text()
-        .endswith("still here; agentrl: stopped: SIGTERM came, and a second one ended it at once\n")
+        .endswith("still here; agentrl: stopped: SIGTERM received, and a second signal ended the run at once\n")
     )
 
 
@@ -201,4 +201,4 @@ def test_a_rank_ends_although_the_one_that_it_waits_for_is_stopped(tmp_path, mon
     os.kill(pids[0], signal.SIGKILL)
     assert code_of(pids[0]) == -signal.SIGKILL
     assert time.monotonic() - started < 40
-    assert ("a second one ended it" if twice else "could not save") in (tmp_path / "log1").read_text()
+    assert ("a second signal ended" if twice else "could not save") in (tmp_path / "log1").read_text()

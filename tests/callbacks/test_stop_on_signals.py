@@ -107,8 +107,10 @@ def test_the_command_tells_once_what_a_signal_to_its_second_process_did(tmp_path
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 143, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
-    (last,) = [line for line in done.stderr.splitlines() if "all is saved" in line]
-    assert "stopped after iteration 2: SIGTERM came, all is saved; continue with: agentrl fit --config" in last
+    (last,) = [line for line in done.stderr.splitlines() if "everything is saved" in line]
+    assert (
+        "stopped after iteration 2: SIGTERM received, everything is saved; continue with: agentrl fit --config" in last
+    )
     (saved,) = tmp_path.glob("stopped-2.ckpt")
     assert last.endswith(f"--ckpt_path {saved.name}")
 
@@ -237,7 +239,7 @@ def test_a_run_whose_engine_is_gone_is_saved_and_goes_on(
             run(tmp_path, exact_folder, mode, StopOnSignals(), engine_goes)
     assert error.value.code == 128 + signal.SIGTERM
     printed = capsys.readouterr().err
-    assert "no server has been there for 7 s, all is saved" in printed
+    assert "no server has been there for 7 s, everything is saved" in printed
     assert "SIGTERM" not in printed
     (saved,) = tmp_path.glob("stopped-*.ckpt")
     last = run(tmp_path, exact_folder, mode, start=saved)

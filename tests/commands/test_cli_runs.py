@@ -242,7 +242,9 @@ def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
     assert code == 130
     assert "Traceback" not in text
     last = text.rstrip().splitlines()[-1]
-    assert last.startswith("agentrl: stopped after iteration 2: SIGINT came, all is saved; continue with: agentrl fit ")
+    assert last.startswith(
+        "agentrl: stopped after iteration 2: SIGINT received, everything is saved; continue with: agentrl fit "
+    )
     assert Path(last.split("--ckpt_path ")[1]).is_file()
     assert not calls[0].sessions  # threads are ended: one inside torch would abort the process at its exit
     command = shlex.split(last.split("continue with: ")[1])
@@ -321,7 +323,10 @@ def test_ctrl_c_in_an_update_ends_what_is_collected_meanwhile(
     code, text = agentrl(config=config)
     assert code == 130
     assert "Traceback" not in text
-    assert "stopped in the validation of iteration 3: SIGINT came, all is saved" in text.rstrip().splitlines()[-1]
+    assert (
+        "stopped in the validation of iteration 3: SIGINT received, everything is saved"
+        in text.rstrip().splitlines()[-1]
+    )
     assert not modules[0].sessions
 
 
@@ -405,7 +410,7 @@ def test_a_signal_in_a_validation_ends_it_and_nothing_is_saved(
     config = changed(config, "data.init_args.engine", {"class_path": "tests.commands.test_cli_runs.Deaf"})
     code, text = agentrl(config=config, command="validate")
     assert code == 143
-    assert "SIGTERM came, there was nothing to save" in text.rstrip().splitlines()[-1]
+    assert "SIGTERM received, there was nothing to save" in text.rstrip().splitlines()[-1]
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
@@ -437,7 +442,7 @@ def test_under_slurm_it_saves_and_the_job_goes_on_where_it_was(
     torch.save({}, tmp_path / "first.ckpt")  # where the first start went on from
     code, text = agentrl(config=config)
     assert code == 128 + signal.SIGUSR1
-    assert "SIGUSR1 came, all is saved, and job 1234 is requeued" in text
+    assert "SIGUSR1 received, everything is saved, and job 1234 is requeued" in text
     assert (tmp_path / "asked").read_text() == "requeue 1234\n"
     assert torch.load(tmp_path / "hpc_ckpt_1.ckpt")["epoch"] == 1
 

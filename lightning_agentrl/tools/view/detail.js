@@ -95,7 +95,7 @@ function bar(row) {
       go("previous", -1, "k"),
       go("next", 1, "j"),
     ),
-    make("div", { class: "line" }, make("label", {}, "colour by ", select), make("div", { class: "legend", id: "legend" })),
+    make("div", { class: "line" }, make("label", {}, "color by ", select), make("div", { class: "legend", id: "legend" })),
     markBox(row),
   );
 }
