@@ -176,7 +176,7 @@ CASES = (
     Case("an environment without actions", ["names no actions"], {f"{_ENV}.id": "my_games:Actionless-v0"}),
     Case("an observation that is a number", ["observations must be text", "in its reset"],
          {f"{_ENV}.id": "my_games:Numbers-v0"}),
-    Case("a step that returns four values", ["gave 4 values"], {f"{_ENV}.id": "my_games:FourValues-v0"}),
+    Case("a step that returns four values", ["returned 4 values"], {f"{_ENV}.id": "my_games:FourValues-v0"}),
     Case("an environment that raises", ["my_games.py", "the environment raised IndexError: no such room"],
          {f"{_ENV}.id": "my_games:Raising-v0"}, code=1),
     Case("a secret written out", ["kwargs.api_key' looks like a secret", "${API_KEY}"],

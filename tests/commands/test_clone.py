@@ -42,7 +42,7 @@ def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, a
         (("--out", "x", "--action_share", "3"), "action_share"),
         (("--out", "x", "--recorded", "nowhere"), "nowhere"),
         (("--out", "x", "--recorded", "nowhere", "--episodes", "5"), "--episodes is for scripted players"),
-        (("--out", "x", "--ckpt_path", "last"), "export the checkpoint"),
+        (("--out", "x", "--ckpt_path", "last"), "agentrl export"),
         pytest.param(("--out", "x", "--min_return", "4"), "min_return", marks=pytest.mark.slow),
         (("--out", "x", "--data.init_args.env.kwargs.fault", "raises"), "no way from here"),
         (("--out", "x", "--data.init_args.env", SAYING), "no scripted player"),

@@ -121,7 +121,7 @@ def test_a_page_of_the_last_iterations(
     assert agentrl("view", str(tmp_path), "--last", "2")[0] == 0
     code, _, printed = agentrl("view", str(tmp_path), "--last", "0")
     assert code == 2
-    assert "argument --last" in printed
+    assert "--last must be at least 1" in printed
 
 
 def test_a_dry_run_belongs_to_fit(

@@ -304,7 +304,7 @@ def test_an_answer_that_cannot_be_sent_names_the_entry():
         await worker.reset(START)
         await worker.step("left")
 
-    with opened("Locked") as worker, pytest.raises(EnvError, match=r"as info\['lock'\] cannot be sent .*; give plain"):
+    with opened("Locked") as worker, pytest.raises(EnvError, match=r"info\['lock'\] cannot be sent .*; use plain"):
         asyncio.run(play())
     with opened("Locked", worker="thread") as worker:
         asyncio.run(play())

@@ -101,5 +101,5 @@ def test_bytes_that_are_no_text_hold_nothing_up() -> None:
 def test_an_environment_of_one_instance_is_a_warning_and_is_compared_with_fresh_processes() -> None:
     certificate = certify(ODD, {"what": "one at a time"}, seconds=10.0, cap=60.0)
     assert [one["check"] for one in certificate.findings if one["severity"] != "notice"] == ["instances"]
-    assert "fresh processes" in certificate.cut["replays"]
+    assert "new processes" in certificate.cut["replays"]
     assert certificate.ordered
