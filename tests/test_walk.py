@@ -20,7 +20,7 @@ SPINE = (
     *("engines/transformers/batch", "models/packing", "models/prefix_tree", "losses/ppo", "types/rollout"),
 )
 FILES, FUNCTIONS, LINES, PAIRS, FILES_BEFORE = 64, 545, 2_080, 162, 77
-SPINE_LINES, SPINE_SHARE = 3_794, 0.5
+SPINE_LINES, SPINE_SHARE = 3_808, 0.5
 
 
 @pytest.mark.slow
