@@ -35,25 +35,25 @@ from lightning_agentrl.gateway.conversation import (
 if TYPE_CHECKING:
     from lightning_agentrl.gateway.server import Line
 
-LOOK_SECONDS = 0.05  # polling interval: whether a program that makes no call still runs
+LOOK_SECONDS = 0.05  # interval at which a program that makes no call is checked for its end
 Score = Callable[[Mapping[str, Any], str], float]  # function (task, last text of the assistant) -> reward
 
 
 class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
     """Environment around an agent program, which is started for each episode with one task.
 
-    An observation holds the new messages of a call, the turn that they follow, and the limits of the reply. An action
-    is a :class:`Reply` as JSON. The episode ends with the program.
+    An observation holds the new messages of a call, the turn that the messages follow, and the limits of the reply.
+    An action is a :class:`Reply` as JSON. The episode ends with the program.
 
     Args:
         command: program and arguments.
         tasks: tasks of the file; the seed of an episode selects one.
-        score: function whose result is added to the reward of the last call; None: nothing is added.
+        score: function whose result is added to the reward of the last call; None means no function.
         held_out: whether to use each task once, in order, for validation.
         seconds_between_calls: time limit between a reply and the program's next call, in seconds.
-        max_calls: number of calls after which the episode is truncated; None: no limit.
+        max_calls: number of calls after which the episode is truncated; None means no limit.
         parallel: whether several calls may wait at once.
-        on_error: reward if the program fails after its first reply; None: the failure is an EnvError.
+        on_error: reward if the program fails after its first reply; with None, the failure raises an EnvError.
         environment: names of environment variables that the program inherits.
         preload: modules that a Python interpreter imports once, before it forks for each episode.
     """
@@ -87,7 +87,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any] | str, dict[str, Any]]:
-        from lightning_agentrl.gateway.server import gateway  # few runs need a server
+        from lightning_agentrl.gateway.server import gateway  # imported here, since few runs need a server
 
         super().reset(seed=seed)
         self.close()
@@ -143,7 +143,7 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         return observation, reward, ended, truncated, self._info(rewards, ended, truncated)
 
     def _find(self, key: str | None) -> None:
-        """Select the waiting call with this key, since parallel calls may arrive in a different order."""
+        """Select the waiting call with this key, since parallel calls may arrive in another order than before."""
         while key is not None and self._now is not None and _key(*self._now) != key:
             self._others.append(self._now)
             self._now = None
@@ -258,10 +258,10 @@ class AgentEnv(gymnasium.Env[dict[str, Any] | str, str]):
         assert self._line is not None
         counts = {
             "agent/calls": self._episode.turns,
-            "agent/rows": self._counts["earlier"] + self._counts["anew"],  # if no rollout cuts the episode
+            "agent/rows": self._counts["earlier"] + self._counts["anew"],  # rows, if no rollout cuts the episode
             **{f"agent/{name}": self._counts[name] for name in ("continued", "earlier", "anew")},
             "agent/abandoned": self._line.abandoned,
-            **({"agent/no_reward": not self._counts["rewarded"]} if ended else {}),  # if truncated, it may be missing
+            **({"agent/no_reward": not self._counts["rewarded"]} if ended else {}),  # a reward may follow a truncation
         }
         metrics = {name: float(count) for name, count in counts.items()} if ended or truncated else {}
         return {"earlier_rewards": dict(rewards), "metrics": metrics}
@@ -278,7 +278,7 @@ def _key(pending: Pending, place: Place) -> str:
 
 
 def observation_of(call: Call, place: Place) -> dict[str, Any]:
-    """Return the observation of a call: the messages that it adds to the turn that it follows, and its settings."""
+    """Return the observation of a call: its settings, and the messages that the call adds to an earlier turn."""
     images: list[np.ndarray] = []
     messages = []
     for message in call.messages[place.known :]:

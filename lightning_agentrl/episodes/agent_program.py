@@ -29,28 +29,28 @@ from lightning_agentrl.prompts.template import RunDate
 class AgentProgram:
     """An unchanged program that calls a model over HTTP, for example with OpenAI's or Anthropic's client.
 
-    It is started for each episode, with one task. Its environment variables are the address of the policy in
+    The program is started for each episode, with one task. Its environment variables are the address of the policy in
     ``OPENAI_BASE_URL`` and ``ANTHROPIC_BASE_URL``, the keys ``OPENAI_API_KEY`` and ``ANTHROPIC_API_KEY``, its task as
-    JSON in ``AGENTRL_TASK``, a seed in ``AGENTRL_SEED``, and in ``AGENTRL_RESULT`` the name of a file to which it can
-    write ``{"reward": ...}``.
+    JSON in ``AGENTRL_TASK``, a seed in ``AGENTRL_SEED``, and in ``AGENTRL_RESULT`` the name of a file to which the
+    program can write ``{"reward": ...}``.
 
     Args:
-        command: program and arguments; it starts in the run's working folder. Not with ``run``.
+        command: program and arguments; the program starts in the run's working folder. Not with ``run``.
         tasks: file with one JSON object per line; each episode has one of them.
-        run: function, as ``module:function``, to call with the task in a separate process for each episode. If it
-            returns a number, that is the reward. Not with ``command``.
-        held_out_tasks: file of the tasks for validation, which uses each once, in order. Default: ``tasks``.
+        run: function, as ``module:function``, to call with the task in a separate process for each episode. If the
+            function returns a number, this number is the reward. Not with ``command``.
+        held_out_tasks: file of the tasks for validation, which uses each task once, in order. Default: ``tasks``.
         scorer: scorer of the last text of the assistant by the task's ``answer``; None: the program reports its reward.
         preload: modules that a Python interpreter imports once, before it forks for each episode; only if ``command``
             is a Python command.
-        seconds_between_calls: time limit between a reply and the program's next call, in seconds. After it, the episode
-            is lost.
+        seconds_between_calls: time limit between a reply and the program's next call, in seconds. After this
+            time, the episode is lost.
         max_calls: number of calls after which an episode is truncated and bootstrapped from the value of the next call;
             None: no limit.
-        parallel: whether several calls may wait at once; False: a second one is refused.
-        retries: number of times that a failed program is restarted; its side effects are repeated.
+        parallel: whether several calls may wait at once; with False, a second call is refused.
+        retries: number of times that a failed program is restarted; a restart repeats the program's side effects.
         on_error: reward if the program fails after its first reply; None: the episode is lost.
-        environment: names of environment variables that it inherits in addition to PATH, HOME, LANG, TMPDIR,
+        environment: names of environment variables that the program inherits in addition to PATH, HOME, LANG, TMPDIR,
             VIRTUAL_ENV and PYTHONPATH.
         share: weight of this source relative to the other sources.
     """
@@ -79,7 +79,7 @@ class AgentProgram:
         """Check that the program and the task files exist, before weights are loaded.
 
         Raises:
-            ValueError: one does not exist, or arguments contradict each other; the message names the key.
+            ValueError: a file does not exist, or arguments contradict each other; the message names the key.
         """
         if (self.run is None) == (not self.command):
             raise ValueError(f"give either {self.key}.command (a program and its arguments) or {self.key}.run")
@@ -106,19 +106,19 @@ class AgentProgram:
 
     @property
     def label(self) -> str:
-        """Description of the kind of source; it has no details, so ``resume_with_changes`` can accept new ones."""
+        """Description of the kind of source, without details, which ``resume_with_changes`` may change."""
         return "agent programs"
 
     @property
     def files(self) -> str:
         """Names and content hashes of the files of the program and its tasks."""
-        named = [Path(one) for one in (*(self.command[1:] or self.command), self.tasks)]  # without the interpreter
+        named = [Path(one) for one in (*(self.command[1:] or self.command), self.tasks)]  # the interpreter is left out
         files = [*([self._module] if self._module else []), *(path for path in named if path.is_file())]
         return ", ".join(f"{path.name} {blake2b(path.read_bytes(), digest_size=8).hexdigest()}" for path in files)
 
     @property
     def _module(self) -> Path | None:
-        """The file of the module of ``run``, found without importing it."""
+        """The file of the module of ``run``, found without importing the module."""
         folders, path = None, None
         for part in (self.run or "").partition(":")[0].split("."):
             spec = PathFinder.find_spec(part, folders)
@@ -151,7 +151,7 @@ class AgentProgram:
         )
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Return a worker of such an environment in a thread, which only waits for the program's process."""
+        """Return a worker of an agent program in a thread, which only waits for the program's process."""
         return EnvWorker(lambda: Environment(lambda: self.make(held_out)), executor, self.retries, name=self.name)
 
     def start(self, device: torch.device) -> None:
@@ -179,10 +179,10 @@ class AgentProgram:
 
 
 def _read(path: str, key: str) -> list[Mapping[str, Any]]:
-    """Read a task file; ``key`` is the config key that names it, for error messages.
+    """Read a task file; ``key`` is the config key that names the file, for error messages.
 
     Raises:
-        ValueError: it does not exist or is empty, or a line is not a JSON object.
+        ValueError: the file does not exist or is empty, or a line is not a JSON object.
     """
     if not path:
         raise ValueError(f"there are no tasks; give a file with one JSON object per line (key {key})")

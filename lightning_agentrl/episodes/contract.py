@@ -18,12 +18,12 @@ TEXTS = ("mission", "tips")  # attributes that a system text may contain, beside
 
 @dataclass(frozen=True)
 class Contract:
-    """Optional attributes of an environment, looked up through wrappers. They may change from turn to turn.
+    """Optional attributes of an environment, looked up through wrappers. Their values may change from turn to turn.
 
     Args:
         actions: descriptions of the actions by name, in the order of the prompt.
-        aliases: other names of actions, in lower case, and the action that each stands for.
-        default_action: action that is taken if a reply names none.
+        aliases: other names of actions, in lower case, and the action that each name stands for.
+        default_action: action that is taken if a reply names no action.
         system_prompt: rules and task.
         mission: goal of this episode, such as ``go to the red ball``, for a system text of the config.
         tips: hints, one per line, for a system text of the config.
@@ -32,13 +32,13 @@ class Contract:
         tool_schemas: functions that a reply may call, as JSON schemas; the chat template formats them.
         observation_role: role of the messages that follow an action, ``user`` or ``tool``; the first is ``user``.
         one_turn: whether every episode has one turn, so that a memory has nothing to show.
-        render_mode: gymnasium's render mode; with ``rgb_array`` each turn is drawn.
-        worker: ``process``: it needs a separate process; ``inline``: it runs in the event loop of the trainer, for
-            steps of microseconds; None: it runs anywhere. A class attribute, read before an environment is created.
+        render_mode: gymnasium's render mode; with ``rgb_array``, a picture of each turn is drawn.
+        worker: where the environment runs: ``process`` in a separate process, ``inline`` in the trainer's event loop
+            (for steps of microseconds), None anywhere. This class attribute is read before an environment is created.
         deterministic: whether equal seeds and actions lead to equal episodes, so that they can be replayed after an
             error. If False, the running episode is dropped after an error, and when a run is resumed.
         texts: further text attributes that a system text of the config contains, by name.
-        text_names: names of all text attributes, set if the system text contains one that does not exist.
+        text_names: names of all text attributes, set if the system text contains a name that does not exist.
     """
 
     actions: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Contract:
 
 
 class ContractReader:
-    """Reader of an environment's contract after each reset and step, which checks it only if an attribute has changed.
+    """Reader of an environment's contract after each reset and step. It checks the contract only after a change.
 
     Args:
         texts: names of further attributes that a system text of the config contains.
@@ -88,15 +88,18 @@ class ContractReader:
             layers.append(layers[-1].env)
         for name in _FORMS:
             value = _value(layers, name)
-            if value is not _ABSENT and (name not in TEXTS or isinstance(value, str)):  # else another use of the name
-                offered[name] = dict(value) if isinstance(value, Mapping) else value  # it may be changed in place
+            # A value that is not a text is another use of the name.
+            if value is not _ABSENT and (name not in TEXTS or isinstance(value, str)):
+                # Copy mappings, since environments may change them in place.
+                offered[name] = dict(value) if isinstance(value, Mapping) else value
         if self._asked:
             values = {name: _value(layers, name) for name in self._asked}
             offered["texts"] = {name: value for name, value in values.items() if isinstance(value, str)}
             if len(offered["texts"]) < len(values):
                 self._text_names = self._text_names or tuple(sorted(_text_names(layers)))
                 offered["text_names"] = self._text_names
-        if offered != self._offered or [*offered.get("actions", ())] != [*self.contract.actions]:  # or in another order
+        # Equal dictionaries may list the actions in another order.
+        if offered != self._offered or [*offered.get("actions", ())] != [*self.contract.actions]:
             self.contract, self._offered = _checked(offered), deepcopy(offered)
         return self.contract
 
@@ -105,7 +108,7 @@ _ABSENT = object()
 
 
 def _value(layers: Sequence[Any], name: str) -> Any:
-    """Return an attribute from the outermost layer that has it; an error of a property is raised."""
+    """Return an attribute from the outermost layer that has this attribute; an error of a property is raised."""
     owner = next((one for one in layers if hasattr(type(one), name) or hasattr(one, name)), None)
     return _ABSENT if owner is None else getattr(owner, name)
 

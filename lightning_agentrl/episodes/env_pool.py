@@ -1,4 +1,4 @@
-"""Pool of a rank's environments: assigns sources to environment numbers and keeps idle environments."""
+"""Pool of a rank's environments: assigns sources to environment indices and keeps idle environments."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from lightning_agentrl.prompts.template import RunDate
 from lightning_agentrl.stalls import waiting_for
 from lightning_agentrl.types import Turn
 
-GOLDEN = (5**0.5 - 1) / 2  # any range of its multiples, modulo 1, fills [0, 1) evenly
+# Golden ratio: any range of its multiples, modulo 1, fills [0, 1) evenly.
+GOLDEN = (5**0.5 - 1) / 2
 
 
 class EnvPool:
-    """Environments of several sources in proportion to their shares; idle ones are kept and reused.
+    """Environments of several sources in proportion to their shares; idle environments are kept and reused.
 
     ``names`` holds a distinct name of each source, for metrics.
 
     Args:
         sources: at least one source; its index is the kind of its environments.
-        threads: number of threads for blocking calls, one for each environment that plays at the same time.
+        threads: number of threads for blocking calls, one thread for each environment that plays at the same time.
     """
 
     def __init__(self, sources: Sequence[Source], threads: int = 1) -> None:
@@ -40,7 +41,7 @@ class EnvPool:
         self._executor: ThreadPoolExecutor | None = None
 
     def kind(self, number: int) -> int:
-        """Return the kind of an environment number; any range of numbers has nearly the share of every source.
+        """Return the kind of an environment or group index. Any range of indices has nearly the share of every source.
 
         The result does not depend on the number of ranks.
         """
@@ -54,14 +55,14 @@ class EnvPool:
         return " and ".join(f"{source.label} (share {source.share:g})" for source in self.sources)
 
     def take(self, kind: int, held_out: bool = False) -> EnvWorker:
-        """Return an idle environment, or a new one if none is idle.
+        """Return an idle environment, or a new environment if none is idle.
 
         Args:
             kind: index of the source.
-            held_out: whether it is for held-out episodes.
+            held_out: whether the environment is for held-out episodes.
 
         Raises:
-            ValueError: it cannot be created; the message names the key.
+            ValueError: the environment cannot be created; the message names the key.
         """
         idle = self._idle.get((kind, held_out))
         return idle.pop() if idle else self.sources[kind].make_worker(self.executor, held_out)
@@ -78,7 +79,7 @@ class EnvPool:
         return self._executor
 
     def make_one_of_each(self) -> None:
-        """Create one environment of each source, so that errors appear before weights are loaded; it is used first."""
+        """Create and keep one environment of each source, so that errors appear before weights are loaded."""
         for kind, source in enumerate(self.sources):
             with waiting_for(f"{source.name} to be made", "setup"):
                 worker = self.take(kind)
@@ -106,7 +107,7 @@ class EnvPool:
         for source in self.sources:
             try:
                 source.release()
-            except Exception as error:  # noqa: BLE001 - a user's code may raise anything
+            except Exception as error:  # noqa: BLE001 - a user's code may raise any exception
                 warnings.warn(f"release of {source.key} raised {type(error).__name__}: {error}", stacklevel=2)
 
     def close_held_out(self) -> None:
@@ -116,7 +117,7 @@ class EnvPool:
                 close_all(self._idle.pop(key))
 
     def end_threads(self) -> None:
-        """Let the threads end, after their running calls. Close the pool before it is used again."""
+        """Let the threads end, after their running calls. Close the pool before using it again."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 

@@ -2,8 +2,8 @@
 
 The process is a new interpreter that imports this file and with it only gymnasium and the errors, never torch or
 transformers. The start methods of `multiprocessing` would import the main script with all its imports, and cannot set
-the hash seed. The process ignores Ctrl-C. Its guard (:mod:`lightning_agentrl.gateway.descendants`) ends it with all
-its descendants when the trainer requests it or ends in any way, and ends the descendants when the process ends.
+the hash seed. The process ignores Ctrl-C. Its guard (:mod:`lightning_agentrl.gateway.descendants`) ends the
+process with all descendants on request and when the trainer ends, and ends the descendants when the process ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError, one_line
 
-CLOSING_SECONDS = 5.0  # time for the environment to close, and again for its process to end
+CLOSING_SECONDS = 5.0  # time limit to close the environment, and again to end its process
 _SERVE = """
 import sys
 sys.path[:] = {path!r}
@@ -45,8 +45,8 @@ class ProcessEnvironment:
 
     Args:
         recipe: recipe of the environment.
-        timeout: time limit, in seconds, of each creation (without imports), ``reset``, ``step`` and drawing; None: no
-            limit.
+        timeout: time limit, in seconds, of each creation (without imports), ``reset``, ``step`` and drawing; None
+            means no limit.
 
     Raises:
         ConfigError: the recipe cannot be sent to another process.
@@ -57,18 +57,18 @@ class ProcessEnvironment:
         order = pickled(recipe)
         self._key, self._timeout = recipe.key, timeout
         self._made = False
-        self._answers = True  # the last call was answered
+        self._answers = True  # whether the last call was answered
         try:
             self._pipe, theirs = Pipe()
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, pipe=theirs.fileno())],
-                    stdin=subprocess.PIPE,  # closed with this object or this process; then the guard acts
+                    stdin=subprocess.PIPE,  # the guard acts when this pipe closes, with this object or process
                     pass_fds=(theirs.fileno(),),
                     env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
-                    process_group=0,  # so that Ctrl-C does not reach it
+                    process_group=0,  # a separate group, so that Ctrl-C does not reach the process
                 )
-        except OSError as error:  # a limit on processes or files is reached
+        except OSError as error:  # for example, a limit on processes or files is reached
             raise EnvError("start", f"the environment's process cannot be started: {_named(error)}") from None
         self._pipe.send_bytes(order)
 
@@ -109,14 +109,14 @@ class ProcessEnvironment:
             self._pipe.close()
 
     def end(self) -> None:
-        """End the process with its descendants, if it is running. A waiting call fails."""
-        if self._process.returncode is None:  # not reaped, so the process id was not reused
+        """End the process with its descendants, if the process is running. A waiting call fails."""
+        if self._process.returncode is None:  # the process was not reaped, so its id was not reused
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)  # the guard's id; no environment can block the guard
 
     def _ask(self, call: str, *args: Any, limit: float | None = None) -> Any:
         self.wait()
-        with suppress(OSError):  # the process has ended, which is reported below
+        with suppress(OSError):  # the process has ended; the code below reports it
             self._pipe.send((call, args))
         return self._receive(call, limit or self._timeout)
 
@@ -124,7 +124,7 @@ class ProcessEnvironment:
         """Wait at most ``limit`` seconds for the answer to a call and return it.
 
         Raises:
-            EnvError: it raised an error, its process ended (kind ``died``), or it was too slow (``timeout``).
+            EnvError: the call raised an error or took too long (kind ``timeout``), or the process ended (``died``).
             ConfigError: the environment cannot be created.
         """
         self._answers = False
@@ -141,7 +141,7 @@ class ProcessEnvironment:
         self._answers = True
         try:
             error, result = pickle.loads(answer)
-        except Exception as error:  # noqa: BLE001 - its classes may not exist in this process
+        except Exception as error:  # noqa: BLE001 - the error's class may not exist in this process
             raise contract_error(
                 f"the return value of the environment's {call} cannot be read in the trainer ({_named(error)}); return "
                 "plain values"
@@ -155,7 +155,7 @@ def pickled(recipe: Recipe) -> bytes:
     """Return the recipe as bytes for another process, with the registration of its id in this process.
 
     Raises:
-        ConfigError: it cannot be pickled, or the environment is registered only in the main script.
+        ConfigError: the recipe cannot be pickled, or the environment is registered only in the main script.
     """
     spec = None if ":" in recipe.id else recipe.spec
     entry = None if spec is None else spec.entry_point
@@ -168,7 +168,7 @@ def pickled(recipe: Recipe) -> bytes:
         )
     try:
         order = pickle.dumps(replace(recipe, registered=spec))
-    except Exception as error:  # pickling the arguments may raise anything
+    except Exception as error:  # pickling the arguments may raise any exception
         raise _not_portable(recipe.id, recipe.key, error) from error
     return pickle.dumps((recipe.id, recipe.key, order))
 
@@ -183,7 +183,7 @@ def _not_portable(env_id: str, key: str, error: Exception) -> ConfigError:
 def serve(pipe: int) -> None:
     """Answer the trainer's calls in the environment's process; ``pipe`` is a file descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer is gone
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # raised if the trainer is gone
         _Server(Connection(pipe)).run()
 
 
@@ -206,7 +206,7 @@ class _Server:
         env_id, key, order = pickle.loads(self.pipe.recv_bytes())
         try:
             self.recipe = pickle.loads(order)
-        except Exception as error:  # importing the arguments' modules may raise anything
+        except Exception as error:  # importing the arguments' modules may raise any exception
             raise _not_portable(env_id, key, error) from error
         with AsEnvErrors():
             self.recipe.load()
@@ -216,7 +216,7 @@ class _Server:
         self.environment = Environment(self.recipe.make, alone=True, texts=self.recipe.texts)
 
     def answer(self, call: Callable[..., Any], *args: Any) -> bool:
-        """Send the result of a call, or the class and arguments of its error; return whether it succeeded."""
+        """Send the result of a call, or the class and arguments of its error; return whether the call succeeded."""
         error: type[Exception] | None = None
         result: Any
         try:
@@ -227,7 +227,7 @@ class _Server:
             error, result = ConfigError, (raised.problem,)
         try:
             data = pickle.dumps((error, result))
-        except Exception as raised:  # noqa: BLE001 - info may contain anything
+        except Exception as raised:  # noqa: BLE001 - pickling info may raise any exception
             what = _unsendable(result.info) if isinstance(result, Answer) else ""
             sentence = f"the environment's return value{what} cannot be sent to the trainer ({_named(raised)}); use"
             data = pickle.dumps((EnvError, (CONTRACT, f"{sentence} plain values", "")))
@@ -246,7 +246,7 @@ def _unsendable(info: Mapping[str, Any]) -> str:
     for name, value in info.items():
         try:
             pickle.dumps(value)
-        except Exception:  # noqa: BLE001 - pickling may raise anything
+        except Exception:  # noqa: BLE001 - pickling may raise any exception
             return f" info[{name!r}]"
     return ""
 

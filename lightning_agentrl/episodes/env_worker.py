@@ -1,4 +1,4 @@
-"""Worker of one environment: runs it in a thread, inline or in a process, with retries and replays after errors.
+"""Worker that runs one environment in a thread, inline or in a process, with retries and replays after errors.
 
 Blocking calls run in a thread, in the event loop if the environment declares that its steps take microseconds, or in a
 separate process (:mod:`lightning_agentrl.episodes.env_process`). Any error in the environment is raised as an
@@ -38,9 +38,9 @@ class ReplayDiffersError(EnvError):
 
     Args:
         message: one sentence for the user.
-        declared: whether the environment declares that it is not deterministic.
-        call: call that an agent program makes instead of the recorded one; None: it is not an agent program.
-        turn: index of that call in its episode.
+        declared: whether the environment declares itself not deterministic.
+        call: call that an agent program makes instead of the recorded call; None for other environments.
+        turn: index of the call in its episode.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class EnvWorker:
     After an error the environment is created again, the episode is replayed, and the call is repeated.
 
     Args:
-        make: function that creates the environment, now and again after an error.
-        executor: executor of the blocking calls; None: they run in the event loop.
+        make: function that creates the environment, at once and again after errors.
+        executor: executor of the blocking calls; None runs the calls in the event loop.
         retries: number of times that one call is repeated after errors.
         wording: texts of the config that replace those of the environment.
         wording_key: config key of the wording, for error messages.
@@ -88,8 +88,8 @@ class EnvWorker:
         self.executor, self.retries, self.name = executor, retries, name
         self.wording, self.wording_key = wording, wording_key
         self.contract = Contract()  # current contract of the environment
-        self.call = ""  # the running call: reset, step, render, fork or close; empty: none
-        self.moved_at = 0.0  # time of its last change, on the monotonic clock
+        self.call = ""  # the running call (reset, step, render, fork or close), or empty
+        self.moved_at = 0.0  # time at which `call` last changed, on the monotonic clock
         self.start = Start(0, 0, 0)  # start of the running episode
         self.actions: list[str] = []  # actions of the running episode; the same list as in the session's episode
         self.answer: Answer | None = None  # the last answer; None before the first episode
@@ -99,10 +99,10 @@ class EnvWorker:
         self._environment: Hosted | None = None
         self._stale = True  # whether the environment is missing, or not in the recorded state
         self._forked: tuple[int, int] | None = None  # number of actions before the fork, and the seed after it
-        self._action: str | None = None  # the running action; None: a reset
-        self._one_call = threading.Lock()  # a canceled call may take a while to end
+        self._action: str | None = None  # the running action; None during a reset
+        self._one_call = threading.Lock()  # lets one call run at a time; a canceled call may take a while to end
         self._given_up = threading.Event()  # set if the running call was canceled
-        with suppress(EnvError):  # the first call tries again, and raises the error
+        with suppress(EnvError):  # the first call creates the environment again, and raises the error
             self._environment, self._stale = make(), False
 
     # Asynchronous calls, for interactions
@@ -112,7 +112,7 @@ class EnvWorker:
 
         Args:
             start: environment, episode and seed.
-            actions: empty list to which each step appends its action; None: a new list.
+            actions: empty list to which each step appends its action; None means a new list.
         """
         self._begin(start, [] if actions is None else actions)
         return self._see(await self._run("reset", partial(self._replayed, None)))
@@ -217,7 +217,7 @@ class EnvWorker:
         finally:
             self.call, self.moved_at = "", time.monotonic()
 
-    # Blocking, in a thread of the executor. These methods set no recorded state, since the call may have been canceled.
+    # Blocking calls in a thread of the executor. They set no recorded state, since the call may have been canceled.
 
     def _attempts(self, attempt: Callable[[], T], checks: bool = False, given_up: threading.Event | None = None) -> T:
         """Call the environment, with retries after errors.
@@ -225,7 +225,7 @@ class EnvWorker:
         Args:
             attempt: function that brings the environment to the recorded state and calls it.
             checks: whether an answer of a wrong form is wrong input, which is not retried.
-            given_up: event that is set if the call is canceled.
+            given_up: event that is set when the call is canceled.
 
         Raises:
             EnvError: all retries failed, or the call cannot be repeated.
@@ -271,15 +271,15 @@ class EnvWorker:
         if environment is not None and not self._stale:
             return environment
         if environment is not None:
-            with suppress(EnvError):  # it is broken already
+            with suppress(EnvError):  # the environment is already broken
                 environment.close()
         try:
             environment = self._environment = self._make()
-            if self._given_up.is_set():  # canceled while it was created
+            if self._given_up.is_set():  # the call was canceled while the environment was created
                 environment.end()
             environment.wait()
         except ConfigError as error:
-            if self.answer is not None:  # it could be created before, so the config is right
+            if self.answer is not None:  # the environment was created before, so the config is right
                 raise EnvError("make", str(error)) from error
             raise
         self._stale = False
@@ -296,11 +296,11 @@ class EnvWorker:
         """Replay the running episode from its start and return the last answer.
 
         Args:
-            fingerprint: expected fingerprint of the last observation; None: any observation is accepted.
+            fingerprint: expected fingerprint of the last observation; None accepts any observation.
 
         Raises:
             ReplayDiffersError: the replay leads to another observation, since the environment does not draw all
-                randomness from its seed, or the environment declares that it is not deterministic.
+                randomness from its seed, or the environment declares itself not deterministic.
         """
         environment = self._made()
         answer, (forked_at, seed) = environment.reset(self.start.seed), self._forked or (None, 0)
@@ -340,7 +340,7 @@ class DaemonThreads(ThreadPoolExecutor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(fn(*args, **kwargs))
-                except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
+                except BaseException as error:  # noqa: BLE001 - the waiting thread raises the error again
                     future.set_exception(error)
 
         threading.Thread(target=work, name="call", daemon=True).start()
@@ -379,14 +379,14 @@ def make_worker(
 
     Args:
         recipe: recipe of the environment.
-        executor: executor of its calls if it runs in a thread; None: they run in the caller's thread.
-        place: ``thread`` or ``process``; None: as the environment declares, else a thread.
+        executor: executor of the environment's calls in a thread; None runs the calls in the caller's thread.
+        place: ``thread`` or ``process``. Default: the environment's declaration, or a thread without a declaration.
         timeout: time limit of a call in seconds (``timeout_seconds``), which requires a process; None: no limit.
         retries: number of times that a call is repeated after errors.
         wording: texts of the config that replace those of the environment.
 
     Raises:
-        ConfigError: it cannot be imported, or cannot run there; the message names the key.
+        ConfigError: the environment cannot be imported, or cannot run in this place; the message names the key.
     """
     declared = None if place == "process" else getattr(recipe.load(), "worker", None)
     if declared == "process" and place == "thread":
@@ -397,7 +397,7 @@ def make_worker(
     where = place or declared or "thread"
     make: Callable[[], Hosted]
     if where == "process":
-        pickled(recipe)  # raises before the run if it cannot be sent
+        pickled(recipe)  # raises before the run if the recipe cannot be sent
         make = partial(ProcessEnvironment, recipe, timeout)
     elif timeout is not None:
         raise ConfigError(no_timeout(timeout, recipe.key))

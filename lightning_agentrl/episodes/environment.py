@@ -1,4 +1,4 @@
-"""Wrapper of a gymnasium environment that checks and converts what it returns.
+"""Wrapper of a gymnasium environment that checks and converts the environment's return values.
 
 Environment processes import this file, so it imports only gymnasium, numpy and the errors.
 """
@@ -39,7 +39,7 @@ CALL = ("key", "follows", "messages")  # parts of a call that its fingerprint co
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of an environment to a reset or step, and its contract from then on."""
+    """Answer of an environment to a reset or step, and the environment's contract after this call."""
 
     observation: str  # long-term text
     short_term: str
@@ -49,7 +49,7 @@ class Answer:
     truncated: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    mended: bool = False  # whether lone surrogates in its texts were replaced
+    mended: bool = False  # whether lone surrogates in the texts were replaced
     images: tuple[np.ndarray, ...] = field(default=(), compare=False)  # uint8 [height, width, 3], RGB
     messages: OwnMessages = ()  # the environment's own messages, which contain the whole observation
     call: Mapping[str, Any] | None = None  # the agent's next call, if the environment keeps its own history
@@ -70,7 +70,7 @@ class Environment:
     """A gymnasium environment in this process.
 
     Args:
-        make: function that creates it.
+        make: function that creates the environment.
         alone: whether the process runs nothing else.
         texts: names of further attributes to read after each reset and step.
 
@@ -143,7 +143,7 @@ class Environment:
     def answer(
         self, observation: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
     ) -> Answer:
-        """Return the checked return values of ``reset`` or ``step``, with the current contract."""
+        """Check the return values of ``reset`` or ``step``, and return them with the current contract."""
         if not self._alone and os.getcwd() != self._folder:
             os.chdir(self._folder)
             raise contract_error(
@@ -187,7 +187,8 @@ class AsEnvErrors:
         if error is None or isinstance(error, EnvError | ConfigError | KeyboardInterrupt):
             return
         said = " ".join(traceback.format_exception_only(error)[0].split())
-        own = error.__traceback__  # only the environment's part, without frames of this package and gymnasium
+        # Keep only the environment's part of the traceback, without frames of this package and gymnasium.
+        own = error.__traceback__
         while own and own.tb_next and str(own.tb_frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
             own = own.tb_next
         lines = "".join(traceback.format_exception(type(error), error, own))
@@ -220,7 +221,7 @@ def png(images: Sequence[np.ndarray], longest: int | None = None) -> bytes:
 
     Args:
         images: images, uint8 [height, width, 3].
-        longest: largest width and height in pixels, to which the PNG is scaled down; None: it is not scaled.
+        longest: largest width and height in pixels, to which the PNG is scaled down; None means no scaling.
     """
     from PIL import Image
 

@@ -30,12 +30,12 @@ SUMMARY = "Your summary of what came before:"
 
 @dataclass(frozen=True)
 class Prompt:
-    """The next prompt of an episode: ``context`` was in the last prompt (growing samples only), ``new`` is added."""
+    """The next prompt of an episode: ``context`` from the last prompt (growing samples only), then ``new``."""
 
     context: tuple[Segment, ...]
     new: tuple[Segment, ...]
-    history_cuts: int  # number of past turns that were left out for lack of room
-    observation: Observation = field(default_factory=Observation)  # as shown in the prompt
+    history_cuts: int  # number of past turns that were left out to stay within the limits
+    observation: Observation = field(default_factory=Observation)  # observation as shown in the prompt
     follows: int | None = -1  # turn whose reply ends the context; -1: the last turn; None: a new conversation
 
     @cached_property
@@ -49,13 +49,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Said:
-    """A turn in an environment that keeps its own history: what it added to an earlier turn.
+    """A turn in an environment that keeps its own history: the messages that the turn added to an earlier turn.
 
     Args:
-        follows: index of the earlier turn; None: it begins a conversation.
-        messages: new messages, of which the last is the reply, as in :mod:`lightning_agentrl.prompts.conversation`.
+        follows: index of the earlier turn; None if the turn begins a conversation.
+        messages: new messages, which end with the reply, as in :mod:`lightning_agentrl.prompts.conversation`.
         images: images of the messages.
-        segments: segments after the reply of the earlier turn, or from the beginning, of which the last is the reply.
+        segments: segments after the earlier turn's reply, or all segments of a new conversation, up to this reply.
         closed: whether the reply ended with the turn-close token.
     """
 
@@ -68,7 +68,7 @@ class Said:
 
 @dataclass
 class Episode:
-    """State of an episode. Together with an environment in which its actions were replayed, it can be continued."""
+    """State of an episode, which can be continued in an environment in which the episode's actions were replayed."""
 
     number: int  # index among the episodes of its session
     seed: int
@@ -84,7 +84,7 @@ class Episode:
     asked_again: int = 0  # number of replies of the episode after which a new reply was requested
     said: list[Said] = field(default_factory=list)  # turns, if the environment keeps its own history
     summary: str = ""  # last summary of the policy
-    summarized: int = 0  # number of past turns that it replaces
+    summarized: int = 0  # number of past turns that the summary replaces
     summaries: int = 0  # number of turns in which a summary was written
 
     @property
@@ -93,7 +93,7 @@ class Episode:
         return len(self.past) + self.asked_again + len(self.said) + self.summaries
 
     def conversation(self, turn: int | None) -> Iterator[Said]:
-        """Yield the turns of a conversation from its beginning to the given turn; None: no turns."""
+        """Yield the turns of a conversation from its beginning to the given turn; None yields no turns."""
         turns = []
         while turn is not None:
             turns.append(self.said[turn])
@@ -173,7 +173,7 @@ def make_prompt(
     short_term = observation.short_term
     if episode.unread:
         short_term = f"{UNREAD}\n{short_term}".strip()
-    past = episode.past[episode.summarized :]  # a copy, since a memory may change it
+    past = episode.past[episode.summarized :]  # a copy, since a memory may change the list
     follows = past or (episode.asked_again and memory.grows)  # other memories do not show replies without an action
     role = contract.observation_role if follows else "user"
     shown = replace(observation, short_term=short_term, role=role)
@@ -191,7 +191,7 @@ def make_prompt(
 def _prompt_of_call(episode: Episode, observation: Observation, contract: Contract, renderer: ChatRenderer) -> Prompt:
     """Return the prompt of a call: the earlier token ids plus the new messages, or all messages rendered again.
 
-    All are rendered again if the call follows no turn, or if the chat template rewrites earlier messages.
+    All messages are rendered again if the call follows no turn, or if the chat template rewrites earlier messages.
     """
     call, chat, tools = observation.call, conversations_of(renderer), contract.tool_schemas
     assert call is not None

@@ -15,7 +15,8 @@ import numpy as np
 
 Generator = np.random.Generator | np.random.RandomState | random.Random
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, type)
-_CODE = (ModuleType, FunctionType, MethodType, BuiltinFunctionType)  # not searched, since they lead to shared objects
+# Types that are not searched, since their attributes lead to shared objects.
+_CODE = (ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 
 
 class RandomState:
@@ -23,7 +24,7 @@ class RandomState:
 
     Args:
         env: unwrapped environment.
-        seed: seed from which the seeds of its generators are derived.
+        seed: seed from which the seeds of the generators are derived.
     """
 
     def __init__(self, env: Any, seed: int) -> None:
@@ -36,7 +37,7 @@ class RandomState:
         self._global = _global_state()
 
     def changed(self) -> bool:
-        """Return whether numbers were drawn from its generators or the global ones, or it has a new generator."""
+        """Return whether the environment's or the global generators drew numbers, or a new generator exists."""
         known = {id(one) for one, _ in self._states}
         return (
             self._global != _global_state()

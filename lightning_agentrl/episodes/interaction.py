@@ -31,14 +31,14 @@ NOTHING = Answer("", "", Contract())  # stands for the environment's answer to a
 
 
 class Interaction(ABC):
-    """Turn loop that plays one session until the recorder is full. Many run at the same time.
+    """Turn loop that plays one session until the recorder is full. Many loops run at the same time.
 
-    Store state in the session: one object serves all sessions and is not in checkpoints.
+    Store state in the session: one interaction serves all sessions and is not in checkpoints.
     """
 
     max_reply_tokens: int
     forks: ClassVar[bool] = True  # whether an episode can be continued from the state before any of its turns
-    max_turns: int | None = None  # limit of an episode; None: WHOLE_EPISODE_TURNS if whole episodes are played
+    max_turns: int | None = None  # turn limit; None: WHOLE_EPISODE_TURNS for whole episodes
     reply_budget: int | None = None  # limit on the tokens of all replies of an episode
     parser: ActionParser
 
@@ -63,14 +63,14 @@ class TurnInteraction(Interaction):
         parser: parser of the action in a reply. Default: TolerantParser. In environments with free text, such as
             one-turn tasks, the whole reply is the action.
         invalid_penalty: penalty of an invalid reply, subtracted from the reward.
-        invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by it, or ``truncate``
-            the episode after the reply (with the penalty added).
-        max_turns: number of turns after which an episode is truncated, besides the environment's own limit. None: after
-            1,000 turns if whole episodes are played (groups, validation), else never.
-        reply_budget: largest number of tokens of all replies of an episode. When they are used up, the last reply is
-            cut and the episode truncated. None: no limit.
+        invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by the penalty, or
+            ``truncate`` the episode after the reply (with the penalty added).
+        max_turns: number of turns after which an episode is truncated, besides the environment's own limit. None means
+            1,000 turns for whole episodes (groups, validation), and otherwise no limit.
+        reply_budget: largest number of tokens of all replies of an episode. When the budget is used up, the last
+            reply is cut and the episode truncated. None means no limit.
         ask_again: number of times that a new reply is requested after a reply without an action, before the default
-            action is taken. Each such reply is trained as a turn of the rollout with the penalty as its reward, but the
+            action is taken. A reply without an action is trained as a turn with the penalty as its reward, but the
             environment takes no step, and the turn does not count for ``max_turns``.
     """
 
@@ -132,7 +132,7 @@ class TurnInteraction(Interaction):
         call = prompt.observation.call or {}
         if call.get("max_tokens"):
             max_tokens = min(max_tokens, call["max_tokens"])
-        # Parallel calls may arrive in another order in a replay, so their seeds are derived from the key.
+        # Parallel calls may arrive in another order in a replay, so the seeds of replies are derived from the key.
         if call.get("key"):
             digest, _, occurrence = call["key"].partition("#")
             parts = session.index, session.episode.number, int(digest[:8], 16), int(occurrence)
@@ -160,7 +160,7 @@ class TurnInteraction(Interaction):
         text, said = renderer.decode(reply.ids), None
         if shown.call is None:
             parsed = self._parse(text, contract)
-        else:  # the environment keeps its own history and expects the whole message
+        else:  # an environment that keeps its own history expects the whole message
             chat = conversations_of(renderer)
             said = chat.reply(reply.ids, len(prompt.input), shown.call, contract.tool_schemas, index)
             parsed = ParsedReply("", json.dumps(said.as_action(shown.call.get("key"))))
@@ -207,7 +207,7 @@ class TurnInteraction(Interaction):
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE
         cut = truncated or (stop is None and recorder.at_last_turn)
-        # If an episode ends at a reply that is not executed, the previous answer has the outcome.
+        # If an episode ends at a reply that is not executed, the previous answer contains the outcome.
         last = observed if ask_again and stop is not None else result
         success = last.info.get("success")
         return Turn(
@@ -281,11 +281,11 @@ def _ended_by(reply: Reply, stop: Sequence[str], renderer: ChatRenderer) -> Repl
 
 
 def invents(reply: str, cut: bool, contract: Contract) -> bool:
-    """Return whether a reply without a valid action names one that does not exist.
+    """Return whether a reply without a valid action names an action that does not exist.
 
     Args:
         reply: text of the reply.
-        cut: whether it reached its token limit.
+        cut: whether the reply reached its token limit.
         contract: contract of the environment.
     """
     names = spellings(contract.actions, contract.aliases)

@@ -1,4 +1,4 @@
-"""Judges: add a reward to each turn, computed by a rule or another model."""
+"""Judges, which add a reward to each turn, computed by a rule or another model."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ class JudgedTurn:
 class Judge(ABC):
     """Strategy object that adds a reward to each turn of a source."""
 
-    key = "judge"  # config key; its source sets it
-    date: RunDate | None = None  # date of the run; its source sets it
-    timeout: float | None = None  # time limit of a verdict in seconds; its source sets it
+    key = "judge"  # config key, set by the judge's source
+    date: RunDate | None = None  # date of the run, set by the judge's source
+    timeout: float | None = None  # time limit of a verdict in seconds, set by the judge's source
 
     @abstractmethod
     async def judge(self, turn: JudgedTurn) -> float:
         """Return the number to add to the reward of a turn.
 
-        ``await`` all slow operations, and run blocking calls with ``asyncio.to_thread``. Otherwise all environments
-        wait for them, and the timeout has no effect.
+        ``await`` all slow operations, and run blocking calls with ``asyncio.to_thread``. A
+        blocking call makes all environments wait, and the timeout has no effect.
         """
 
     def start(self, device: torch.device) -> None:  # noqa: B027 - most judges have nothing to load
-        """Prepare for judging. Called before the first turn, with the device of the policy."""
+        """Prepare for judging. The source calls this method before the first turn, with the device of the policy."""
 
     def release(self) -> None:  # noqa: B027
-        """Release what :meth:`start` has loaded. Called at the end of a run; another run may start the judge again."""
+        """Release what :meth:`start` has loaded, at the end of a run; another run may start the judge again."""
 
 
 async def verdict_on(turn: JudgedTurn, judge: Judge, worker: EnvWorker) -> float:
@@ -99,7 +99,7 @@ async def one_verdict(turn: JudgedTurn, judge: Judge) -> float:
     """Return a judge's verdict on a turn, without retries.
 
     Raises:
-        EnvError: the verdict is not finite or too late, or the judge raised an error, for example of a busy server.
+        EnvError: the verdict is not finite or too late, or the judge raised an error, such as from a busy server.
     """
     limit = asyncio.timeout(judge.timeout)
     try:
@@ -107,7 +107,7 @@ async def one_verdict(turn: JudgedTurn, judge: Judge) -> float:
             given = await judge.judge(turn)
     except (EnvError, ConfigError):
         raise
-    except Exception as error:  # noqa: BLE001 - a user's code may raise anything
+    except Exception as error:  # noqa: BLE001 - a user's code may raise any exception
         if limit.expired():
             raise EnvError(
                 "timeout",
@@ -124,7 +124,7 @@ def check_timeout(seconds: float | None, key: str) -> None:
     """Check that a timeout is above 0 or None; ``key`` is its config key, for the message.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the timeout is 0 or negative.
     """
     if seconds is not None and not seconds > 0:
         raise ValueError(f"{key} must be above 0 or null, got {seconds}")
@@ -157,14 +157,14 @@ class PatternJudge(Judge):
 class ModelJudge(Judge):
     """Judge that asks another model about each turn and reads a number from its answer.
 
-    The model is loaded once in each process, on the device of the policy. It gets the images of a turn if it reads
-    images. It decodes greedily, so equal turns get equal rewards.
+    The model is loaded once in each process, on the device of the policy. A model that reads images
+    gets the images of a turn. The model decodes greedily, so equal turns get equal rewards.
 
-    The reward is the last number of the answer, clamped to the range 0 to 10, times ``scale``; without a number, 0.
+    The reward is the last number of the answer, clamped to the range 0 to 10, times ``scale``, or 0 without a number.
 
     Args:
         model: hub id or local folder of the model.
-        question: question that follows the turn; it should explain the scale from 0 to 10.
+        question: question that follows the turn and explains the scale from 0 to 10.
         scale: factor on the number.
         max_reply_tokens: largest number of tokens of an answer.
     """
@@ -187,17 +187,17 @@ class ModelJudge(Judge):
         return {**vars(self), "_engine": None, "_chat": None}
 
     def start(self, device: torch.device) -> None:
-        """Load the model, unless it is already loaded.
+        """Load the model if it is not loaded yet.
 
         Raises:
-            ValueError: it cannot be loaded, or its context has no room for a prompt.
+            ValueError: the model cannot be loaded, or its context is too short for a prompt.
         """
         if self._engine is not None:
             return
         try:
             policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(device)
             tokenizer, reader = load_tokenizer(self.model), read_images(self.model)
-        except ValueError as error:  # its message names the key of the policy's model
+        except ValueError as error:  # the message names the key of the policy's model
             sentence = str(error).replace("model.init_args.model", f"{self.key}.init_args.model")
             raise ConfigError(sentence) from error
         room = policy.context_length - self.max_reply_tokens

@@ -15,11 +15,12 @@ import numpy as np
 
 from lightning_agentrl.errors.faults import EnvError
 
-CONTRACT = "contract"  # kind of an error that counts as wrong input if a check before the run finds it
+# Kind of an error that counts as wrong input if a check before the run finds the error.
+CONTRACT = "contract"
 REWARD = "reward"  # kind of an error in a reward
 LARGEST_REWARD = 3.4e38  # the largest number of float32
 INFO_TEXTS = ("long_term_text", "short_term_text", "executed_action")  # texts in info
-INFO_FLAGS = ("success", "invalid_action")  # flags in info; None: unknown
+INFO_FLAGS = ("success", "invalid_action")  # flags in info; None means unknown
 ROLES = ("user", "tool", "assistant")  # roles of an environment's own messages
 _OUR_METRICS = ("retries", "judge")  # reserved names under env/, besides the prefixes in the next line
 _OUR_PREFIXES = ("errors/", "lost/")
@@ -36,9 +37,9 @@ class Observed:
     Args:
         text: readable text of the observation.
         images: images, uint8 [height, width, 3], RGB, in order.
-        messages: the environment's own messages; empty if the trainer builds the message.
+        messages: the environment's own messages; empty if the trainer writes the message.
         mended: whether there were lone surrogates.
-        call: new messages and settings of an agent's next call, if the environment keeps its own history; else None.
+        call: new messages and settings of an agent's next call, or None if the environment keeps no history.
     """
 
     text: str
@@ -149,10 +150,10 @@ def read_reward(value: Any) -> float:
     """Return the reward of a step.
 
     Raises:
-        EnvError: it is not a number, or not finite.
+        EnvError: the reward is not a number, or not finite.
     """
     try:
-        if isinstance(value, str):  # float() would parse it
+        if isinstance(value, str):  # float() would parse a string
             raise TypeError
         return finite_reward("the environment", value)
     except (TypeError, ValueError):
@@ -167,7 +168,7 @@ def finite_reward(whose: str, number: SupportsFloat) -> float:
         number: reward to check.
 
     Raises:
-        EnvError: it is not finite; the kind is ``reward``.
+        EnvError: the reward is not finite; the kind of the error is ``reward``.
     """
     try:
         reward = float(number)
@@ -180,14 +181,14 @@ def finite_reward(whose: str, number: SupportsFloat) -> float:
 
 
 def read_flag(what: str, value: Any) -> bool:
-    """Return a flag of an environment as a bool; it may be Python's or numpy's bool, or an integer 0 or 1.
+    """Return a flag of an environment as a bool. The flag may be Python's or numpy's bool, or an integer 0 or 1.
 
     Args:
         what: name of the flag, for the message.
         value: value to check.
 
     Raises:
-        EnvError: it is something else.
+        EnvError: the value is neither a bool nor 0 or 1.
     """
     if isinstance(value, bool | np.bool_) or (isinstance(value, int | np.integer) and value in (0, 1)):
         return bool(value)
@@ -241,7 +242,7 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
 
 
 def well_formed(text: str) -> str:
-    """Return the text as a plain str, with U+FFFD for each lone surrogate, since files and tokenizers refuse those."""
+    """Return the text as a plain str, with U+FFFD for each lone surrogate, which files and tokenizers refuse."""
     text = str.__str__(text)  # `rng.choice` returns numpy's str type, which checkpoints cannot contain
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

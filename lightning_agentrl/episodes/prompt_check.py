@@ -22,12 +22,12 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
     """Check that the prompts of a configuration can work; return the first prompt.
 
     Args:
-        session: session of an environment whose first episode is begun here.
+        session: session of an environment, whose first episode this check begins.
         interaction: interaction of the run.
         context_length: number of tokens that the model can read.
 
     Raises:
-        ValueError: they cannot; the message names what was given, what is needed and the key to change.
+        ValueError: the prompts cannot work; the message names what was given, what is needed and the key to change.
     """
     session.begin()
     form, memory, contract = session.renderer.format, session.memory, session.contract
@@ -66,7 +66,8 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             "WindowMemory (key data.init_args.memory)"
         )
     check_places(form.places, contract)
-    first = session.prompt().input  # raises if system text, observation and instruction alone exceed the limit
+    # This call raises if system text, observation and instruction alone exceed the limit.
+    first = session.prompt().input
     seen = session.observation
     one = PastTurn(seen.text, "", contract.default_action, images=tuple(seen.images), messages=seen.messages)
     if (memory.longest or 0) > form.max_prompt_tokens and not contract.one_turn:  # a turn has at least one token
@@ -102,7 +103,7 @@ def check_places(places: Sequence[str], contract: Contract) -> None:
     """
     offered = {**contract.places, "actions": contract.actions}
     for place in places:
-        if offered.get(place) or place in contract.texts:  # the latter may be empty at first
+        if offered.get(place) or place in contract.texts:  # an attribute of the environment may be empty at first
             continue
         known = dict.fromkeys([*(name for name, text in offered.items() if text), *contract.text_names])
         meant = closest(place, tuple(known))
@@ -117,8 +118,8 @@ def check_places(places: Sequence[str], contract: Contract) -> None:
 def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
     """Return the number of tokens of system text, worked examples, history, and current message with all headers.
 
-    They add up to the length of the prompt. Each is measured by leaving out one part at a time, since a chat template
-    may refuse a conversation without several parts.
+    The numbers add up to the length of the prompt. Each part is measured by rendering the prompt without it, since a
+    chat template may refuse a conversation without several parts.
     """
     rules = rules_of(session.contract)
     parts = renderer.writer.parts(rules, session.observation, session.memory.recall(session.episode.past))

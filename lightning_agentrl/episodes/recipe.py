@@ -1,4 +1,4 @@
-"""Recipe to create an environment in any process, with a clear error message if that fails.
+"""Recipe to create an environment in any process, with a clear error message if the creation fails.
 
 Environment processes import this file, so it imports only gymnasium and the errors.
 """
@@ -30,7 +30,7 @@ class Recipe:
         id: id for ``gymnasium.make``.
         kwargs: arguments of the environment.
         key: config key of the environment, for error messages.
-        registered: registration of the id, for processes that do not have it.
+        registered: registration of the id, for processes in which the id is not registered.
         expert: whether to add the action of the scripted player to each info.
         texts: names of attributes that the system text of the config contains.
     """
@@ -61,7 +61,7 @@ class Recipe:
         """Import the environment and return its class or function; None if the id is not registered.
 
         Raises:
-            ConfigError: it cannot be imported.
+            ConfigError: the environment cannot be imported.
         """
         if self.registered is not None:
             gymnasium.registry.setdefault(self.registered.id, self.registered)
@@ -75,10 +75,10 @@ class Recipe:
 
     @property
     def spec(self) -> EnvSpec | None:
-        """The registration of the id in this process; None if there is none yet."""
+        """The registration of the id in this process; None if the id is not registered yet."""
         try:
             namespace, name, version = parse_env_id(self.id.split(":")[-1])
-        except gymnasium.error.Error:  # a malformed id, which `make` reports
+        except gymnasium.error.Error:  # the id is malformed, which `make` reports
             return None
         newest = find_highest_version(namespace, name) if version is None else version
         return gymnasium.registry.get(get_env_id(namespace, name, newest))
@@ -129,12 +129,12 @@ def _ids_in(module: str) -> tuple[str, ...]:
 def _close_id(name: str, module: str, known: tuple[str, ...]) -> str:
     """Return the registered id closest to a wrong one, or an empty string.
 
-    It also finds the package's environments if their module is missing, and ids with a dot instead of the colon.
+    The search includes the package's environments without their module, and ids with a dot instead of the colon.
     """
     if known:
         return closest(f"{module}:{name}", known)
     package, dot, last = name.rpartition(".")
-    if not module and dot and not import_fault(package):  # a dot instead of the colon
+    if not module and dot and not import_fault(package):  # the id has a dot instead of the colon
         return closest(f"{package}:{last}", _ids_in(package)) or f"{package}:{last}"
     if not module and find_spec(_OURS) and not import_fault(_OURS):
         return closest(f"{_OURS}:{name}", _ids_in(_OURS), cutoff=0.85)

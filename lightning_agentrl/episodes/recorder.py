@@ -15,16 +15,16 @@ class Recorder:
     """Recorder of a fixed number of turns, or of one whole episode, of a session.
 
     Args:
-        turns: number of turns to record; None: until the episode ends.
-        grows: whether the turns of an episode form one growing sample instead of one sample each.
+        turns: number of turns to record; None records until the episode ends.
+        grows: whether the turns of an episode form one growing sample; if False, each turn is a sample.
         on_turn: function that is called after each turn.
     """
 
     def __init__(self, turns: int | None, grows: bool, on_turn: Callable[[], None] = lambda: None) -> None:
         self.turns_left = turns
-        self.goes_on = turns is not None  # whether the session plays another episode when one ends
+        self.goes_on = turns is not None  # whether the session plays another episode after an episode ends
         self.grows = grows
-        self.longest: int | None = None  # largest number of turns of a whole episode; None: no limit
+        self.longest: int | None = None  # largest number of turns of a whole episode; None means no limit
         self.recorded = 0  # number of recorded turns
         self._on_turn = on_turn
         self._samples: list[tuple[list[Segment], list[Turn]]] = []
@@ -42,7 +42,7 @@ class Recorder:
 
     @property
     def at_last_turn(self) -> bool:
-        """Whether the next turn is the last one to record, so that advantages are bootstrapped after it."""
+        """Whether the next turn is the last turn to record, after which advantages are bootstrapped."""
         return self.turns_left == 1
 
     def record(self, prompt: Prompt, action: Segment, turn: Turn) -> None:
@@ -75,7 +75,7 @@ class Recorder:
         self._on_turn()
 
     def last_of(self, episode: int) -> Turn | None:
-        """Return the last recorded turn of an episode, or None if there is none."""
+        """Return the last recorded turn of an episode, or None if no turn was recorded."""
         for _, turns in reversed(self._samples):
             if turns[-1].episode == episode:
                 return turns[-1]
@@ -89,7 +89,7 @@ class Recorder:
             changes: new values of the turn's fields.
 
         Raises:
-            ValueError: no turn of the episode was recorded here; it may be in an earlier rollout.
+            ValueError: no turn of the episode was recorded here; the turn may be in an earlier rollout.
             EnvError: a reward is not finite.
         """
         for _, turns in reversed(self._samples):
@@ -101,7 +101,7 @@ class Recorder:
         raise ValueError(f"this recorder has no turn of episode {episode} to amend")
 
     def add_reward(self, episode: int, index: int, reward: float) -> bool:
-        """Add a reward to an earlier turn; return whether it is in this recorder and not in an earlier rollout."""
+        """Add a reward to an earlier turn; return False if that turn is in an earlier rollout."""
         here = False
         for _, turns in self._samples:
             for place, turn in enumerate(turns):
@@ -123,7 +123,8 @@ class Recorder:
             lost: kinds of faults, which are recorded in one of the turns.
 
         Returns:
-            Whether this recorder had a running episode. If not, an earlier rollout cut the episode, or it has no turn.
+            Whether this recorder had a running episode. If not, an earlier rollout cut the episode, or no turn was
+            recorded.
         """
         looked_at: set[int] = set()
         found = False
@@ -147,7 +148,7 @@ def _check_rewards(turn: Turn) -> None:
 
 
 class EpisodeRecorder(Recorder):
-    """Recorder of one whole episode of a group, which may be played in several parts without cuts between them.
+    """Recorder of one whole episode of a group. The episode may be played in several parts without cuts.
 
     Args:
         group: label of the group, stored in every turn.
@@ -163,7 +164,7 @@ class EpisodeRecorder(Recorder):
         self.recorded = sum(len(sample.turns) for sample in samples)
 
     def go_on(self, turns: int | None) -> None:
-        """Begin a part of at most ``turns`` turns; None: up to the end of the episode."""
+        """Begin a part of at most ``turns`` turns; None means up to the end of the episode."""
         self._part_left = turns
 
     @property

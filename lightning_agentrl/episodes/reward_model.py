@@ -21,15 +21,15 @@ from lightning_agentrl.episodes.tasks import Scorer
 from lightning_agentrl.errors import first_line
 from lightning_agentrl.prompts.template import RunDate, Untrusted, rendered, role_markers, special_strings
 
-MAX_CHARS = 1 << 20  # largest length of a prompt or reply, beyond the context of any classifier
-_READING = threading.Lock()  # the classifier reads one pair at a time
+MAX_CHARS = 1 << 20  # largest length of a prompt or reply; no classifier's context is as long
+_READING = threading.Lock()  # lock, since the classifier reads one pair at a time
 
 
 class RewardModel(Scorer):
     """Scorer with a transformers sequence classifier whose only output is the reward.
 
-    It is loaded once in each process, on the device of the policy. Prompt and reply are formatted as a conversation if
-    the classifier's tokenizer has a chat template, else as a pair. The answers of tasks are not used.
+    The classifier is loaded once in each process, on the policy's device. Prompt and reply are formatted as a
+    conversation if the classifier's tokenizer has a chat template, else as a pair. The answers of tasks are not used.
 
     Args:
         model: hub id or local folder of the classifier.
@@ -53,7 +53,7 @@ class RewardModel(Scorer):
         self._safe: Untrusted | None = None
 
     def start(self, device: torch.device) -> None:
-        """Load the model, unless it is already loaded.
+        """Load the model if it is not loaded yet.
 
         Raises:
             ValueError: the model cannot be loaded, or does not have exactly one output.
@@ -82,7 +82,7 @@ class RewardModel(Scorer):
                 f"the files of the reward model '{self.model}' lack {min(found['missing_keys'])}, which would be "
                 f"random; choose a model that was trained as a reward model (key {self.key}.init_args.model)"
             )
-        # With a padding id, decoders score the last token that is not padding, and that id may also end a text.
+        # With a padding id, decoders score the last token that is not padding; but the padding id may also end a text.
         classifier.config.pad_token_id = classifier.config.get_text_config().pad_token_id = None
         self._classifier = classifier.to(device).eval().requires_grad_(False)
 

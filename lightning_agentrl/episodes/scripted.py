@@ -40,11 +40,11 @@ def chosen_actions(interaction: Interaction, choose: Choose, capped: bool = True
 
 
 def no_model() -> Engine:
-    """Return an engine for players with :func:`chosen_actions`, which never use it."""
+    """Return an engine for players with :func:`chosen_actions`, which never use their engine."""
     return _ChosenReplies(random_action)
 
 
-# Private, so that configs cannot name them.
+# The classes below are private, so that configs cannot name them.
 
 
 class _ChosenActions(Interaction):
@@ -65,7 +65,7 @@ class _ChosenReplies(Engine):
 
     Args:
         choose: function that returns the next action of the session.
-        session: session that plays; None: the engine is never used.
+        session: session that plays; None if the engine is never used.
         capped: as in :func:`chosen_actions`.
     """
 

@@ -1,6 +1,6 @@
-"""Seeds: derived from the run's seed and counters, so that a checkpoint needs no state of random generators.
+"""Seeds, derived from the run's seed and counters, so that a checkpoint needs no state of random generators.
 
-Training episodes use seeds below ``HELD_OUT_FROM``; the held-out seeds of validation are above it.
+Training episodes use seeds below ``HELD_OUT_FROM``; the held-out seeds of validation are at least ``HELD_OUT_FROM``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ HELD_OUT_FROM = 2**30
 
 
 def derive_seed(*parts: int) -> int:
-    """Return a seed below 2**30 that depends on all parts: the first word of numpy's ``SeedSequence`` of them."""
-    words = np.array([part & 0xFFFFFFFF for part in parts], dtype=np.uint32)  # faster than a list
-    # The last step of `generate_state(1)[0]`, without numpy's change of its error state, which takes half the time.
+    """Return a seed below 2**30 that depends on all parts, from the first word of numpy's ``SeedSequence(parts)``."""
+    words = np.array([part & 0xFFFFFFFF for part in parts], dtype=np.uint32)  # an array is faster than a list
+    # Compute the last step of `generate_state(1)[0]` without numpy's change of its error state, to save half the time.
     word = (int(np.random.SeedSequence(words).pool[0]) ^ 0x8B51F9DD) * 0x464A0A99 & 0xFFFFFFFF
     return (word ^ word >> 16) % HELD_OUT_FROM
 

@@ -1,4 +1,4 @@
-"""Sessions: one environment with its running episode, and the prompts made from it."""
+"""Sessions: each holds one environment with its running episode, and makes the episode's prompts."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Session:
         episode_seed: function that returns the seed of the n-th episode.
         renderer: renderer of prompts.
         memory: memory, which selects what a prompt shows of past turns.
-        pictures: whether to store a picture of each turn, if there is one.
-        first_episode: number of the first episode.
-        judge: judge that adds to the rewards of turns; None: only the environment's reward counts.
-        moments: dictionary that collects the state before each step, by (environment, episode, turn); None: none.
+        pictures: whether to store a picture of each turn, if the environment draws pictures.
+        first_episode: index of the first episode.
+        judge: judge that adds to the rewards of turns; with None, only the environment's reward counts.
+        moments: dictionary that collects the state before each step, by (environment, episode, turn), or None.
         place: index among the sessions that play at the same time. Default: ``index``.
-        context_length: number of tokens that the model can read; None: no limit.
+        context_length: number of tokens that the model can read; None means no limit.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session:
         self.moments = moments
         self.place = index if place is None else place
         self.context_length = context_length
-        self.episode = Episode(first_episode - 1, seed=0, running=False)  # no episode yet
+        self.episode = Episode(first_episode - 1, seed=0, running=False)  # placeholder before the first reset
         self.observation = Observation()  # current observation, with images as the model reads them
         self.lost: list[str] = []  # kinds of faults that ended an episode and that no turn has recorded yet
         self.turn_prompt: Prompt | None = None  # prompt of the last turn that was begun
@@ -102,7 +102,7 @@ class Session:
     def leave(self) -> None:
         """Drop an episode that cannot continue."""
         self.episode.running = False
-        self.episode.turns_taken += 1  # so that the seed of the failed turn's reply is not used again
+        self.episode.turns_taken += 1  # the failed turn counts, so that its reply's seed is not used again
 
     def take_lost(self) -> tuple[str, ...]:
         """Return the kinds of faults that ended an episode since the last call."""
@@ -126,7 +126,7 @@ class Session:
         """Add a turn to the history.
 
         Args:
-            turn: turn to add; None: the reply named no action and was not executed, which the next prompt states.
+            turn: turn to add; None if the reply named no action and was not executed. The next prompt then says so.
             prompt: prompt of the turn.
             reply: sampled reply.
         """
@@ -192,7 +192,7 @@ class Session:
         return await self.worker.draw() if self.contract.render_mode == "rgb_array" else None
 
     def prompt(self) -> Prompt:
-        """Return the prompt for the current observation; it is cached.
+        """Return the prompt for the current observation, which is cached.
 
         Raises:
             PromptTooLongError: the prompt exceeds its limit even without history.
@@ -226,12 +226,12 @@ class Session:
     def state_before_turn(self) -> tuple[Segment, ...]:
         """Return the prompt of the last turn that was begun, to bootstrap its value after a fault.
 
-        The current observation may already be that of the next turn, since a turn can fail after its step.
+        The current observation may already belong to the next turn, since a turn can fail after its environment step.
         """
         return self.last_state() if self.turn_prompt is None else (self.turn_prompt.as_segment(),)
 
     def _readable(self) -> Prompt | None:
-        """Return the prompt for the current observation if it fits into the context and its new part into the limit."""
+        """Return the current prompt if the prompt fits into the context and its new part into the limit, else None."""
         with suppress(PromptTooLongError, EnvError):
             prompt, most = self.prompt(), self.context_length
             if self.renderer.format.allows(input_of(prompt.new)) and (most is None or len(prompt.input) <= most):
@@ -297,12 +297,12 @@ class Session:
             self.lost.append(error.kind)
             self.leave()
             return
-        if self._readable() is None:  # the resumed run has shorter prompts
+        if self._readable() is None:  # for example, the resumed run has a smaller prompt limit
             self.lost.append(TOO_LONG)
             self.leave()
 
     def _difference(self, now: Mapping[str, Any], turn: int, fingerprint: str) -> str:
-        """Return a sentence that describes the difference between a call and the recorded one."""
+        """Return a sentence that describes the difference between a call and the recorded call."""
 
         def conversation(follows: int | None) -> list[Mapping[str, Any]]:
             return [message for one in self.episode.conversation(follows) for message in one.messages]

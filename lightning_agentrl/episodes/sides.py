@@ -22,14 +22,14 @@ class SidesInteraction(TurnInteraction):
     """Play every side of a game with the policy. The turns of each side form a separate episode.
 
     After every reset and step, ``info["side"]`` of the environment must be the index of the side to move, and
-    ``info["side_turns"]`` the list of the numbers of turns that each side has had. At the end of the game,
-    ``info["side_rewards"]`` must list the reward of each side's last turn; for the side that moved it equals the reward
+    ``info["side_turns"]`` must list how many turns each side has had. At the end of the game,
+    ``info["side_rewards"]`` must list the reward of each side's last turn; for the side that moved, it is the reward
     of the step. Rewards of other steps belong to the side that moved. Only whole games can be played, so groups are
     required. The arguments are those of ``TurnInteraction``, without ``ask_again``. Limits of turns and tokens apply to
     a game, over all sides.
     """
 
-    forks: ClassVar[bool] = False  # the reward of a side depends on turns of the others
+    forks: ClassVar[bool] = False  # the reward of a side depends on turns of the other sides
 
     async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
         if recorder.goes_on:
@@ -41,7 +41,7 @@ class SidesInteraction(TurnInteraction):
         while not recorder.full:
             side, played = _whose_turn(_info(session))
             episode = len(played) * session.episode.number + side
-            if played[side] != had[episode]:  # else the order of turns would be unknown
+            if played[side] != had[episode]:  # a mismatch means that the order of turns is unknown
                 raise contract_error(
                     f"info['side_turns'] has {in_short(played[side])} turns of side {side}, which has had "
                     f"{had[episode]}; each reply of a side counts as one turn"
@@ -94,7 +94,7 @@ def _earned(rewards: Any, sides: int) -> list[float]:
     """Return the rewards in ``info["side_rewards"]``, one per side.
 
     Raises:
-        EnvError: they are not a list of numbers, one per side.
+        EnvError: ``info["side_rewards"]`` is not a list of numbers, one per side.
     """
     try:
         return [float(rewards[side]) for side in range(sides)]
@@ -108,7 +108,7 @@ def _whose_turn(info: Mapping[str, Any]) -> tuple[int, list[int]]:
     """Return the side to move, and the number of turns that each side has had.
 
     Raises:
-        EnvError: the info of the environment lacks them.
+        EnvError: the info of the environment lacks the side or the numbers of turns.
     """
     try:
         side, played = int(info["side"]), [int(turns) for turns in info["side_turns"]]

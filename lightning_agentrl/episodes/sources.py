@@ -32,19 +32,20 @@ class EnvConfig:
 
     Args:
         id: registered id; ``module:Name-v0`` imports the module first.
-        kwargs: arguments of the environment. ``${NAME}`` in a text stands for an environment variable. Use it for
-            secrets: configs, records and logs contain only the name.
+        kwargs: arguments of the environment. ``${NAME}`` in a text stands for an environment variable. Use
+            variables for secrets: configs, records and logs contain only the name.
         share: weight of this source relative to the other sources.
         retries: number of times that a failed reset or step is repeated, after the environment was created again and
             the episode replayed from its seed and actions; also the number of retries of the judge at one turn.
-        worker: ``thread``: the environment runs in a thread of the trainer; ``process``: in a separate process, which
-            runs in parallel and can be stopped if it hangs. None: as the environment declares, else a thread.
+        worker: where the environment runs: ``thread`` is a thread of the trainer, ``process`` a separate process, which
+            runs in parallel and can be stopped if it hangs. Default: the environment's declaration, else a thread.
         timeout_seconds: time limit, in seconds, of each creation, reset, step and rendering of the environment. A call
-            that takes longer is stopped and counts as an error of the environment. None: no limit. Requires a process.
-        wording: texts of prompts and actions that replace those of the environment; None: none.
-        judge: judge that adds to the reward of each turn; None: only the environment's reward counts.
+            that takes longer is stopped and counts as the environment's error. None means no limit. A limit requires a
+            process.
+        wording: texts of prompts and actions that replace those of the environment.
+        judge: judge that adds to the reward of each turn; with None, only the environment's reward counts.
         judge_timeout_seconds: time limit, in seconds, of the verdict on a turn, including the wait for other turns. A
-            longer call counts as failed. None: no limit.
+            verdict that takes longer counts as failed. None means no limit.
     """
 
     id: str
@@ -88,7 +89,7 @@ class EnvConfig:
         return f"{self.id} with {dict(sorted(self.kwargs.items()))}"
 
     def start(self, device: torch.device) -> None:
-        """Prepare the judge, if there is one."""
+        """Prepare the judge, if the source has a judge."""
         if self.judge is not None:
             self.judge.key, self.judge.date = f"{self.key}.judge", self.date
             self.judge.timeout = self.judge_timeout_seconds
@@ -109,7 +110,7 @@ class EnvConfig:
         """Build the environment.
 
         Raises:
-            ValueError: id or arguments are wrong; the message names the key.
+            ValueError: the id or an argument is wrong; the message names the key.
         """
         return self._recipe.make()
 
@@ -126,7 +127,7 @@ class EnvConfig:
         """Create the environment in its thread or process. ``held_out`` has no effect: only the seeds differ.
 
         Raises:
-            ValueError: the environment cannot be created, or cannot run there; the message names the key.
+            ValueError: the environment cannot be created, or cannot run in this place; the message names the key.
         """
         return make_worker(self._recipe, executor, self.worker, self.timeout_seconds, self.retries, self.wording)
 
@@ -139,7 +140,7 @@ Source = EnvConfig | TaskSet | AgentProgram
 
 
 def memory_for(sources: Sequence[Source]) -> Memory:
-    """Return the default memory: the whole history for an agent program, else the last turn."""
+    """Return the default memory: the whole history for agent programs, the last turn for other sources."""
     return FullMemory() if any(isinstance(source, AgentProgram) for source in sources) else WindowMemory()
 
 

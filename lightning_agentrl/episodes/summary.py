@@ -17,15 +17,15 @@ QUESTION = "Summarize in a few words what you need to remember. Your summary rep
 
 
 class SummaryInteraction(TurnInteraction):
-    """Ask the policy for a summary after every few turns, which replaces all earlier turns in later prompts.
+    """Ask the policy for a summary after every few turns. The summary replaces all earlier turns in later prompts.
 
     A summary is a turn of the episode in which the environment takes no step. Its tokens are trained like those of any
     reply, by the rewards after it. Prompts show the last summary above the observation, and the memory selects from the
-    turns since then. With a growing memory, a new training row begins after each summary.
+    turns after that summary. With a growing memory, a new training row begins after each summary.
 
     Args:
         every: number of turns between two summaries.
-        question: text that asks for a summary, instead of an observation. If the prompt with it exceeds
+        question: text that asks for a summary, instead of an observation. If the prompt with this text exceeds
             `max_prompt_tokens`, no summary is requested.
         options: arguments of `TurnInteraction`; `max_reply_tokens` also limits summaries, and summaries do not count
             for `max_turns`.
@@ -68,7 +68,7 @@ class SummaryInteraction(TurnInteraction):
     async def _summarize(
         self, session: Session, prompt: Prompt, engine: Engine, recorder: Recorder, temperature: float, seed: int
     ) -> tuple[Segment, Turn]:
-        """Sample a summary; return it as a segment, and its turn."""
+        """Sample a summary; return the sampled segment and the turn."""
         index, answer = session.episode.turn, session.worker.answer
         assert answer is not None
         segment, reply, seconds = await self._sample(session, prompt, engine, temperature, seed)

@@ -33,21 +33,21 @@ class Task:
 
 
 class Scorer(ABC):
-    """Strategy object that scores replies. It is called from several threads at the same time."""
+    """Strategy object that scores replies. Several threads call a scorer at the same time."""
 
     needs_answer: ClassVar[bool] = True
-    key = "scorer"  # config key; its source sets it
-    date: RunDate | None = None  # date of the run; its source sets it
+    key = "scorer"  # config key, set by the scorer's source
+    date: RunDate | None = None  # date of the run, set by the scorer's source
 
     @abstractmethod
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
         """Return the reward of a reply."""
 
     def start(self, device: torch.device) -> None:  # noqa: B027 - most scorers have nothing to load
-        """Prepare for scoring. Called before the first reply, with the device of the policy."""
+        """Prepare for scoring. The source calls this method before the first reply, with the device of the policy."""
 
     def release(self) -> None:  # noqa: B027
-        """Release what :meth:`start` has loaded. Called at the end of a run; another run may start the scorer again."""
+        """Release what :meth:`start` has loaded, at the end of a run; another run may start the scorer again."""
 
 
 class ExactMatch(Scorer):
@@ -58,7 +58,7 @@ class ExactMatch(Scorer):
 
 
 class PatternMatch(Scorer):
-    """Score 1 if the last match of a pattern in the reply equals the answer, else 0. Without an answer any match is 1.
+    """Score 1 if the last match of a pattern in the reply equals the answer (without an answer: exists), else 0.
 
     Args:
         pattern: regular expression; if it has a group, the first group is compared with the answer. Case matters only
@@ -87,14 +87,14 @@ class TaskSet:
     """One-turn tasks from a file, drawn at random, as a source of episodes.
 
     Args:
-        path: file with one JSON object per line: ``prompt``, and ``answer`` if the scorer needs it.
+        path: file with one JSON object per line: ``prompt``, and ``answer`` if the scorer needs an answer.
         scorer: scorer of replies. Default: ExactMatch.
         held_out: file of the tasks for validation. Default: ``path``.
         system: system message of every task.
         share: weight of this source relative to the other sources.
         retries: number of times that a failed score is computed again, for example if a server was busy.
         scorer_timeout_seconds: time limit, in seconds, of the score of a reply, including the wait for other replies. A
-            longer call counts as failed. None: no limit.
+            score that takes longer counts as failed. None means no limit.
     """
 
     path: str
@@ -134,9 +134,9 @@ class TaskSet:
         return OneTurn(tasks, self._scorer, self.system, self.scorer_timeout_seconds)
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Return a worker of such an environment in a thread, since its scorer may have a model on the policy's device.
+        """Return a worker of the tasks in a thread, since the scorer may have a model on the policy's device.
 
-        Both files are read at the first call, so that a faulty file counts as wrong input.
+        The first call reads both files, so that a faulty file counts as wrong input.
 
         Raises:
             ValueError: a file cannot be read; the message names the key.
@@ -173,7 +173,7 @@ class OneTurn(gymnasium.Env[str, str]):
         tasks: tasks, from which the seed of an episode selects one.
         scorer: scorer of replies.
         system: system message.
-        timeout: time limit of a score, in seconds; None: no limit.
+        timeout: time limit of a score, in seconds; None means no limit.
     """
 
     free_text = True
@@ -210,7 +210,7 @@ def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
     Args:
         path: file with one JSON object per line.
         key: config key that names the file, for error messages.
-        needs_answer: whether to refuse tasks without an answer.
+        needs_answer: whether a task without an answer is an error.
 
     Raises:
         ValueError: the file does not exist or is empty, or a line is not a task; the message names line and key.

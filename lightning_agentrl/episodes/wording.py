@@ -12,15 +12,15 @@ from lightning_agentrl.errors.problem import ConfigError, Problem, closest
 
 @dataclass
 class Wording:
-    """Texts that replace those of the environment. Keys that are left out keep the environment's texts.
+    """Texts that replace those of the environment. If a key is left out, the environment's text stays.
 
     Args:
         system_prompt: rules and task.
         actions: names of the offered actions, in the order of the prompt, with their descriptions; null keeps the
             environment's description. The environment's other actions are not offered. If the environment names no
-            actions, these are the actions.
-        aliases: further names of actions, in lower case, and the action that each stands for.
-        default_action: action that is taken if a reply names none.
+            actions, the actions of this argument are offered.
+        aliases: further names of actions, in lower case, and the action that each name stands for.
+        default_action: action that is taken if a reply names no action.
         examples: worked examples, pairs of an observation and a reply.
     """
 

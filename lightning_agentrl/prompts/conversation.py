@@ -1,6 +1,7 @@
 """Rendering of conversations that an environment provides, such as an agent program.
 
-If the chat template only appends, a conversation continues the earlier token ids; else it is rendered again.
+If the chat template only appends, a conversation continues the earlier token ids. If not, all messages are rendered
+again.
 
 A message is a dictionary with ``role``, ``content`` (a list of texts, with None for the next image), and optionally
 ``tool_calls`` (each with ``id``, ``name`` and ``arguments`` as JSON text), ``tool_call_id`` and ``name``.
@@ -29,7 +30,7 @@ _USER, _REPLY, _PROBE = "probe of a question", "probe of a reply", "probe of mes
 
 @dataclass(frozen=True)
 class SampledReply:
-    """A sampled reply as the environment gets it.
+    """A sampled reply in the form that the environment gets.
 
     Args:
         text: text of the reply without tool calls, up to the first stop text.
@@ -37,7 +38,7 @@ class SampledReply:
         finish_reason: ``stop``, ``length`` or ``tool_calls``.
         prompt_tokens: number of prompt tokens.
         tokens: number of sampled tokens.
-        unread: whether it contains a tool call that cannot be parsed.
+        unread: whether the reply contains a tool call that cannot be parsed.
         metrics: metrics of the turn.
     """
 
@@ -56,7 +57,7 @@ class SampledReply:
         return message | ({"tool_calls": list(self.tool_calls)} if self.tool_calls else {})
 
     def as_action(self, key: str | None) -> dict[str, Any]:
-        """Return the reply as an action; ``key`` is the key of the call that it answers, or None."""
+        """Return the reply as an action; ``key`` is the key of the answered call, or None."""
         action = {
             "text": self.text,
             "tool_calls": list(self.tool_calls),
@@ -119,7 +120,7 @@ class ConversationRenderer:
         """Check that the chat template shows tools and writes tool calls that can be parsed.
 
         Raises:
-            ValueError: it does not; the message names the remedy.
+            ValueError: the template leaves out tools or writes unparsable calls; the message names the remedy.
         """
         if tools:
             self._tool_calls()
@@ -134,7 +135,7 @@ class ConversationRenderer:
             prompt_tokens: number of prompt tokens.
             call: call that the reply answers, as in an observation.
             tools: tools that the prompt shows.
-            turn: index of the turn, which becomes part of the ids of tool calls.
+            turn: index of the turn, which is part of each tool call's id.
         """
         text = self.chat.decode(ids)
         stops = [text.find(stop) for stop in call.get("stop", ()) if stop in text]
@@ -178,7 +179,7 @@ class ConversationRenderer:
         return written
 
     def _text(self, messages: list[Message], tools: Sequence[Tool]) -> str:
-        """Render messages; if the template refuses later system messages, they get the role ``user``."""
+        """Render messages; if the template refuses later system messages, their role becomes ``user``."""
         shown = self.chat.writer.tools(tools)
         try:
             return self.template.apply(messages, True, shown)
@@ -189,7 +190,7 @@ class ConversationRenderer:
         return self.template.apply(moved, True, shown)
 
     def _suffix(self, messages: list[Message], tools: Sequence[Tool]) -> str | None:
-        """Return the text that messages and the next header add to a reply; None if the template does not close it."""
+        """Return the text that messages and the next header add to a reply; None if the template closes no reply."""
         reply = self._reply_before(messages)
         try:
             text = self._text([self.template.message("user", _USER), reply, *messages], tools)
@@ -202,7 +203,7 @@ class ConversationRenderer:
         return text[close + len(self.template.turn_close) :] if close >= 0 else None
 
     def _reply_before(self, messages: Sequence[Message]) -> Message:
-        """Return a probe reply that the messages can follow; it has tool calls if the first messages answer tools."""
+        """Return a probe reply that the messages can follow, with tool calls if the first messages are tool results."""
         answered = []
         for message in messages:
             if message["role"] != "tool":
@@ -223,8 +224,8 @@ class ConversationRenderer:
     def _only_appends(self, tools_json: str, shape: Sequence[tuple[str, int]]) -> bool:
         """Return whether messages of this shape only append their suffix to a conversation, in two probe rounds.
 
-        The suffix is rendered without the conversation before it, so it must not depend on that conversation, for
-        example by numbering calls. A reply must be closed before the messages begin.
+        The suffix is rendered without the conversation before it, so the suffix must not depend on that
+        conversation, for example by numbering calls. A reply must be closed before the messages begin.
 
         Args:
             tools_json: tools that the prompt shows, as JSON.
@@ -289,7 +290,7 @@ def _excerpt(value: Any, at: int = 0) -> str:
 
 @lru_cache(16)
 def conversations_of(chat: ChatRenderer) -> ConversationRenderer:
-    """Return the conversation renderer of a prompt renderer; it is cached, since it caches its template probes."""
+    """Return the conversation renderer of a prompt renderer, which is cached together with its template probes."""
     return ConversationRenderer(chat)
 
 

@@ -1,7 +1,7 @@
-"""Memory: selects what the next prompt shows of the past of an episode.
+"""Memories, which select the part of an episode's past that the next prompt shows.
 
-Memories have no state: they get the past of the episode as an argument. So one object serves all environments, and it
-is not in checkpoints.
+Memories have no state: they get the past of the episode as an argument. So one memory serves all environments and is
+not in checkpoints.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.plain import PixelTable, SavedPixels, builtin, inputs_from_plain, inputs_to_plain
 
-# Each turn parses all notes of the episode again. With a cache, 400 turns take some milliseconds.
-NOTE_CHARS = 120  # largest length of a note; a longer one is cut after a word
+NOTE_CHARS = 120  # largest length of a note; a longer note is cut after a word
 _NOTE = re.compile(r"^[ \t>*_`\"'#-]{0,8}note[ *_`]{0,4}:(.*)", re.IGNORECASE | re.MULTILINE)
+# Each turn parses all notes of the episode again. With a cache, 400 turns take some milliseconds.
 REMEMBERED, REMEMBERED_CHARS = 1 << 14, 1 << 12  # cached replies and their length: at most 130 MB of ASCII
 
 OwnMessages = tuple[tuple[str, tuple[str | None, ...]], ...]
@@ -30,13 +30,13 @@ class PastTurn:
     """A past turn, for later prompts."""
 
     observation: str  # long-term text only
-    thought: str  # empty: not shown
+    thought: str  # thought of the reply; empty if not shown
     action: str  # executed action
     reply: str = ""  # whole reply of the policy
     images: tuple[ModelInput, ...] = ()  # images of the observation, as a model reads them
     role: str = "user"  # role of the message with the observation
-    messages: OwnMessages = ()  # the environment's own messages, which replace that message
-    follows: int = -1  # index of the past turn that it follows; -1: it begins a conversation
+    messages: OwnMessages = ()  # the environment's own messages, which replace the observation's message
+    follows: int = -1  # index of the past turn before this turn; -1 if this turn begins a conversation
 
 
 def past_to_plain(turn: PastTurn, images: PixelTable) -> dict[str, Any]:
@@ -63,18 +63,19 @@ class Recollection:
 
 
 class Memory(ABC):
-    """Strategy object that selects what the next prompt shows of the past of an episode."""
+    """Strategy object that selects the part of an episode's past that the next prompt shows."""
 
-    grows: bool = False  # True: an episode is one growing sample, and earlier text is never rendered again
+    # If True, an episode is one growing sample, and earlier text is never rendered again.
+    grows: bool = False
 
     @abstractmethod
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
-        """Select what to show of ``past``, the turns of the running episode, oldest first."""
+        """Select the part to show of ``past``, the turns of the running episode, oldest first."""
 
     @property
     @abstractmethod
     def longest(self) -> int | None:
-        """The largest number of past turns that it shows; None if it may show the whole episode."""
+        """The largest number of past turns that the memory shows; None if it may show the whole episode."""
 
     def fullest(self, turn: PastTurn) -> list[PastTurn]:
         """Return a past, made of copies of ``turn``, with the longest prompt; empty if prompts have no bound."""
@@ -85,8 +86,8 @@ class WindowMemory(Memory):
     """Show the last turns of the episode.
 
     Args:
-        turns: number of turns to show; 0: none.
-        thoughts: number of the newest turns that are shown with their thoughts; the others show only the executed
+        turns: number of turns to show.
+        thoughts: number of the newest turns that are shown with their thoughts; earlier turns show only the executed
             action. Default: ``turns``.
     """
 
@@ -104,7 +105,7 @@ class WindowMemory(Memory):
         return self.turns
 
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
-        """Show the last turns, the newest of them with their thoughts."""
+        """Show the last turns, and the thoughts of the newest turns."""
         shown = _last(past, self.turns)
         silent = max(len(shown) - self.thoughts, 0)
         return Recollection((*(replace(turn, thought="") for turn in shown[:silent]), *shown[silent:]))
@@ -160,7 +161,7 @@ class FullMemory(Memory):
 
     @property
     def longest(self) -> None:
-        """No bound."""
+        """None: the number of past turns shown has no bound."""
         return None
 
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
@@ -173,13 +174,13 @@ class NotebookMemory(Memory):
 
     Every prompt explains how to write a note: a line of a reply such as ``note: the key is in the left room``, of which
     120 characters are stored. A note counts as used if a later reply repeats its words, as a note or in other text;
-    case and punctuation do not matter. If the notebook is full, a new note replaces the least used note; of several,
-    the one that was not used for the longest time. Replies that were not executed (``ask_again``) add no notes. Each
-    episode begins without notes.
+    case and punctuation do not matter. If the notebook is full, a new note replaces the least used note; of several
+    least used notes, the note that was not used for the longest time. Replies that were not executed (``ask_again``)
+    add no notes. Each episode begins without notes.
 
     Args:
         notes: largest number of notes.
-        turns: number of last turns to show as well, with their thoughts.
+        turns: number of last turns to show below the notes, with their thoughts.
     """
 
     def __init__(self, notes: int = 8, turns: int = 1) -> None:
@@ -191,7 +192,7 @@ class NotebookMemory(Memory):
 
     @property
     def longest(self) -> None:
-        """No bound: a note may be as old as the episode."""
+        """None: a note may be as old as the episode."""
         return None
 
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
@@ -202,7 +203,7 @@ class NotebookMemory(Memory):
         return Recollection(self._window.recall(past).turns, "\n".join(lines))
 
     def fullest(self, turn: PastTurn) -> list[PastTurn]:
-        """Return as many turns as are shown, whose replies fill the notebook with long notes."""
+        """Return the largest number of shown turns, with replies that fill the notebook with long notes."""
         text = "what is known of this place by now " * NOTE_CHARS
         lines = [f"note: {f'{number} {text}'[:NOTE_CHARS]}" for number in range(self.notes)]
         return [replace(turn, reply="\n".join(lines))] * max(self.turns, 1)
@@ -212,8 +213,8 @@ class NotebookMemory(Memory):
 class _Note:
     text: str
     words: str
-    used: int  # number of later replies that used it
-    last: int  # index of the last reply that wrote or used it
+    used: int  # number of later replies that used the note
+    last: int  # index of the last reply that wrote or used the note
 
 
 def kept_notes(replies: Iterable[str], notes: int) -> tuple[str, ...]:

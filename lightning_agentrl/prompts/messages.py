@@ -26,11 +26,11 @@ class PromptFormat:
             ``{actions}`` stands for the names of the actions, ``{{`` and ``}}`` for braces.
         examples: whether to show the worked examples of the environment.
         system: system message, instead of the environment's; empty: no system message. ``{actions}`` stands for the
-            actions with their descriptions, and any other name for the current value of the environment's text
-            attribute of that name, such as ``{mission}``, ``{tips}`` or ``{achievements}``; ``{{`` and ``}}`` stand for
-            braces.
+            actions with their descriptions, and any other name stands for the current value of the environment's
+            text attribute with this name, such as ``{mission}``, ``{tips}`` or ``{achievements}``; ``{{`` and ``}}``
+            stand for braces.
         max_prompt_tokens: largest number of tokens of a prompt, including images; the oldest history is dropped first.
-        max_images: largest number of images of a prompt; None: no limit. The oldest history is dropped first.
+        max_images: largest number of images of a prompt; None means no limit. The oldest history is dropped first.
     """
 
     think: bool = True
@@ -68,10 +68,10 @@ def _check_places(name: str, text: str, known: Sequence[str] | None) -> None:
     Args:
         name: config key of the text, for the error message.
         text: text to check.
-        known: accepted names; None: any name is accepted.
+        known: accepted names; None accepts any name.
 
     Raises:
-        ValueError: braces surround something else than an accepted name.
+        ValueError: braces surround a text that is not an accepted name.
     """
     for match in _BRACES.finditer(text):
         if match[0] not in ("{{", "}}") and (match[1] not in known if known is not None else not match[1]):
@@ -89,7 +89,7 @@ class Rules:
     """Texts of an environment that every prompt shows.
 
     Args:
-        system: rules and task. Descriptions of actions that it does not contain are listed below it.
+        system: rules and task. Descriptions of actions that this text lacks are listed below the text.
         examples: worked examples, pairs of an observation and a reply (an action name, or THINK and ACTION lines).
         actions: descriptions of the allowed actions by name.
         tools: functions that may be called, for the chat template.
@@ -113,10 +113,10 @@ class Observation:
         images: images from :meth:`ChatRenderer.see`.
         role: role of the message with the observation.
         messages: the environment's own messages, which replace text and images. Notes and short-term text are inserted
-            at the start of the last one, the instruction at its end.
+            at the start of the last message, the instruction at its end.
         call: next call of an environment that keeps its own history: new messages as in
-            :mod:`lightning_agentrl.prompts.conversation`, the turn that they follow, and the limits of the reply.
-        instruction: instruction that replaces the format's; None: the format's.
+            :mod:`lightning_agentrl.prompts.conversation`, the turn before these messages, and the limits of the reply.
+        instruction: instruction that replaces the format's instruction; None keeps the format's.
     """
 
     text: str = ""
@@ -144,7 +144,7 @@ class MessageWriter:
         self.format, self.template = prompt_format, template
         self.safe = safe
         self._heading = "" if free_text else "Observation:"
-        self._whole_replies = free_text  # a reply is the action
+        self._whole_replies = free_text  # whether the whole reply is the action
 
     def parts(self, rules: Rules, observation: Observation, recollection: Recollection) -> dict[str, list[Message]]:
         """Return the messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
@@ -158,7 +158,7 @@ class MessageWriter:
         }
 
     def system(self, rules: Rules) -> list[Message]:
-        """Return a list with the system message, or an empty list if there is no text for it."""
+        """Return a list with the system message, or an empty list if the system message has no text."""
         if self.format.system is not None:
             texts = {**rules.places, "actions": "\n".join(_listed(rules.actions))}
             text = filled(self.format.system, {name: self.safe(text) for name, text in texts.items()})
@@ -177,7 +177,7 @@ class MessageWriter:
         return messages
 
     def observed(self, observation: Observation, note: str = "", instruction: str = "") -> list[Message]:
-        """Return the messages of an observation; the last one also contains the note and the instruction."""
+        """Return the messages of an observation; the last message also contains the note and the instruction."""
         if observation.messages:
             above = self.safe("\n".join(filter(None, (note, observation.short_term))))
             return self._own(observation, above, instruction)
@@ -189,7 +189,7 @@ class MessageWriter:
         return [self.template.message(observation.role, whole, observation.images)]
 
     def _own(self, observation: Observation, above: str, below: str) -> list[Message]:
-        """Return the environment's own messages, with ``above`` and ``below`` around the text of the last one."""
+        """Return the environment's own messages, with ``above`` and ``below`` around the text of the last message."""
         left = iter(observation.images)
         messages = [
             (role, [next(left) if part is None else self.safe(part) for part in parts])
@@ -237,6 +237,6 @@ def _listed(actions: Mapping[str, str]) -> list[str]:
 
 
 def _example_turn(observation: str, reply: str, whole: bool) -> PastTurn:
-    """Return a worked example as a past turn; ``whole``: the whole reply is the action."""
+    """Return a worked example as a past turn; with ``whole``, the whole reply is the action."""
     thought, action, _ = ("", reply, 0) if whole else split_reply(reply)
     return PastTurn(observation, thought.strip(), action.strip())

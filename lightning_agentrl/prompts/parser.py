@@ -1,4 +1,4 @@
-"""Action parsing: a reply of the policy to its thought and its action."""
+"""Action parsing: split a reply of the policy into its thought and its action."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-_LEAD = r"^[ \t>*_`\"'#\[({<+-]{0,8}(?:\d+[.)][ \t]*)?[*_`\"']{0,3}"  # allowed before a key at the start of a line
-_MARKS = r"[ \t*_`\"')\]}]{0,8}"  # allowed between a key and its separator
+_LEAD = r"^[ \t>*_`\"'#\[({<+-]{0,8}(?:\d+[.)][ \t]*)?[*_`\"']{0,3}"  # decoration before a key at the start of a line
+_MARKS = r"[ \t*_`\"')\]}]{0,8}"  # decoration between a key and its separator
 _ACTION = re.compile(
     rf"(?<![^\W_])(?<!/)actions?{_MARKS}(?:[:：]|->|→)"  # the key and a colon, anywhere
     r"|<actions?>"
@@ -29,7 +29,7 @@ _ALTERNATIVE = re.compile(r"[\s,]*(?:or\b|[/|])(.*)")
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """The thought of a reply, and its action in the environment's spelling; None: it names no action.
+    """The thought of a reply, and its action in the environment's spelling; None if the reply names no action.
 
     ``action_start`` is the index of the character at which the thought ends and the text that names the action begins.
     """
@@ -49,7 +49,7 @@ class ActionParser(ABC):
         Args:
             reply: text of the reply.
             actions: names of the allowed actions; empty if the environment accepts any text.
-            aliases: other spellings and the action that each stands for; those of other actions are ignored.
+            aliases: other spellings of actions, each with its action; spellings of other actions are ignored.
         """
 
 
@@ -64,10 +64,10 @@ class RawParser(ActionParser):
 class TolerantParser(ActionParser):
     """Parser that finds one of a fixed set of actions and ignores decoration of the reply.
 
-    It reads the first nonempty line after the last action key (``ACTION:``, ``**Action** -``, ``<action>`` …); without
-    a key, the first nonempty line of the reply after a closed ``<think>`` block. Case, punctuation, markdown, quotes,
-    brackets, underscores and list bullets do not matter. The line must be an action name or an alias, or start with one
-    at a word boundary. Alternatives that name different actions ("left or right") are ambiguous and give None.
+    The parser reads the first nonempty line after the last action key (``ACTION:``, ``**Action** -``, ``<action>`` …).
+    Without a key, it reads the first nonempty line of the reply after a closed ``<think>`` block. Case, punctuation,
+    markdown, quotes, brackets, underscores and list bullets do not matter. The line must be an action name or an alias,
+    or start with such a name. Alternatives that name different actions ("left or right") are ambiguous and give None.
     """
 
     def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
@@ -81,9 +81,10 @@ class TolerantParser(ActionParser):
         thought, naming, action_start = split_reply(reply)
         lines = naming.splitlines()
         line = (next(filter(normalise, lines), "") or next(filter(str.strip, lines), "")).strip()
-        if line in actions:  # an exact match first, since names may differ only in case
+        if line in actions:  # try an exact match first, since names may differ only in case
             return ParsedReply(thought, line, action_start)
-        same = [name for name in actions if name.casefold() == line.casefold()]  # also finds names without letters
+        # This comparison also finds names without letters.
+        same = [name for name in actions if name.casefold() == line.casefold()]
         if len(same) == 1:
             return ParsedReply(thought, same[0], action_start)
         pattern, names = _names(tuple(actions), tuple(aliases.items()))
@@ -96,7 +97,7 @@ def split_reply(reply: str) -> tuple[str, str, int]:
 
     Returns:
         The thought and the text that names the action, both without their keys, and the index of the character at which
-        the latter begins.
+        the action's text begins.
     """
     blocks = list(_THINK_END.finditer(reply))
     end_of_block = blocks[-1].end() if blocks else 0
@@ -110,7 +111,7 @@ def split_reply(reply: str) -> tuple[str, str, int]:
         return reply[think.end() : block_end.start()].strip(), reply[end:], block_end.end()
     thought = reply[think.end() : start]
     head, newline, tail = thought.rpartition("\n")
-    if keys and newline and not re.search(r"[^\W\d_]", tail):  # decoration of the following key
+    if keys and newline and not re.search(r"[^\W\d_]", tail):  # the rest of the line decorates the following key
         thought = head
     return thought.lstrip(" \t\n*_`").rstrip(" \t\n*_`#[(<"), reply[end:], start
 
@@ -120,7 +121,7 @@ def normalise(text: str, names: Collection[str] = ()) -> str:
 
     Args:
         text: name, or line of a reply.
-        names: normalized names of actions; a number among them is not removed as a bullet.
+        names: normalized names of actions; a number that is an action's name is not removed as a bullet.
     """
     text = text.replace("’", "'").casefold()
     text = re.sub(r"</\w+>", " ", text)
@@ -135,7 +136,7 @@ def normalise(text: str, names: Collection[str] = ()) -> str:
 
 
 def named(reply: str, names: Collection[str] = ()) -> str:
-    """Return the normalized text that a reply gives as its action, whether or not the action exists.
+    """Return the normalized text that a reply names as its action, whether or not the action exists.
 
     Args:
         reply: text of the reply.
@@ -160,7 +161,7 @@ def spellings(actions: Collection[str], aliases: Mapping[str, str]) -> dict[str,
 def _names(
     actions: tuple[str, ...], aliases: tuple[tuple[str, str], ...]
 ) -> tuple[re.Pattern[str], dict[str, str | None]]:
-    """Return a pattern of all normalized names and aliases, longest first, and the action that each stands for.
+    """Return a pattern of all normalized names and aliases, longest first, and the action that each name stands for.
 
     An ambiguous spelling maps to None.
     """
@@ -177,12 +178,12 @@ def _names(
             others[key] = None if others.get(key, action) != action else action
     merged = others | names
     longest_first = sorted(filter(None, merged), key=len, reverse=True)
-    ends = r"(?!\w|(?<=\d)[.,]\d)"  # 3.5 does not name 3
+    ends = r"(?!\w|(?<=\d)[.,]\d)"  # the text 3.5 does not name the action 3
     return re.compile(rf"(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'}){ends}"), merged
 
 
 def _find(line: str, pattern: re.Pattern[str], names: Mapping[str, str | None]) -> str | None:
-    """Return the action of the longest name at the start of a normalized line; None if it names other alternatives."""
+    """Return the action of the longest name at the start of a normalized line; None if the line lists alternatives."""
     found = None
     while True:
         match = pattern.match(line)

@@ -53,9 +53,9 @@ class ChatRenderer:
 
     Args:
         tokenizer: tokenizer with a chat template.
-        prompt_format: texts and limits of prompts; None: the defaults.
-        image_reader: converter of images to model inputs; None: the model reads text only.
-        date: date of the run, which some templates write; None: now.
+        prompt_format: texts and limits of prompts. Default: PromptFormat().
+        image_reader: converter of images to model inputs; None if the model reads text only.
+        date: date of the run, which some templates write. Default: now.
 
     Raises:
         ValueError: the template cannot render an agent's conversation; see :class:`ChatTemplate`.
@@ -72,17 +72,17 @@ class ChatRenderer:
         self.format = prompt_format or PromptFormat()
         self.image_reader = image_reader
         self.template = ChatTemplate(tokenizer, image_reader, date)
-        # Texts with more characters exceed the token limit anyway. They are cut there, so megabytes are never encoded.
+        # Texts with more characters exceed the token limit anyway. Cut texts at this length, to never encode megabytes.
         longest = max(map(len, tokenizer.get_vocab()))
         self._most = longest * (self.format.max_prompt_tokens + 1)
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=self._most)
         self.writer = MessageWriter(self.format, self.template, self._safe)
-        self._remembered: dict[Hashable, RenderedPrompt] = {}  # prompts of small games recur
-        self._short_reply = lru_cache(REMEMBERED)(self._decode)  # replies with little more than an action recur
+        self._remembered: dict[Hashable, RenderedPrompt] = {}  # cache, since prompts of small games recur
+        self._short_reply = lru_cache(REMEMBERED)(self._decode)  # short replies recur
 
     @cached_property
     def free_text(self) -> ChatRenderer:
-        """A renderer for environments whose action is the whole reply: it asks for no thought and adds no headings."""
+        """A renderer for environments whose action is the whole reply, without headings and requests for thoughts."""
         other = copy(self)
         other.format = replace(self.format, think=False)
         other.writer = MessageWriter(other.format, self.template, self._safe, free_text=True)
@@ -112,7 +112,7 @@ class ChatRenderer:
         Args:
             rules: texts of the environment for every prompt.
             observation: current observation.
-            recollection: part of the past that the memory shows; None: nothing.
+            recollection: part of the past that the memory shows; None shows nothing.
 
         Raises:
             RefusedMessagesError: the chat template refuses messages of these roles.
@@ -122,12 +122,14 @@ class ChatRenderer:
         if observation.role != "user" or observation.messages:  # every template accepts user messages
             self._check_roles(rules, observation, later=bool(recollection.turns))
         shown = None if rules.tools else _shown(rules, observation, recollection)
-        key = None if shown is None else (self.template.date.now, shown)  # loading a checkpoint may change the date
+        # The key contains the date, since loading a checkpoint may change it.
+        key = None if shown is None else (self.template.date.now, shown)
         if key is not None and key in self._remembered:
             return self._remembered[key]
         prompt = self._fitted(rules, observation, recollection)
         read = prompt.segments[0].input
-        if key is not None and read.is_text and len(read) <= REMEMBERED_TOKENS:  # images would take gigabytes
+        # Only text is cached: images would take gigabytes.
+        if key is not None and read.is_text and len(read) <= REMEMBERED_TOKENS:
             if len(self._remembered) == REMEMBERED:
                 self._remembered.clear()
             self._remembered[key] = prompt
@@ -156,7 +158,7 @@ class ChatRenderer:
             )
         longest = max(map(len, (rules.system, note, observation.text, observation.short_term)))
         more, text = "", ""
-        if longest > self._most:  # only the start of that text was encoded
+        if longest > self._most:  # only the start of the text was encoded
             more, text = "more than ", f", and one text of {longest} characters"
         raise PromptTooLongError(
             f"the prompt without history has {more}{len(prompts[turns])} tokens, over the limit of "
@@ -166,11 +168,11 @@ class ChatRenderer:
         )
 
     def count_tokens(self, messages: list[Message], reply_follows: bool, tools: Sequence[Tool] = ()) -> int:
-        """Return the number of tokens of a conversation, with the header of the next reply if one follows."""
+        """Return the number of tokens of a conversation, with the header of the next reply if a reply follows."""
         return len(self._read(messages, generate=reply_follows, tools=tools))
 
     def continuation(self, rules: Rules, observation: Observation, closed: bool = True) -> tuple[Segment, ...]:
-        """Render what follows a reply in a growing sample: the end of its turn, the next message, the next header.
+        """Render the segments after a reply in a growing sample: the end of the turn, the next message and header.
 
         Args:
             rules: texts of the environment, as at the start of the episode.
@@ -178,8 +180,8 @@ class ChatRenderer:
             closed: whether the reply ended with the turn-close token. If not, that token is added as glue.
 
         Raises:
-            RefusedMessagesError: the chat template refuses messages of these roles, or rewrites earlier messages if
-                they follow.
+            RefusedMessagesError: the chat template refuses messages of these roles, or rewrites earlier messages when
+                such messages follow.
             ValueError: the chat template is not append-only.
         """
         self._check_roles(rules, observation, later=True)
@@ -198,14 +200,14 @@ class ChatRenderer:
             suffix, glue = close + suffix, close + glue
         text, *rest = self.with_images(suffix, messages).chunks  # text up to the first image
         glue_ids = tuple(self.template.encode(glue))
-        cut = len(glue_ids) if text.ids[: len(glue_ids)] == glue_ids else 0  # 0: a token spans both parts
+        cut = len(glue_ids) if text.ids[: len(glue_ids)] == glue_ids else 0  # 0 if a token spans both parts
         observed = ModelInput((TextChunk(text.ids[cut:]), *rest))
         parts = ((SegmentKind.GLUE, ModelInput.of_ids(text.ids[:cut])), (SegmentKind.OBSERVATION, observed))
         return tuple(Segment(kind, part) for kind, part in parts if part)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a reply: the template's turn-close token, and the end-of-sequence token if it is another."""
+        """Ids that end a reply: the template's turn-close token, and the end-of-sequence token if the tokens differ."""
         eos = self.tokenizer.eos_token_id
         close = self.template.turn_close_id
         return (close,) if eos in (None, close) else (close, int(eos))
@@ -215,7 +217,7 @@ class ChatRenderer:
         return self._short_reply(tuple(ids)) if len(ids) <= REMEMBERED_REPLY_TOKENS else self._decode(ids)
 
     def decode_with_markers(self, ids: Sequence[int]) -> str:
-        """Return the text of sampled ids with special tokens, without the one that closes the reply."""
+        """Return the text of sampled ids with special tokens, without the token that closes the reply."""
         kept = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
         text = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
@@ -235,7 +237,7 @@ class ChatRenderer:
         """Return the length of the text of the first ``count`` tokens, counting an incomplete character once.
 
         With byte fallback, each byte of an incomplete character decodes to a separate replacement character. So the
-        length is taken where the character is complete, at most three tokens later.
+        length is computed where the character is complete, at most three tokens later.
         """
         shortest = sys.maxsize
         for end in range(count, min(count + UTF8_BYTES, len(ids) + 1)):
@@ -268,7 +270,8 @@ class ChatRenderer:
         ids = self.template.encode(text)
         assert self.image_reader is not None, "images come from `see`"
         places = [place for place, one in enumerate(ids) if one == self.image_reader.placeholder]
-        if len(places) != len(images):  # texts of environments are filtered and cannot contain a placeholder
+        # Texts of environments are filtered and cannot contain a placeholder.
+        if len(places) != len(images):
             raise ValueError(
                 f"a prompt with {len(images)} images has {len(places)} image placeholders; remove them from the "
                 "system text and the instruction (keys data.init_args.prompt.system and .instruction)"

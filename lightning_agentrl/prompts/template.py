@@ -18,9 +18,9 @@ from lightning_agentrl.errors import first_line
 from lightning_agentrl.types import ModelInput
 from lightning_agentrl.types.model_input import ImageReader
 
-CLEANED, CLEANED_CHARS = 256, 1 << 14  # cached texts and their length; rules and past turns recur in prompts
-ROUNDS = 3  # attempts to break markers that a normalizer restores; one is enough for all known normalizers
-PROBED = 64  # cached probes, by tools and roles
+CLEANED, CLEANED_CHARS = 256, 1 << 14  # number and length of cached texts, since rules and past turns recur
+ROUNDS = 3  # attempts to break markers that a normalizer restores; known normalizers need one attempt
+PROBED = 64  # number of cached probes, by tools and roles
 Tool = Mapping[str, Any]  # a function as JSON schema, in the format of chat templates
 Message = dict[str, Any]  # role and content: a text, or a list of text and image items
 
@@ -28,7 +28,7 @@ _IMAGE = "input"  # key of an item's image as model input; templates ignore it
 _SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
 _TOOL = "probe of a tool's answer"
 _THOUGHT = "probe of a thought"
-_REPLIES = (  # without thought, with a THINK line, and in the format of reasoning models
+_REPLIES = (  # replies without thought, with a THINK line, and in the format of reasoning models
     _REPLY,
     f"THINK: {_THOUGHT}\nACTION: {_REPLY}",
     f"<think>\n{_THOUGHT}\n</think>\n\n{_REPLY}",
@@ -40,7 +40,7 @@ class RefusedMessagesError(ValueError):
 
 
 class RunDate:
-    """The date that chat templates write. It is fixed for a run, so that prompts do not change overnight."""
+    """The date that chat templates write. The date is fixed for a run, so that prompts do not change overnight."""
 
     def __init__(self) -> None:
         self.now = datetime.now()
@@ -56,15 +56,15 @@ class ChatTemplate:
 
     Args:
         tokenizer: tokenizer with a chat template.
-        image_reader: converter of images to model inputs; None: the model reads text only.
-        date: date of the run; None: now.
+        image_reader: converter of images to model inputs; None if the model reads text only.
+        date: date of the run. Default: now.
 
     Raises:
-        ValueError: there is no chat template, or it leaves out the text of a message, does not close a reply with a
+        ValueError: no chat template exists, or it leaves out the text of a message, does not close a reply with a
             special token, doubles the beginning-of-sequence token, or does not write one placeholder for each image.
     """
 
-    folds_system: bool = False  # True: it has no system role, so system text starts the first user message
+    folds_system: bool = False  # True if system text starts the first user message, without a system role
     turn_close: str  # the special token that ends an assistant message
     turn_close_id: int
     markers: set[str]  # role markers that are plain text
@@ -80,7 +80,7 @@ class ChatTemplate:
         self._dated = self.date.arguments(tokenizer)
         self._reader = image_reader
         self.name = f"the chat template of '{tokenizer.name_or_path}'"
-        self._as_items = False  # whether it requires contents as lists of items
+        self._as_items = False  # whether the template requires contents as lists of items
         self._why_refused = lru_cache(PROBED)(self._refusal)
         self._how_it_rewrites = lru_cache(PROBED)(self._rewriting)
         if not tokenizer.chat_template:
@@ -93,7 +93,7 @@ class ChatTemplate:
         self._probe()
 
     def apply(self, messages: list[Message], generate: bool = False, tools: Sequence[Tool] = ()) -> str:
-        """Render a conversation to text; ``generate``: with the header of the next reply."""
+        """Render a conversation to text; with ``generate``, end with the header of the next reply."""
         given = folded(messages) if self.folds_system else messages
         text = rendered(self.tokenizer, given, tools, add_generation_prompt=generate, **self._dated)
         return text if self._reader is None else self._reader.marked(text)
@@ -121,7 +121,7 @@ class ChatTemplate:
     def suffix(
         self, head: list[Message], messages: list[Message], reply: str = _REPLY, tools: Sequence[Tool] = ()
     ) -> str | None:
-        """Return the text that ``messages`` and the next header add after a reply; None if they change earlier text."""
+        """Return the text that ``messages`` and the next header add after a reply; None if earlier text changes."""
         start = [*head, self.message("user", _USER), self.message("assistant", reply)]
         before = self.apply(start, tools=tools)
         close = before.find(self.turn_close, before.rfind(reply) + len(reply)) if reply in before else -1
@@ -143,7 +143,7 @@ class ChatTemplate:
 
         Args:
             roles: roles of the messages, in order.
-            later: whether they follow a reply; if not, they begin a conversation.
+            later: whether the messages follow a reply; if not, they begin a conversation.
             tools: tools that the prompt shows.
 
         Raises:
@@ -153,10 +153,11 @@ class ChatTemplate:
             raise RefusedMessagesError(f"{self.name} {why}")
 
     def check_tools(self, tools: Sequence[Tool]) -> None:
-        """Check that the template shows tools, and renders the conversation as without tools otherwise.
+        """Check that the template shows tools, and that tools change nothing else in the rendered conversation.
 
         Raises:
-            ValueError: it leaves out the tools, a tool's message or the system text, or closes a reply differently.
+            ValueError: the template leaves out the tools, a tool's message or the system text, or closes replies
+                in another way than without tools.
         """
         names = [str(tool.get("function", tool).get("name", "")) for tool in tools]
         start = [self.message("system", _SYSTEM), self.message("user", _USER), self.message("assistant", _REPLY)]
@@ -200,12 +201,12 @@ class ChatTemplate:
         whole = self.apply([*head, *pair, pair[0]], generate=True)
         special = special_strings(self.tokenizer)
         self.markers = role_markers(whole, (_SYSTEM, _USER, _REPLY), special)
-        with suppress(TemplateError):  # a template without tools
+        with suppress(TemplateError):  # the template may not support tools
             answered = self.apply([*head, *pair, self.message("tool", _TOOL)], generate=True)
             self.markers |= role_markers(answered, (_SYSTEM, _USER, _REPLY, _TOOL), special)
 
     def _close_of(self, text: str) -> str:
-        """Return the special token after the last reply of a rendered probe; empty if there is none."""
+        """Return the special token after the last reply of a rendered probe; empty if no special token follows."""
         special = sorted(special_strings(self.tokenizer), key=len, reverse=True)
         behind = text[text.rindex(_REPLY) + len(_REPLY) :].lstrip()
         return next(filter(behind.startswith, special), "")
@@ -251,7 +252,7 @@ class ChatTemplate:
         """Detect whether the template requires lists of items, and check that it writes one placeholder per image.
 
         Raises:
-            ValueError: it does not write exactly one.
+            ValueError: the template does not write exactly one placeholder per image.
         """
         try:
             self._as_items = _USER not in self.apply([self.message("user", _USER)])
@@ -271,7 +272,7 @@ class ChatTemplate:
 
 
 def _other_header(asked: str, later: str, reply: str) -> str:
-    """Describe how the header at the end of a prompt differs from that in a longer conversation; empty if it does not.
+    """Describe how a prompt's last header differs from the same header in a longer conversation; empty if equal.
 
     Args:
         asked: rendered prompt, which ends with the header of the next reply.
@@ -282,7 +283,7 @@ def _other_header(asked: str, later: str, reply: str) -> str:
     if asked[same:]:
         return f"writes {asked[same:]!r} before the next reply, and not before an earlier one"
     between = later[same : later.index(reply, same)]
-    if between.strip():  # the policy may write whitespace itself
+    if between.strip():  # whitespace is no difference: the policy may write it
         return f"writes {between!r} before an earlier reply, and not before the next one"
     return ""
 
@@ -300,7 +301,7 @@ def rendered(
         return str(tokenizer.apply_chat_template(messages, shown, tokenize=False, **arguments))
     except TemplateError:
         raise
-    except Exception as error:  # a template is code and may raise anything
+    except Exception as error:  # a template is code and may raise any exception
         raise TemplateError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
@@ -314,7 +315,7 @@ def folded(messages: list[Message]) -> list[Message]:
     content = rest[0]["content"]
     if isinstance(content, str):
         joined: Any = "\n\n".join(filter(None, (text_of(system), content)))
-    else:  # before its first text, so that images and texts keep their order
+    else:  # put the system text before the first text, so that images and texts keep their order
         place = next((k for k, item in enumerate(content) if _IMAGE not in item), len(content))
         first = content[place].get("text", "") if place < len(content) else ""
         text = "\n\n".join(filter(None, (text_of(system), first)))
@@ -347,7 +348,7 @@ class Untrusted:
     Args:
         tokenizer: tokenizer of the prompts.
         markers: role markers that are plain text.
-        max_chars: length at which texts are cut; set it so high that longer texts exceed the token limit anyway.
+        max_chars: length at which texts are cut, so large that longer texts exceed the token limit anyway.
     """
 
     def __init__(
@@ -355,7 +356,7 @@ class Untrusted:
     ) -> None:
         special = special_strings(tokenizer)
         self._start = re.compile(f"(?=(?:{_any_of({*special, *markers})}))(.)", re.DOTALL)
-        # All special tokens except the unknown token.
+        # Texts may contain the unknown token, but no other special token.
         forged = [text for text in special if text != tokenizer.unk_token]
         self._any = re.compile(_any_of({*forged, *markers}))
         self._special_ids = set(cast(list[int], tokenizer.convert_tokens_to_ids(forged)))
@@ -364,7 +365,7 @@ class Untrusted:
         self._remembered = lru_cache(CLEANED)(self._clean)
 
     def __call__(self, text: str) -> str:
-        """Return the text without anything that reads as a special token or a role marker."""
+        """Return the text, in which no string reads as a special token or a role marker."""
         return self._remembered(text) if len(text) <= CLEANED_CHARS else self._clean(text)
 
     def _clean(self, text: str) -> str:
@@ -389,12 +390,12 @@ def special_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def role_markers(text: str, contents: Sequence[str], special: Sequence[str]) -> set[str]:
     """Return the plain-text role markers that a template writes around messages.
 
-    These are words in brackets of any kind (``[INST]``, ``<<SYS>>``, ``<|user|>``) and lines that end with a colon
+    Role markers are words in any brackets (``[INST]``, ``<<SYS>>``, ``<|user|>``), and lines that end with a colon
     (``### Instruction:``, ``USER:``). Bare words (``user``) have no effect without the special token before them.
 
     Args:
-        text: rendered conversation. Before its first message, only the last line counts.
-        contents: contents of its messages.
+        text: rendered conversation. Before the first message, only the last line is searched.
+        contents: contents of the conversation's messages.
         special: strings of special tokens, which are not plain text.
     """
     before, *glue = re.split(_any_of(contents), text)

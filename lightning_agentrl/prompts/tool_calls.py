@@ -109,7 +109,7 @@ _PARAMETERS = {
 }
 _FUNCTION = {"name": "probe_tool", "description": "A tool.", "parameters": _PARAMETERS}
 _TOOL = {"type": "function", "function": _FUNCTION}
-_CALL_ID = "probe0001"  # some templates require nine letters and digits
+_CALL_ID = "probe0001"  # nine characters, since some templates require nine letters and digits
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class ReadReply:
     """Text and tool calls of a reply.
 
     Args:
-        text: text besides the calls; the whole reply if there are none or one could not be parsed.
+        text: text besides the calls; the whole reply if it has no calls or a call could not be parsed.
         calls: name and arguments of each call.
         unread: whether a call could not be parsed.
         unknown: called names that are not tools.
@@ -136,7 +136,7 @@ class ToolCallReader:
         template: chat template of the model.
 
     Raises:
-        ValueError: the template leaves out tools, calls or answers, or none of the known formats can parse its calls.
+        ValueError: the template leaves out tools, calls or answers, or no known format can parse the template's calls.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -183,7 +183,7 @@ _REMEDY = (
 
 
 def _form_of(written: str) -> str | None:
-    """Return the format that parses the probe call as the template writes it, or None."""
+    """Return the format that parses the probe call as written by the template, or None."""
     for form in FORMS:
         with suppress(ValueError, KeyError, TypeError):
             if _parsed(written, form, [_TOOL])[1] == (("probe_tool", _ARGUMENTS),):

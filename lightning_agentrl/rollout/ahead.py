@@ -29,29 +29,30 @@ class Background:
     def __init__(self, max_staleness: int, clock: StageClock) -> None:
         self.max_staleness = max_staleness
         self.ready: Rollout | None = None
-        self.seconds = 0.0  # duration of the last collection; 0 if the rollout is from a checkpoint
+        self.seconds = 0.0  # duration of the last collection; 0 for a rollout from a checkpoint
         self._clock = clock
         self._running: Running[Rollout] | None = None
         self._total = self._done = 0
-        self._awaited = self._raised = False  # whether the main thread waits for it, and whether its error was raised
+        # Whether the main thread waits for the collection, and whether the collection's error was raised.
+        self._awaited = self._raised = False
 
     def begin(self, play: Play, total: int, loop: LoopThread, watchdog: Watchdog) -> None:
         """Start a collection in the background.
 
         Args:
             play: function that returns the coroutine of the collection.
-            total: number of times that it reports progress.
-            loop: event loop in which it runs.
-            watchdog: watchdog that warns if it is stuck.
+            total: number of times that the coroutine reports progress.
+            loop: event loop in which the coroutine runs.
+            watchdog: watchdog that warns if the coroutine is stuck.
         """
         self._total, self._done = total, 0
         self._awaited = self._raised = False
         self._running = loop.begin(self._collect(play, watchdog))
 
     def settle(self) -> bool:
-        """Wait for a running collection, and return whether there was one and it succeeded.
+        """Wait for a running collection; return True if it succeeded, False if it failed or no collection was running.
 
-        If it failed, call ``raise_failure`` when the rollout is needed.
+        After a failure, call ``raise_failure`` when the rollout is needed.
         """
         running = self._running
         if running is None or running.failed():
@@ -69,16 +70,16 @@ class Background:
 
         Args:
             rollout: rollout of all ranks that was collected ahead.
-            own_envs: environments of this rank.
+            own_envs: indices of this rank's environments.
             num_envs: number of environments of a rollout in this run.
-            turns: number of turns of a rollout in this run; None: it is not fixed.
+            turns: number of turns of a rollout in this run; None if the number is not fixed.
             forks: whether this run forks the states of its rollouts.
         """
         if not _dropped(misfit(rollout, num_envs, turns, forks)):
             self.ready, self.seconds = rows_of(rollout, own_envs), 0.0
 
     def take(self, policy_version: int, steps_per_iteration: int, held_steps: range) -> Rollout | None:
-        """Return the rollout if there is one and it is not too old, else None. Every rank must call it.
+        """Return the collected rollout, or None if none exists or it is too old. Every rank must call this method.
 
         Args:
             policy_version: version of the weights that are trained next.
@@ -98,7 +99,7 @@ class Background:
         return None
 
     def raise_failure(self) -> None:
-        """Raise the error of a failed collection, if there is one.
+        """Raise the error of the collection, if the collection failed.
 
         Raises:
             Exception: error of an environment or of the engine.
@@ -131,19 +132,19 @@ class Background:
 
 
 def _dropped(reason: str) -> bool:
-    """Warn that a rollout is dropped if there is a reason, and return whether there is one."""
+    """Warn that a rollout is dropped unless the reason is empty; return whether a reason was given."""
     if reason:
         rank_zero_warn(f"the rollout that was collected ahead {reason}; it is dropped, and a new one is collected")
     return bool(reason)
 
 
 def misfit(rollout: Rollout, num_envs: int, turns: int | None, forks: bool = False) -> str:
-    """Return why a rollout from a checkpoint does not fit this run; empty if it does.
+    """Return why a rollout from a checkpoint does not fit this run; empty if the rollout fits.
 
     Args:
         rollout: rollout of all ranks.
         num_envs: number of environments of a rollout in this run.
-        turns: number of turns of a rollout in this run; None: it is not fixed.
+        turns: number of turns of a rollout in this run; None if the number is not fixed.
         forks: whether this run forks the states of its rollouts.
     """
     if forks and rollout.state_values is None:
@@ -157,7 +158,7 @@ def misfit(rollout: Rollout, num_envs: int, turns: int | None, forks: bool = Fal
 
 
 def pooled(rollout: Rollout | None) -> dict[str, Any] | None:
-    """Gather a rollout from all ranks without duplicate rows, as plain types. Every rank must call it."""
+    """Gather a rollout from all ranks without duplicate rows, as plain types. Every rank must call this function."""
     plain = all_gather(None if rollout is None else rollout_to_plain(rollout))
     parts = [rollout_from_plain(part) for part in plain if part is not None]
     if not parts:
@@ -171,6 +172,6 @@ def pooled(rollout: Rollout | None) -> dict[str, Any] | None:
 
 
 def rows_of(rollout: Rollout, envs: Sequence[int]) -> Rollout:
-    """Return the part of a rollout that was played in these environments."""
+    """Return the part of a rollout that was played in the environments with the indices ``envs``."""
     own = set(envs)
     return rollout.select([i for i, sample in enumerate(rollout.samples) if sample.turns[0].env in own])

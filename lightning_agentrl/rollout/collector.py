@@ -1,4 +1,4 @@
-"""Collector of rollouts: owns engine, sessions, event loop and training environments of one rank."""
+"""Collector of rollouts, which owns engine, sessions, event loop and training environments of one rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Connection:
     """Interface of an agent to the collection of rollouts.
 
     Args:
-        handle: handle of the policy.
+        handle: access to the policy.
         prepare: function that scores a rollout and estimates its advantages and returns.
         policy_version: function that returns the number of optimizer steps so far, including skipped ones.
         held_steps: function that returns the range of steps that do not change the policy: the critic's warm-up.
@@ -56,7 +56,7 @@ class Connection:
         temperature: temperature of sampling in training.
         after_sync: function that is called before each rollout, after the engine's weights were updated.
         greedy_baseline: whether to play one more episode of each group with temperature 0.
-        forks: plan of the states whose values are measured by forked episodes; None: none.
+        forks: plan of the states whose values are measured by forked episodes; None for no forks.
     """
 
     handle: PolicyHandle
@@ -75,21 +75,21 @@ class RolloutState:
     """State of the training environments of one rank, from which the collection continues."""
 
     sessions: dict[int, Any] = field(default_factory=dict)  # running episodes by environment
-    iteration: int = 0  # number of iterations begun
+    iteration: int = 0  # number of iterations that have begun
     collected: int = 0  # number of rollouts collected
     origin: str = ""  # description of the sources, group sizes and seed
     ahead: Rollout | None = None  # rollout that was collected but not trained on
     lost: Sequence[bool] = ()  # whether each of the last episodes of all ranks was lost
-    policy: LanguageModel | None = None  # policy that played the episodes in this process; not in checkpoints
+    policy: LanguageModel | None = None  # policy that played here; not in checkpoints
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> RolloutState:
-        """Restore the state from :meth:`to_plain`; it holds the sessions of all ranks."""
+        """Restore the state from the result of :meth:`to_plain`, which holds the sessions of all ranks."""
         ahead = state["ahead"]
         return cls(**{**state, "ahead": None if ahead is None else rollout_from_plain(ahead)})
 
     def to_plain(self) -> dict[str, Any]:
-        """Gather the state of all ranks and serialize it to plain types and tensors. Every rank must call it."""
+        """Serialize the state of all ranks to plain types and tensors. Every rank must call this method."""
         return {
             "sessions": {i: state for part in all_gather(with_tensors(self.sessions)) for i, state in part.items()},
             "iteration": self.iteration,
@@ -107,7 +107,7 @@ class FixedTurns:
         player: player of the sessions.
         sessions: sessions, one for each environment.
         turns_per_env: number of turns of each session per rollout.
-        collected: number of rollouts collected before.
+        collected: number of rollouts that were collected before.
     """
 
     def __init__(self, player: Player, sessions: Sequence[Session], turns_per_env: int, collected: int = 0) -> None:
@@ -134,11 +134,11 @@ class FixedTurns:
         return Rollout.from_samples([sample for recorder in recorders for sample in recorder.samples()])
 
     def state_dict(self) -> dict[int, Any]:
-        """Return the state of the running episode of each environment, by its index over all ranks."""
+        """Return the state of each environment's running episode, by the environment's index over all ranks."""
         return {session.index: session.state_dict() for session in self.sessions}
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        """Continue the episodes of this rank from their saved states; those of other ranks are ignored."""
+        """Continue the episodes of this rank from their saved states; episodes of other ranks are ignored."""
         for session in self.sessions:
             if session.index in state:
                 session.load_state_dict(state[session.index])
@@ -161,7 +161,7 @@ class Collector:
     """Collector of rollouts from persistent environments, which also plays held-out episodes between two rollouts.
 
     The environments are created for the first rollout, and continue the episodes of the saved state. While an iteration
-    prepares its update, and while a rollout is collected in the background, ``state`` returns the state before that.
+    prepares its update, or a rollout is collected in the background, ``state`` returns the state before this work.
 
     Args:
         player: player of the sessions; its engine is started here.
@@ -169,7 +169,7 @@ class Collector:
         sizes: sizes of rollouts.
         state: state from which the episodes continue.
         stopping: requests to end the run.
-        max_staleness: largest number of iterations between the weights that sampled a turn and those that it trains.
+        max_staleness: largest number of iterations between sampling a turn and training on this turn.
         rank: rank of this process.
         world: number of ranks.
     """
@@ -213,7 +213,7 @@ class Collector:
 
     @property
     def policy(self) -> LanguageModel:
-        """The policy that plays."""
+        """The policy that samples the replies."""
         return self.connection.handle.policy
 
     @property
@@ -228,12 +228,12 @@ class Collector:
 
     @property
     def preparing(self) -> bool:
-        """Whether an iteration has begun, but not its update."""
+        """Whether an iteration has begun and its update has not."""
         return self._at_beginning is not None
 
     @contextmanager
     def prepare_update(self) -> Iterator[None]:
-        """Begin an iteration: inside the context, ``state`` is that of the iteration's start, and the run may stop."""
+        """Begin an iteration. Inside the context, ``state`` is the state at its start, and the run may stop."""
         self._begin()
         self._at_beginning = self.state()
         self.stopping.agree()
@@ -242,7 +242,7 @@ class Collector:
         self.iteration += 1
 
     def collect(self) -> Rollout:
-        """Return the next rollout: from the background, or collected now with the current weights.
+        """Return the next rollout, which was collected in the background or is collected now with the current weights.
 
         Raises:
             EnvError: environments failed more often than allowed; raised on all ranks.
@@ -285,7 +285,7 @@ class Collector:
         """Create the environments of this rank at the first call, and continue their saved episodes.
 
         Raises:
-            ValueError: the saved episodes are of other environments; the message names the keys.
+            ValueError: the saved episodes belong to other environments; the message names the keys.
         """
         if self._episodes is not None:
             return self._episodes
@@ -344,7 +344,7 @@ class Collector:
         Args:
             seeds: held-out seeds.
             config: validation settings, for temperature and number of concurrent environments.
-            watched: number of episodes to return in full, with pictures; they have the first seeds of the list.
+            watched: number of episodes, for the first seeds of the list, to return in full with pictures.
 
         Returns:
             Results in the order of the seeds, and the watched episodes; see :func:`play_episodes`.
@@ -378,7 +378,7 @@ class Collector:
         return RolloutState(sessions, self.iteration, collected, self.origin, ready, self.lost, self.policy)
 
     def interrupt(self, stop: bool) -> None:
-        """Cancel a background collection; ``state`` stays that of its start.
+        """Cancel a background collection; ``state`` remains the state at the collection's start.
 
         Args:
             stop: whether to stop the engine and the event loop, without waiting for running calls of environments.

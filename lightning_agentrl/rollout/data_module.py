@@ -1,4 +1,4 @@
-"""RolloutDataModule: environments, prompts, interaction and engine behind Lightning's data hooks."""
+"""RolloutDataModule, which connects environments, prompts, interaction and engine to Lightning's data hooks."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class RolloutDataModule(L.LightningDataModule):
     """Lightning data module that collects rollouts for training and plays held-out episodes for validation.
 
     An iteration collects ``num_envs * turns_per_env`` turns. Episodes continue from one iteration to the next, so long
-    episodes never delay a step. With ``groups`` it collects whole episodes instead, several from each start state.
-    With ``max_staleness`` it collects the next rollout while the current one is trained on.
+    episodes never delay a step. With ``groups``, an iteration collects whole episodes, several from each start state.
+    With ``max_staleness``, the next rollout is collected while the current rollout is trained on.
 
     Args:
         env: environment or agent program; short form of ``envs`` for a single source.
         num_envs: number of concurrent environments over all ranks.
         turns_per_env: number of turns of each environment per iteration; not with ``groups``.
-        mini_batch_turns: number of turns of an optimizer step over all ranks; it must divide the turns of an iteration.
+        mini_batch_turns: number of turns of an optimizer step over all ranks, a divisor of the turns of an iteration.
             Not with ``groups``.
         envs: list of environments, agent programs and sets of one-turn tasks, played according to their shares. Not
             with ``env``.
-        groups: sizes of groups of whole episodes, for estimators that compare episodes; None: iterations have a fixed
+        groups: sizes of groups of whole episodes, for estimators that compare episodes; None gives iterations a fixed
             number of turns.
         update_epochs: number of passes over each rollout.
         memory: memory, which selects what a prompt shows of past turns. Default: the last turn, or the whole history
@@ -59,10 +59,10 @@ class RolloutDataModule(L.LightningDataModule):
         engine: sampler of replies. Default: TransformersEngine(), in the trainer's process.
         validation: settings of validation. Default: ValidationConfig().
         faults: limits on faults of environments, after which the run stops. Default: FaultLimits().
-        max_staleness: largest number of iterations between the weights that sampled a turn and those that it trains.
-            0: collect, then train. From 1 on: collect the next rollout while this one is trained on.
+        max_staleness: largest number of iterations between sampling a turn and training on this turn. With 0, a rollout
+            is collected, then trained on; from 1 on, the next rollout is collected while a rollout is trained on.
         stall_seconds: seconds without progress after which a warning names what the run is waiting for, such as
-            environments, the engine, a checkpoint or other ranks; it repeats at this interval. 0: no warning.
+            environments, the engine, a checkpoint or other ranks; the warning repeats at this interval. 0 disables it.
         seed: seed of episodes, sampling and shuffling. Default: the seed of ``seed_everything``.
     """
 
@@ -109,7 +109,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.first_inputs: list[ModelInput] = []  # first prompt of each source, set by `check`
         self.stream: RolloutStream | None = None  # set while a policy is connected
         self._state = RolloutState()  # state from which the next collector continues
-        self._broken = False  # whether an exception has ended a run
+        self._broken = False  # whether a run ended with an exception
 
     def __str__(self) -> str:
         """Describe sources and sizes. Lightning's version would iterate over the loaders, and so collect a rollout."""
@@ -133,7 +133,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def preparing(self) -> bool:
-        """Whether an iteration has begun, but not its update. A checkpoint then has the state of its start."""
+        """Whether an iteration has begun and its update has not. Checkpoints then hold the iteration's first state."""
         return self.stream is not None and self.stream.collector.preparing
 
     @property
@@ -143,7 +143,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def collector(self) -> Collector:
-        """Collector of rollouts; a policy must be connected."""
+        """Collector of rollouts. A policy must be connected first."""
         return self._connected().collector
 
     def _connected(self) -> RolloutStream:
@@ -154,9 +154,9 @@ class RolloutDataModule(L.LightningDataModule):
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
-        """Check what needs no model: number of processes, the engine's requirements, and environments.
+        """Check the parts that need no model: number of processes, the engine's requirements, and environments.
 
-        One environment of each source is created, and used first.
+        One environment of each source is created, and later used for episodes.
         """
         watch(self.stall_seconds)
         self.date.now = all_gather(self.date.now)[0]
@@ -169,15 +169,15 @@ class RolloutDataModule(L.LightningDataModule):
     def check(
         self, tokenizer: PreTrainedTokenizerBase, context_length: int, image_reader: ImageReader | None = None
     ) -> None:
-        """Check that prompts can work. The agent calls it in its setup, before it loads weights.
+        """Check that prompts can work. The agent calls this method in its setup, before loading weights.
 
         Args:
             tokenizer: tokenizer of the policy.
             context_length: number of tokens that all models can read.
-            image_reader: the policy's converter of images to model inputs; None: it reads text only.
+            image_reader: the policy's converter of images to model inputs; None if the policy reads text only.
 
         Raises:
-            ValueError: they cannot; the message names the key to change.
+            ValueError: the prompts cannot work; the message names the key to change.
         """
         self.use_model(tokenizer, context_length, image_reader)
         self.first_inputs = self.player.check_prompts(context_length)
@@ -187,7 +187,8 @@ class RolloutDataModule(L.LightningDataModule):
     ) -> None:
         """Set the model for which prompts are made; the arguments are those of :meth:`check`."""
         if not self._prompt_given and any(isinstance(source, AgentProgram) for source in self.pool.sources):
-            room = context_length - self.interaction.max_reply_tokens  # agents send whole conversations
+            # Agent programs send whole conversations, so their prompts may fill the context up to the reply.
+            room = context_length - self.interaction.max_reply_tokens
             self.prompt = replace(self.prompt, max_prompt_tokens=max(room, 1))
         self.player = Player(
             self.pool,
@@ -238,7 +239,8 @@ class RolloutDataModule(L.LightningDataModule):
         """Cancel a background collection and, after an error, stop all threads; the saved state does not change."""
         stop_watching()
         self._broken = True
-        failed = isinstance(exception, Exception)  # else the run was requested to end, and running replies continue
+        # At a requested end, running replies continue.
+        failed = isinstance(exception, Exception)
         if self.stream is not None:
             self.stream.collector.interrupt(stop=failed)
         if failed:
@@ -246,13 +248,14 @@ class RolloutDataModule(L.LightningDataModule):
             self.pool.release_sources()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running episodes of all ranks as seeds and actions; with groups, also the turns of begun groups.
+        """Return the running episodes of all ranks as seeds and actions; with groups, also the turns of running groups.
 
-        Before the update of an iteration, this is the state at the iteration's start. After it, a background collection
-        is waited for, and its rollout is included; if the collection fails, the state is that of its start.
+        Before the update of an iteration, this is the state at the iteration's start. After the
+        update, this method waits for a background collection and includes its rollout; if the collection fails, the
+        state is the state at the collection's start.
 
         Raises:
-            RuntimeError: called inside an iteration, whose scored rollout would be lost.
+            RuntimeError: the call is inside an iteration, whose scored rollout would be lost.
         """
         if self.stream is not None and self.stream.inside_iteration:
             raise RuntimeError(
@@ -276,7 +279,7 @@ class RolloutDataModule(L.LightningDataModule):
     # Called by the agent
 
     def connect(self, connection: Connection) -> None:
-        """Start the engine with a policy, and create the collector; a no-op if the same policy is already connected.
+        """Start the engine with a policy, and create the collector. Do nothing if the same policy is already connected.
 
         Args:
             connection: interface to the agent, whose prompts were checked.
@@ -285,9 +288,10 @@ class RolloutDataModule(L.LightningDataModule):
         if self.stream is not None or self._broken:
             if self.stream is not None and self.collector.policy is policy and not self._broken:
                 return
-            self.teardown("fit")  # the last run was interrupted; continue from the start of its collection
+            # After an interrupted run, continue from the start of the interrupted collection.
+            self.teardown("fit")
         if self._state.policy not in (None, policy):
-            self._state = RolloutState()  # the old state is of another agent
+            self._state = RolloutState()  # the old state belongs to another agent
         self.pool.start_sources(next(policy.parameters()).device, self.date)
         collector = Collector(
             self.player, connection, self.sizes, self._state, self.stopping, self.max_staleness, *self._rank_and_world

@@ -1,4 +1,4 @@
-"""Demonstrations for behavior cloning: whole episodes of scripted players or recorded runs, and their mini-batches."""
+"""Demonstrations for behavior cloning, as mini-batches: whole episodes of scripted players or recorded runs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from lightning_agentrl.run_files import LoggedTurn, environment_of, find_run, js
 from lightning_agentrl.types import ModelInput, Rollout, Sample, Scores, Segment, SegmentKind, StopReason, Turn
 
 EPISODES = 500
-_SEEDS = 0x636C6F6E  # part of the seeds, so that episodes differ from those of training
-_SAME = (  # fields with the same name in a turn and in its line of the log
+_SEEDS = 0x636C6F6E  # part of the seeds, so that episodes differ from training episodes
+_SAME = (  # fields with the same name in a turn and in the turn log
     *("env", "episode", "observation", "reply", "thought", "action", "valid", "terminated", "truncated", "success"),
     *("hit_token_cap", "history_cuts", "policy_version", "env_seconds", "engine_seconds", "parsed_action"),
     *("thought_tokens", "asked_again"),
@@ -68,7 +68,7 @@ class Demonstrations(ABC):
             tokenizer: tokenizer of the model to train.
 
         Raises:
-            ConfigError: there are no such episodes, or not for this model.
+            ConfigError: no such episodes exist, or they are not for this model.
         """
 
 
@@ -85,7 +85,7 @@ class Expert(Demonstrations):
         self.episodes = episodes
 
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
-        """Play the episodes, each with a different seed that is not held out."""
+        """Play the episodes with distinct seeds, none of which is held out."""
         at_a_time = data.sizes.at_a_time(world_size())
         pool = EnvPool([_with_expert(source) for source in data.pool.sources], threads=at_a_time)
         engine, chosen = no_model(), chosen_actions(data.interaction, scripted_action)
@@ -124,7 +124,7 @@ class Recorded(Demonstrations):
     """Whole episodes that the policy of a run played in training, from its turn log (callback ``TurnLog``).
 
     Prompts and replies are reused as token ids, so the run must have had the same tokenizer. Logs contain no pixels, so
-    episodes with images cannot be cloned from them.
+    recorded episodes with images cannot be cloned.
 
     Args:
         run: folder of the run, which must have played the same game.
@@ -137,7 +137,7 @@ class Recorded(Demonstrations):
         """Return the episodes that began and ended in the log.
 
         Raises:
-            ConfigError: there are none, they are of another game, or their tokens are those of another tokenizer.
+            ConfigError: the log has no such episodes, or the run had another game or tokenizer.
         """
         files = find_run(Path(self.run))
         if files.facts is not None:
@@ -195,7 +195,7 @@ def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase
     """Check that this tokenizer decodes logged turns to the logged texts.
 
     Raises:
-        ConfigError: it does not, or a turn has images; ``run`` names the run in the message.
+        ConfigError: the texts differ, or a turn has images; ``run`` names the run in the message.
     """
     fix = "clone from the scripted player (leave out the recorded run), or use the model of that run"
     logged = {i: text for turn in turns for i, text in zip(turn["reply_ids"], turn["tokens"], strict=True)}
@@ -217,7 +217,7 @@ def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase
 
 
 def _is_whole(turns: Sequence[LoggedTurn]) -> bool:
-    """Return whether logged turns form a whole episode, which did not end in a fault of its environment."""
+    """Return whether logged turns form a whole episode that did not end in a fault of the environment."""
     last = turns[-1]
     ended = bool(last["terminated"] or last["truncated"]) and last["stop"] != StopReason.ENV_FAULT
     return ended and [turn["turn"] for turn in turns] == list(range(len(turns)))
@@ -252,10 +252,10 @@ def _turn(logged: LoggedTurn) -> Turn:
 
 
 def chosen(episodes: Sequence[Demonstration], min_return: float) -> list[Demonstration]:
-    """Return this rank's episodes with a return of at least ``min_return``. Every rank must call it.
+    """Return this rank's episodes with a return of at least ``min_return``. Every rank must call this function.
 
     Raises:
-        ConfigError: there are no such episodes on any rank, or none on this rank.
+        ConfigError: no rank has such episodes, or this rank has none.
     """
     outcomes = [outcome for part in all_gather([episode.outcome for episode in episodes]) for outcome in part]
     if not outcomes:
@@ -276,12 +276,12 @@ def chosen(episodes: Sequence[Demonstration], min_return: float) -> list[Demonst
 
 
 def what_is_cloned(kept: Sequence[Demonstration], episodes: int, iterations: float) -> str:
-    """Describe the cloned episodes of all ranks. Every rank must call it.
+    """Describe the cloned episodes of all ranks. Every rank must call this function.
 
     Args:
         kept: episodes of this rank that are cloned.
         episodes: number of episodes of this rank before some were left out.
-        iterations: number of iterations of one pass over them.
+        iterations: number of iterations of one pass over the episodes.
     """
     own = (sum(len(each.turns) for each in kept), len(kept), episodes, math.fsum(each.outcome for each in kept))
     parts = all_gather((own, iterations))
@@ -295,29 +295,28 @@ def what_is_cloned(kept: Sequence[Demonstration], episodes: int, iterations: flo
 class ClonedTurns(RolloutSource):
     """Rollout source that yields demonstrated turns instead of rollouts, in a new random order in each pass.
 
-    An iteration has as many turns as a rollout. Its number determines its turns, so a resumed run continues exactly. A
-    rank with more turns uses more of them per iteration, so that all ranks finish a pass together. Every rank must
-    create one.
+    An iteration has as many turns as a rollout. The index of an iteration determines the turns, so a resumed run
+    continues exactly. A rank with more turns uses more turns per iteration, so that all ranks finish a pass together.
+    Every rank must create such a source.
 
     Args:
         episodes: episodes of this rank.
         data: data module, for the number of turns per iteration.
-        action_share: share of a reply's loss weight on the tokens that name the action, if a thought precedes them.
+        action_share: share of a reply's loss weight on the tokens that name the action, if the reply has a thought.
     """
 
     def __init__(self, episodes: Sequence[Demonstration], data: RolloutDataModule, action_share: float) -> None:
         self.samples = [sample for episode in episodes for sample in episode.samples]
         self.action_share = action_share
         self.seed = data.seed
-        self.places = data.sizes.own_envs(
-            rank(), world_size()
-        )  # environment indices that spread the rows over mini-batches
+        # Environment indices that spread the rows over mini-batches.
+        self.places = data.sizes.own_envs(rank(), world_size())
         own = (sum(len(sample.turns) for sample in self.samples), len(episodes), len(self.places))
         turns, played, places = (sum(each) for each in zip(*all_gather(own), strict=True))
         per_place = turns / played if data.groups is not None else data.sizes.turns_per_env
         wanted = places * per_place * len(self.samples) / turns
         self.count = max(round(wanted), data.sizes.mini_batches)
-        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, int))  # number and order of the last pass used
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, int))  # index and order of the last pass
 
     def next_rollout(self, stream: RolloutStream) -> Prepared:
         """Return the samples of the next iteration with the weights of their tokens."""
@@ -326,7 +325,7 @@ class ClonedTurns(RolloutSource):
         placed = [_placed(sample, self.places[k % len(self.places)]) for k, sample in enumerate(picked)]
         rollout = Rollout.from_samples(placed)
         weights = action_weights(rollout, self.action_share, drop_invalid=True)
-        # The engine sampled nothing, so there is no mismatch; zeros stand for the log-probs before the update.
+        # No engine sampled these replies, so there is no mismatch. Zeros stand for the log-probs before the update.
         scores = Scores(old_logps=rollout.rollout_logps)
         return Prepared(rollout.union(weights=weights, scores=scores), {"clone/passes": first / len(self.samples)})
 

@@ -14,7 +14,7 @@ from lightning_agentrl.episodes.env_worker import DaemonThreads
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.2  # polling interval of a wait
-LEFT_SECONDS = 1.0  # time for remaining tasks to end
+LEFT_SECONDS = 1.0  # time limit for remaining tasks to end
 
 
 class LoopThread:
@@ -35,7 +35,7 @@ class LoopThread:
         return Running(coroutine, self._loop).result(look)
 
     def _work(self) -> None:
-        """Run the loop until it is stopped. Restart it if a task ends it by SystemExit or KeyboardInterrupt."""
+        """Run the loop until it is stopped. Restart the loop if a task ends it by SystemExit or KeyboardInterrupt."""
         while True:
             try:
                 self._loop.run_forever()
@@ -63,7 +63,7 @@ class Running(Generic[T]):
         self._future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def failed(self) -> bool:
-        """Return whether it ended with an error or was canceled."""
+        """Return whether the coroutine ended with an error or was canceled."""
         return self._future.done() and (self.cancelled or self._future.exception() is not None)
 
     @property
@@ -72,15 +72,15 @@ class Running(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """Its error, or the first one of an exception group; None if it is running, succeeded or was canceled."""
+        """The coroutine's error, or the first error of an exception group; None if running, succeeded or canceled."""
         error = self._future.exception() if self.failed() and not self.cancelled else None
         return None if error is None else _first(error)
 
     def wait(self, look: Callable[[], None] | None = None) -> None:
-        """Wait until it has ended in any way; an interrupt cancels it.
+        """Wait until the coroutine has ended in any way; an interrupt cancels the coroutine.
 
         Args:
-            look: function that is called several times a second; an error that it raises interrupts the wait.
+            look: function that is called several times a second; an error in this function interrupts the wait.
         """
         try:
             while wait([self._future], None if look is None else LOOK_SECONDS).not_done:
@@ -97,8 +97,8 @@ class Running(Generic[T]):
             look: see :meth:`wait`.
 
         Raises:
-            Exception: error of the coroutine; for an exception group, its first error, with the group as its cause if
-                it has none.
+            Exception: error of the coroutine; for an exception group, the group's first error, with the group as the
+                cause if the error has no cause.
             RuntimeError: the coroutine raised SystemExit or KeyboardInterrupt.
         """
         self.wait(look)
@@ -113,13 +113,13 @@ class Running(Generic[T]):
             raise error from (error.__cause__ or group)
 
     def cancel(self) -> None:
-        """Cancel it and wait until it has ended, including everything that it awaits. A no-op if it has ended."""
-        if self._future.cancel() and not self._loop.is_closed():  # it was still running
+        """Cancel the coroutine and wait for its end, including everything that it awaits. Do nothing after its end."""
+        if self._future.cancel() and not self._loop.is_closed():  # the coroutine was still running
             asyncio.run_coroutine_threadsafe(_ended(self._coroutine), self._loop).result()
 
 
 async def _ended(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Wait for this coroutine's task only."""
+    """Wait until the task that runs this coroutine has ended."""
     await asyncio.gather(*(t for t in asyncio.all_tasks() if t.get_coro() is coroutine), return_exceptions=True)
 
 

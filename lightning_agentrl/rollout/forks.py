@@ -1,4 +1,4 @@
-"""Forks: measure values of a rollout's states by playing several episodes (branches) from each state.
+"""Forks, which measure values of a rollout's states by playing several episodes (branches) from each state.
 
 Branch k of every state of an episode uses the same random numbers at the same turn. So branches of adjacent states
 mostly agree, which reduces the noise of their differences. If a branch repeats the recorded turns up to the next forked
@@ -39,18 +39,18 @@ class ForkBranch:
     number: int  # index among the branches of its moment
     rewards: list[float] = field(default_factory=list)
     lost: bool = False
-    joins: Key | None = None  # later moment whose branch of the same number continues it
+    joins: Key | None = None  # later moment whose branch with the same index continues this branch
 
 
 class Forks:
     """Play branches from the states of rollouts, with the weights that sampled the rollouts.
 
-    They add ``state_values`` and ``forked_end_values`` to a rollout, and the returns of branches to its turns. A branch
-    that is lost to a fault of its environment is left out. Rollouts must be played with the player ``recording``, whose
-    sessions store their moments here.
+    Forks add ``state_values`` and ``forked_end_values`` to a rollout, and the returns of branches to its turns. A
+    branch that is lost to a fault of its environment is left out. Rollouts must be played with the player
+    ``recording``, whose sessions store their moments here.
 
     Args:
-        plan: selection of states, and number of branches.
+        plan: selection of states, and number of branches per state.
         player: player of the branches.
         at_a_time: number of concurrent episodes on this rank.
         clock: stage clock, which times the branches.
@@ -69,13 +69,13 @@ class Forks:
 
         Args:
             rollout: rollout that was just collected.
-            sessions: sessions whose episodes continue after it.
+            sessions: sessions whose episodes continue after the rollout.
 
         Raises:
             EnvError: an environment does not repeat its episode, or has too many faults in a row.
         """
         for session in sessions:
-            if session.episode.running and session.episode.past:  # cut by the end of the rollout
+            if session.episode.running and session.episode.past:  # the end of the rollout cuts this episode
                 moment = session.moment()
                 self.moments[moment.key] = moment
         with self.clock.part("forks"):
@@ -99,7 +99,7 @@ class Forks:
             wanted = [n for n in numbers if n == numbers[0] or n % self.plan.every == 0]
             wanted += [] if turns[-1].done else [numbers[-1] + 1]
             kind = self.player.pool.kind(env if turns[0].group is None else turns[0].group)
-            for number in wanted:  # turns whose reply was not executed have no moment
+            for number in wanted:  # a turn whose reply was not executed has no moment
                 if (moment := self.moments.get((env, episode, number))) is not None:
                     chosen[moment.key] = [ForkBranch(moment, kind, k) for k in range(self.plan.branches)]
         return chosen
@@ -120,7 +120,8 @@ class Forks:
                 f"environment {moment.index} declares that it is not deterministic, so its states cannot be forked "
                 "(attribute `deterministic`); change model.init_args.advantage"
             ) from error
-        except EnvError as fault:  # at the start of the branch, or in its comparison with the recorded episode
+        # The fault is at the start of the branch, or in the comparison with the recorded episode.
+        except EnvError as fault:
             branch.lost = True
             self.player.count_lost(session, fault)
         finally:
@@ -145,12 +146,12 @@ class Forks:
 
 
 async def _reached(session: Session, moment: Moment, budget: bool) -> bool:
-    """Return whether a branch is in the state of a recorded moment, so that a branch from there continues it.
+    """Return whether a branch is in the state of a recorded moment, so that a branch from that moment continues it.
 
     Args:
         session: session of the branch.
         moment: moment of the recorded episode.
-        budget: whether the number of reply tokens must be equal too.
+        budget: whether the number of reply tokens must be equal as well.
     """
     branch, recorded = session.episode, moment.episode
     same = (
@@ -164,7 +165,7 @@ async def _reached(session: Session, moment: Moment, budget: bool) -> bool:
 
 
 def returns_of(branches: Mapping[Key, Sequence[ForkBranch]], gamma: float) -> dict[Key, list[float]]:
-    """Return the discounted return of each branch; NaN for a lost one.
+    """Return the discounted return of each branch; NaN for a lost branch.
 
     Later turns are computed first, since a branch joins only moments of later turns.
     """
@@ -180,7 +181,7 @@ def returns_of(branches: Mapping[Key, Sequence[ForkBranch]], gamma: float) -> di
 
 
 def valued(rollout: Rollout, branches: Mapping[Key, Sequence[ForkBranch]], gamma: float) -> Rollout:
-    """Return a rollout with its states' mean returns over branches, and the branches' returns in its turns."""
+    """Return a rollout with each state's mean return over branches, and with the branches' returns in its turns."""
     returns = {key: [one for one in every if not math.isnan(one)] for key, every in returns_of(branches, gamma).items()}
     values = {key: statistics.fmean(every) if every else math.nan for key, every in returns.items()}
     played = {key: sum(len(branch.rewards) for branch in every) for key, every in branches.items()}

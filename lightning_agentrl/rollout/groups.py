@@ -1,7 +1,7 @@
-"""Rollouts of whole groups: complete episodes, several from each start state.
+"""Rollouts of whole groups. A group consists of several complete episodes from one start state.
 
-An episode that is lost to a fault of its environment is played once more, with other seeds of its replies. If it is
-lost again, its group is not trained on.
+An episode that is lost to a fault of its environment is played once more, with other seeds of its replies. After a
+second loss, the episode's group is not trained on.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.types import Rollout, Sample, samples_from_plain, samples_to_plain
 from lightning_agentrl.types.plain import PixelTable
 
-TRIES = 2  # attempts at an episode whose environment fails
+TRIES = 2  # number of attempts at an episode whose environment fails
 SIDES_APART = 2**32  # offset between the labels of two sides of a group; more than the number of groups of a run
 
 
 class Member:
-    """One episode of a group. It has a session while it is running."""
+    """One episode of a group, with a session while the episode is running."""
 
     def __init__(self, recorder: EpisodeRecorder) -> None:
         self.recorder = recorder
         self.session: Session | None = None
-        self.lost: list[str] = []  # kinds of the faults that ended an attempt
+        self.lost: list[str] = []  # kinds of the faults that ended attempts
         self.turns_taken = 0  # number of turns in lost attempts
 
     def over(self) -> bool:
@@ -64,8 +64,8 @@ class Member:
 class WholeGroups:
     """Rollouts of whole groups of one rank, in order. The weights that play a turn do not depend on timing.
 
-    A rollout plays the episodes of its groups to their end, and then those of groups begun ahead for a fixed number of
-    turns. The number of concurrent episodes is that of environments; the next one begins as soon as one is free.
+    A rollout plays the episodes of its groups to their end, and then a fixed number of turns of each episode of later
+    groups. There are as many concurrent episodes as environments; the next episode begins when an environment is free.
 
     Args:
         settings: sizes of groups.
@@ -73,8 +73,8 @@ class WholeGroups:
         rank: rank of this process.
         world: number of ranks.
         at_a_time: number of concurrent episodes on this rank.
-        greedy: whether to play one more episode per group with temperature 0, whose return goes to
-            ``Rollout.greedy_scores``; in games with several sides, separately for each side.
+        greedy: whether to play one more episode per group with temperature 0. Its return goes to
+            ``Rollout.greedy_scores``, in games with several sides separately for each side.
         collected: number of rollouts collected before.
     """
 
@@ -95,7 +95,7 @@ class WholeGroups:
         self.greedy = greedy
         self.collected = collected
         self._members: dict[int, list[Member]] = {}  # groups that have begun and are not in a rollout yet
-        self._unnoted: list[str] = []  # kinds of faults of a rollout that has no turn on this rank to record them
+        self._unnoted: list[str] = []  # kinds of faults that no turn of this rank could record yet
         self._lost_greedily: dict[int, list[str]] = {}  # kinds of faults in greedy episodes of this rollout, by group
 
     @property
@@ -112,7 +112,7 @@ class WholeGroups:
         """Play the next groups to their end; return their samples, ordered by group and episode.
 
         The rollout is empty if all episodes are lost. Greedy episodes are played with the weights of this rollout. The
-        score of a lost one is NaN, that of a side without a turn is 0.
+        score of a lost greedy episode is NaN, the score of a side without a turn is 0.
 
         Args:
             advance: function that is called after each episode that ends in this rollout.
@@ -167,7 +167,7 @@ class WholeGroups:
         advance()
 
     async def _play(self, group: int, number: int, turns: int | None) -> None:
-        """Play at most ``turns`` turns of an episode, and of its second attempt if it is lost; None: to its end."""
+        """Play at most ``turns`` turns of an episode (None: all turns), and of its second attempt if it is lost."""
         member = self._member(group, number)
         while not member.over():
             if member.session is None:
@@ -188,8 +188,8 @@ class WholeGroups:
     async def _play_greedily(
         self, group: int, scores: dict[int, dict[int, float]], advance: Callable[[], None]
     ) -> None:
-        scores[group] = {}  # by the number of the episode; a game with several sides has one episode for each
-        # Its turns are not in the rollout and have the keys of other turns, so no moments are stored.
+        scores[group] = {}  # by episode index; each side of a game has an episode
+        # Greedy turns are not in the rollout and have the keys of other turns, so no moments are stored.
         greedy = replace(self.player, temperature=0.0, moments=None)
         for _ in range(TRIES):
             session = group_session(greedy, self.settings, group, 0)
@@ -217,7 +217,7 @@ class WholeGroups:
         pool.give_back(pool.kind(group), session.worker)
 
     def state_dict(self) -> dict[int, Any]:
-        """Return turns and running sessions of the groups that have begun and are not in a rollout yet, by number.
+        """Return turns and running sessions of the groups that have begun and are not in a rollout yet, by group index.
 
         Faults that no turn has recorded yet are stored under the key ``-1 - rank``.
         """
@@ -225,7 +225,7 @@ class WholeGroups:
         return begun | ({-1 - self.rank: list(self._unnoted)} if self._unnoted else {})
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        """Continue the groups of this rank from a checkpoint; those of other ranks are ignored."""
+        """Continue the groups of this rank from a checkpoint; groups of other ranks are ignored."""
         for group, members in state.items():
             if group < 0:
                 self._unnoted += members if (-1 - group) % self.world == self.rank else ()
@@ -239,21 +239,22 @@ class WholeGroups:
         if saved["session"] is not None:
             session = member.session = self._new_session(group, number)
             session.load_state_dict(saved["session"])
-            for kind in session.take_lost():  # the episode could not be replayed
+            for kind in session.take_lost():  # set if the episode could not be replayed
                 member.lose(kind)
-                member.recorder = EpisodeRecorder(group, self.player.memory.grows)  # its rest cannot be bootstrapped
+                # Drop the recorded part of the episode, since its rest cannot be bootstrapped.
+                member.recorder = EpisodeRecorder(group, self.player.memory.grows)
                 self._release(group, session)
         return member
 
 
 def sides_apart(rows: Sequence[tuple[int, int]]) -> list[int]:
-    """Return for each row the label of the rows with which it is compared: those of the same side in the same group.
+    """Return a label for each row. Rows of the same side in the same group have equal labels and are compared.
 
-    Episodes of a group have one number unless the interaction plays several sides, which then have different numbers.
-    Sides may have unequal chances, although one policy plays all of them. With one side the label is the group.
+    Episodes of a group have one index unless the interaction plays several sides, which have different indices. Sides
+    may have unequal chances, although one policy plays all sides. With one side, the label is the group.
 
     Args:
-        rows: group and episode number of each row.
+        rows: group and episode index of each row.
     """
     numbers: dict[int, set[int]] = {}
     for group, number in rows:
@@ -269,7 +270,7 @@ def _noting(sample: Sample, lost: Sequence[str]) -> Sample:
 
 
 def group_session(player: Player, settings: GroupRollout, group: int, member: int, pictures: bool = False) -> Session:
-    """Return the session of one episode of a group. All episodes of a group have one seed; their replies do not."""
+    """Return the session of one episode of a group. All episodes of a group have one seed; seeds of replies differ."""
     place, rollout = settings.place(group, member), group // settings.per_rollout
     seed = derive_seed(player.seed, group)
     return player.session(player.pool.kind(group), place, lambda _episode: seed, pictures, first_episode=rollout)

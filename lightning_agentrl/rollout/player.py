@@ -27,7 +27,7 @@ from lightning_agentrl.stalls import reporting, waiting_for
 from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason
 
 NAMED = 8  # largest number of environments that a warning lists
-# Number of last episodes over which the share of lost ones is computed (or all of a rollout), and their minimum.
+# The share of lost episodes is computed over the last WINDOW episodes, or all of a rollout, but at least LEAST.
 WINDOW, LEAST = 100, 20
 
 Part = Callable[[], Coroutine[Any, Any, object]]  # part of a collection, such as an episode
@@ -40,8 +40,8 @@ class FaultLimits:
     Args:
         in_a_row: number of consecutive episodes that one environment may lose without a turn between them, for example
             if ``reset`` always fails.
-        share: largest share of lost episodes among the last 100 of all environments, or among those of the last rollout
-            if it has more; it applies from 20 episodes on.
+        share: largest share of lost episodes among the last 100 of all environments, or among all episodes of the last
+            rollout if there are more; the limit applies from 20 episodes on.
     """
 
     in_a_row: int = 5
@@ -52,7 +52,7 @@ class FaultLimits:
             raise ValueError(f"data.init_args.faults.share must be between 0 and 1, got {self.share}")
 
     def count(self, before: Sequence[bool], rollout: Rollout) -> list[bool]:
-        """Return whether each of the last episodes of all ranks was lost. Every rank must call it.
+        """Return whether each of the last episodes of all ranks was lost. Every rank must call this method.
 
         Args:
             before: whether each of the episodes before this rollout was lost.
@@ -69,7 +69,8 @@ class FaultLimits:
         parts = all_gather((own, len(rollout)))
         if not any(rows for _, rows in parts):
             raise EnvError("lost", "the environments failed in all groups of this rollout")
-        added = [one for part, _ in parts for one in part]  # ordered by rank, so all of a rollout are kept
+        # The episodes are not in order of time, so all episodes of a rollout are kept.
+        added = [one for part, _ in parts for one in part]
         last = [*before, *added][-max(WINDOW, len(added)) :]
         if len(last) >= LEAST and sum(last) > self.share * len(last):
             raise EnvError(
@@ -108,7 +109,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self, session: Session) -> Iterator[None]:
-        """Include this session inside the context."""
+        """Watch this session inside the context."""
         self._sessions.append(session)
         self._changed_at = time.monotonic()
         try:
@@ -148,7 +149,7 @@ class Player:
         engine: sampler of replies.
         seed: seed of the run.
         temperature: temperature of sampling.
-        context_length: number of tokens that the model can read; None: no limit.
+        context_length: number of tokens that the model can read; None means no limit.
         faults: limits on lost episodes.
         moments: dictionary that collects the states of sessions for forks; None: no forks.
         watchdog: watchdog that warns if sessions are stuck.
@@ -182,9 +183,9 @@ class Player:
             kind: index of the environment's source.
             index: index of the session over all ranks.
             episode_seed: function that returns the seed of the n-th episode.
-            pictures: whether to store a picture of each turn, if there is one.
-            first_episode: number of the first episode.
-            held_out: whether it plays held-out episodes.
+            pictures: whether to store a picture of each turn, if the environment draws pictures.
+            first_episode: index of the first episode.
+            held_out: whether the session plays held-out episodes.
             place: index among the sessions that play at the same time. Default: ``index``.
         """
         source = self.pool.sources[kind]
@@ -227,7 +228,7 @@ class Player:
         """Play a session until the recorder is full.
 
         If an environment fails in all retries, its episode ends at the last turn before the fault. If the recorder
-        accepts further episodes, the next one begins, and the fault is recorded in a turn.
+        accepts further episodes, the next episode begins, and the fault is recorded in a turn.
 
         Returns:
             The kind of the fault to which the recorder's only episode was lost; empty if it was not lost.
@@ -274,7 +275,7 @@ class Player:
         """Warn of an episode that is lost to a fault.
 
         Raises:
-            EnvError: the environment has lost too many in a row.
+            EnvError: the environment has lost too many episodes in a row.
         """
         lost = session.worker.lost_seeds
         lost.add(session.episode.seed)
@@ -304,9 +305,9 @@ class Player:
 
 
 async def play_parts(parts: Sequence[Part], at_a_time: int, engine: Engine) -> None:
-    """Run parts in order, ``at_a_time`` of them concurrently; the next one begins as soon as one has ended.
+    """Run parts in order, ``at_a_time`` parts concurrently; the next part begins as soon as a part has ended.
 
-    Each of the concurrent tasks enters a context of the engine, which so knows how many tasks send requests.
+    Each concurrent task enters a context of the engine, so that the engine knows how many tasks send requests.
     """
     waiting = iter(parts)
 
@@ -319,7 +320,7 @@ async def play_parts(parts: Sequence[Part], at_a_time: int, engine: Engine) -> N
                     task = asyncio.current_task()
                     if task is None or task.cancelling():
                         raise
-                    # Raised by a user's code. A task group would ignore it, and turns would be missing.
+                    # A user's code raised this error. A task group would ignore it, and turns would be missing.
                     sentence = (
                         "code of an environment, interaction or judge raised CancelledError without being canceled"
                     )

@@ -41,7 +41,7 @@ class PolicySettings:
         temperature: temperature of sampling in training.
         seed: seed of the run, from which the seeds of replies are derived.
         date: date of the run in ISO 8601, which some chat templates write; empty: now.
-        wordings: wordings of the config by the id of their environment.
+        wordings: wordings of the config by environment id.
     """
 
     prompt: PromptFormat = field(default_factory=PromptFormat)
@@ -101,7 +101,7 @@ class PolicySettings:
         """Read the settings file of an exported policy.
 
         Raises:
-            ConfigError: it is not a valid settings file.
+            ConfigError: the file is not a valid settings file.
         """
         try:
             plain = json.loads(file.read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ class PolicySettings:
         return cls.from_plain(plain, f"'{file}'")
 
     def worded(self, source: EnvConfig) -> EnvConfig:
-        """Return an environment with its wording from training, unless it already has a wording."""
+        """Return an environment that has a wording unchanged, any other environment with its wording from training."""
         wordings = {name.split(":")[-1]: wording for name, wording in self.wordings.items()}
         other = copy(source)
         other.texts = tuple(self.prompt.places)
@@ -131,7 +131,7 @@ class PolicySettings:
         Args:
             pool: pool of environments.
             tokenizer: tokenizer of the policy.
-            image_reader: converter of images to model inputs; None: the policy reads text only.
+            image_reader: converter of images to model inputs; None if the policy reads text only.
             context_length: number of tokens that the policy can read.
             engine: sampler of replies.
         """

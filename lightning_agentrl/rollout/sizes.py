@@ -23,7 +23,7 @@ LARGEST_SEED = 2**32 - 1  # the limit of Lightning's seed_everything
 
 TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # defaults of a data module without groups
 MOST = 2**31 - 1  # limit of all counts; an environment's index has 31 bits in the label of an episode
-MOST_ENVS = 100_000  # limit of concurrent environments; a small one takes 50 kB
+MOST_ENVS = 100_000  # limit of concurrent environments; a small environment takes 50 kB
 MOST_EPISODES = 1_000_000  # limit of episodes in an iteration, which are all in memory
 
 
@@ -33,11 +33,11 @@ def check_whole(value: object, key: str, least: int | None = None, most: int | N
     Args:
         value: value to check.
         key: config key of the value, for the error message.
-        least: lower bound; None: no bound.
-        most: upper bound; None: no bound.
+        least: lower bound; None means no bound.
+        most: upper bound; None means no bound.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the value is not an integer within the bounds.
     """
     if not isinstance(value, Integral):
         raise ValueError(f"{key} must be a whole number, got {value!r}")
@@ -55,9 +55,9 @@ class GroupRollout:
         size: number of episodes in a group.
         per_rollout: number of groups in an iteration, over all ranks.
         mini_batches: number of optimizer steps in each pass over a rollout.
-        ahead: number of groups of later iterations that are begun in this one, to keep environments busy while the
-            longest episodes end. They continue with the weights of the next iteration.
-        ahead_turns: number of turns per iteration that each of their episodes is played ahead.
+        ahead: number of groups of later iterations that are played ahead in each iteration, to keep environments busy
+            while the longest episodes end. Episodes played ahead continue with the weights of the next iteration.
+        ahead_turns: number of turns per iteration that an episode of a later iteration is played ahead.
     """
 
     size: int = 8
@@ -78,16 +78,16 @@ class GroupRollout:
 
     @property
     def episodes(self) -> int:
-        """Number of episodes of an iteration over all ranks. Each has an index, which is ``env`` of its turns."""
+        """Number of episodes of an iteration over all ranks. An episode's index is ``env`` of its turns."""
         return self.size * self.per_rollout
 
     @property
     def longest_ahead(self) -> int:
-        """Largest number of iterations from the one that begins a group to the one that trains on it."""
+        """Largest number of iterations between the first turn of a group and the training on this group."""
         return math.ceil(self.ahead / self.per_rollout)
 
     def place(self, group: int, member: int) -> int:
-        """Return the index of an episode among those of its iteration."""
+        """Return the index of an episode among the episodes of its iteration."""
         return group % self.per_rollout * self.size + member
 
     def places(self, rank: int, world: int) -> list[int]:
@@ -116,7 +116,7 @@ class RolloutSizes:
     turns_per_env: int = TURNS_PER_ENV
     mini_batch_turns: int = MINI_BATCH_TURNS
     update_epochs: int = 1
-    groups: GroupRollout | None = None  # None: a fixed number of turns
+    groups: GroupRollout | None = None  # None if a rollout has a fixed number of turns
 
     def __post_init__(self) -> None:
         check_kind(self.groups, GroupRollout, f"{KEYS}.groups")
@@ -181,7 +181,7 @@ class RolloutSizes:
         """Check that environments and groups can be shared evenly by ``world`` processes.
 
         Raises:
-            ValueError: they cannot; the message names the key to change.
+            ValueError: the sizes are not divisible; the message names the key to change.
         """
         if self.num_envs % world:
             raise ValueError(
@@ -205,7 +205,7 @@ def check_arguments(data: Any, sources: Sequence[Source], seed: int | None) -> N
         seed: argument ``seed``.
 
     Raises:
-        ValueError: one is wrong; the message names the key to change.
+        ValueError: an argument is wrong; the message names the key to change.
     """
     kinds = {"memory": Memory, "prompt": PromptFormat, "interaction": Interaction, "engine": Engine}
     for name, kind in (kinds | {"validation": ValidationConfig, "faults": FaultLimits}).items():

@@ -15,8 +15,8 @@ from lightning_agentrl.errors import EngineGoneError, one_line
 class Stopped(SystemExit):
     """End of a run by request, raised on all ranks at a point from which the run can continue.
 
-    The exit code on rank 0 is that of a process ended by the signal. On other ranks it is 0, since a launcher that gets
-    another code kills rank 0 before it has printed its message.
+    The exit code on rank 0 is that of a process ended by the signal. On other ranks the code is 0, since a launcher
+    that gets another code kills rank 0 before rank 0 has printed its message.
     """
 
     def __init__(self, number: int) -> None:
@@ -32,12 +32,12 @@ class Stopping:
     """Requests to end a run, or to save it and continue, from any thread of any rank."""
 
     def __init__(self) -> None:
-        self.asked = 0  # number of the signal that requests the end; 0: none
+        self.asked = 0  # number of the signal that requests the end; 0 without a request
         self.reason = ""  # reason of an end without a signal
         self.saves = 0  # number of requests to save and continue
-        self.save: Callable[[], object] | None = None  # function that saves the run; None: requests are not handled
-        self._saved = 0  # number of requests to save that were carried out
-        self._inside = False  # whether the current work may be left
+        self.save: Callable[[], object] | None = None  # function that saves the run; None before `begin`
+        self._saved = 0  # number of completed requests to save
+        self._inside = False  # whether this rank may leave the current work
 
     def begin(self, save: Callable[[], object]) -> None:
         """Clear the requests of an earlier run.
@@ -49,7 +49,7 @@ class Stopping:
         self.reason, self.save = "", save
 
     def ask(self, number: int) -> None:
-        """Request the end of the run as if this signal had been received."""
+        """Request the end of the run, as after the signal with this number."""
         self.asked = number
 
     def look(self) -> None:
@@ -59,12 +59,12 @@ class Stopping:
 
     @contextmanager
     def together(self, alone: bool = False) -> Iterator[None]:
-        """Context of work that a rank may leave early; at its end, call :meth:`agree`. All ranks enter and leave it.
+        """Context of work that a rank may leave early. All ranks enter and leave it; its exit calls :meth:`agree`.
 
         An EngineGoneError inside ends the run like SIGTERM.
 
         Args:
-            alone: whether ranks do not wait for each other inside, so that an error of one rank is raised on all.
+            alone: whether ranks do not wait for each other inside, so that all ranks raise an error of one rank.
 
         Raises:
             Stopped: see :meth:`agree`.
@@ -81,7 +81,7 @@ class Stopping:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Context inside :meth:`together` in which ranks do not wait for each other. Then all continue or all leave."""
+        """Context inside :meth:`together` in which ranks do not wait for each other. Then all ranks go on or leave."""
         with raise_once(), self._leaving():
             yield
         if self._inside and (asked := max(all_gather(self.asked))):
@@ -89,12 +89,12 @@ class Stopping:
             raise _Left
 
     def agree(self) -> None:
-        """Carry out the requests of all ranks. All ranks must call it, at a point from which the run can continue.
+        """Carry out the requests of all ranks. All ranks must call this method at a point where the run can continue.
 
         Raises:
             Stopped: the end was requested on any rank; raised on all ranks.
         """
-        saves = self.saves  # read once, since a signal may change it
+        saves = self.saves  # read once, since a signal may change the count
         requests = all_gather((self.asked, saves > self._saved))
         if asked := max(number for number, _ in requests):
             self.asked = asked
@@ -105,7 +105,7 @@ class Stopping:
 
     @contextmanager
     def _leaving(self) -> Iterator[None]:
-        """Catch errors that end work since the end of the run was requested or the engine is gone."""
+        """Catch errors of work that ends early, because the end of the run was requested or the engine is gone."""
         try:
             yield
         except _Left:
@@ -117,6 +117,6 @@ class Stopping:
             if not self.asked:
                 self.reason = one_line(str(error))
                 self.ask(signal.SIGTERM)
-            else:  # for example an engine that another rank has left
+            else:  # for example, the engine failed after another rank left
                 kind = type(error).__name__
                 rank_zero_warn(f"while the run is ending, its work failed with {kind}: {one_line(str(error))}")

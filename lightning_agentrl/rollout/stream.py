@@ -1,4 +1,4 @@
-"""Stream of mini-batches: one Lightning epoch is one iteration with a constant number of random mini-batches."""
+"""Stream of mini-batches. One Lightning epoch is one iteration with a constant number of random mini-batches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Phase = Literal["critic_warmup", "train"]
 
 
 class MiniBatch:
-    """The turns of one optimizer step on this rank, and metrics to log with it.
+    """The turns of one optimizer step on this rank, and metrics to log with the step.
 
-    It is not a dataclass, since Lightning would move its tensors to the device: that is done per micro-batch.
+    The class is not a dataclass, since Lightning would move a dataclass to the device; each micro-batch is moved later.
     """
 
     def __init__(self, rollout: Rollout, metrics: dict[str, float] | None = None) -> None:
@@ -63,7 +63,7 @@ class RolloutStream:
         self.prepare = prepare
         self.sizes = sizes
         self.seed = seed
-        self.source: RolloutSource | None = None  # source of rollouts; None: the collector
+        self.source: RolloutSource | None = None  # source of rollouts; None means the collector
         self.inside_iteration = False  # whether mini-batches of the current iteration remain
         self._prepared: Prepared | None = None  # rollout of an iteration before its first mini-batch
 
@@ -91,7 +91,7 @@ class RolloutStream:
                 metrics = {}
 
     def next_rollout(self) -> Prepared:
-        """Return the next rollout, prepared for one epoch, and start collecting the one after it if that is allowed."""
+        """Return the next rollout, prepared for one epoch, and start the next background collection if allowed."""
         rollout = self.collect()
         self.collector.begin_next()
         return self.prepare(rollout)
@@ -101,7 +101,7 @@ class RolloutStream:
         return self.collector.collect()
 
     def places_of(self, rollout: Rollout, *counters: int) -> np.ndarray:
-        """Return random numbers in [0, 1), one per row of a rollout, that depend on the seed and these counters."""
+        """Return random numbers in [0, 1), one per row of a rollout, that depend on the seed and ``counters``."""
         firsts = [sample.turns[0] for sample in rollout.samples]
         # Parallel calls of an agent arrive in any order, which must not determine the mini-batches.
         rows = sorted(range(len(firsts)), key=lambda i: (firsts[i].episode if firsts[i].call else 0, firsts[i].call))
@@ -115,8 +115,8 @@ def spread(envs: Sequence[int], num_envs: int, seed: int) -> np.ndarray:
     """Return a random number in [0, 1) for each row, independent of the rank on which the row is.
 
     The rows of each environment are permuted and spread evenly over [0, 1), with a random shift per environment. So any
-    interval contains nearly the same number of rows of every environment; and exactly its share of all rows, if that is
-    an integer and all environments have equally many rows.
+    interval contains nearly the same number of rows of every environment. If all environments have equally many rows,
+    an interval contains exactly its share of all rows, if this share is an integer.
 
     Args:
         envs: environment of each row of this rank, as an index over all ranks; rows are in order of time.
@@ -143,7 +143,7 @@ def split(places: np.ndarray, count: int, upto: float = 1.0) -> list[list[int]]:
 def begin_next_epoch(trainer: L.Trainer) -> None:
     """Let a run that resumes at the end of an epoch begin with the next epoch.
 
-    With ``max_steps``, Lightning resumes inside the last epoch and would request one more batch of it.
+    With ``max_steps``, Lightning resumes inside the last epoch and would request one more batch of that epoch.
     """
     progress, loop = trainer.fit_loop.epoch_progress, trainer.fit_loop
     current = cast(Any, progress.current)

@@ -26,11 +26,11 @@ class ValidationConfig:
     """Settings of validation.
 
     Args:
-        episodes: number of held-out episodes over all ranks; they use the first seeds of the list.
+        episodes: number of held-out episodes over all ranks, which use the first seeds of the list.
         num_envs: number of concurrent episodes on each rank.
-        temperature: temperature of sampling; 0: the most likely token.
-        every: number of iterations between two validations of a fit; 0: no validation; null: one validation, after the
-            last iteration.
+        temperature: temperature of sampling; 0 selects the most likely token.
+        every: number of iterations between two validations of a fit; 0 means no validation, null one validation after
+            the last iteration.
     """
 
     episodes: int = 128
@@ -84,9 +84,9 @@ def validation_due(trainer: L.Trainer, every: int | None, steps_per_iteration: i
 
 
 class EpisodeSeeds:
-    """Validation loader whose only batch is the seeds of one rank; it has no batch if no validation is due.
+    """Validation loader whose only batch is the seeds of one rank. The loader is empty if no validation is due.
 
-    Lightning's validation loop thus runs after every iteration, so that its callbacks do too.
+    Lightning's validation loop thus runs after every iteration, and with it the validation hooks of callbacks.
 
     Args:
         seeds: held-out seeds.
@@ -110,11 +110,11 @@ class WholeEpisode:
     """A whole held-out episode.
 
     Args:
-        place: index of its seed in the list of held-out seeds.
-        source: index of its source.
+        place: index of the episode's seed in the list of held-out seeds.
+        source: index of the episode's source.
         contract: last contract of the environment; empty if the environment never answered.
         samples: samples with the turns; empty if the episode was lost before its first turn.
-        lost: kind of the fault that ended the episode; empty if there was none.
+        lost: kind of the fault that ended the episode; empty without a fault.
     """
 
     place: int
@@ -151,8 +151,8 @@ async def play_episodes(
         player: player of the episodes.
         at_a_time: number of concurrent environments.
         advance: function that is called after each episode.
-        watched: number of episodes to return in full, with pictures; they have the first seeds of the list.
-        sample: index of the episode among several with the same seed, which determines the seeds of its replies.
+        watched: number of episodes, for the first seeds of the list, to return in full with pictures.
+        sample: index of the episode among several with the same seed; the seeds of replies depend on it.
 
     Returns:
         A list of results for each seed (one, or one per side of a game), and the watched episodes in the order of their
@@ -169,7 +169,8 @@ async def play_episodes(
         try:
             samples, lost = await player.play_episode(session)
             advance()
-            contract = Contract() if session.worker.answer is None else session.contract  # it may not have been created
+            # Return an empty contract if the environment was never created.
+            contract = Contract() if session.worker.answer is None else session.contract
             episode = WholeEpisode(place, kind, contract, samples, lost)
         finally:
             player.pool.give_back(kind, session.worker, held_out=True)
