@@ -1,7 +1,7 @@
 """Text environments with one contract, :class:`TextEnv`; importing this package registers their ids with gymnasium.
 
-``gymnasium.make("agentrl_envs:BabyAIText-GoTo-v0")`` works without another import. Games with dependencies are imported
-only when one of their environments is made.
+``gymnasium.make("agentrl_envs:BabyAIText-GoTo-v0")`` works without another import. A game with dependencies is imported
+only when ``gymnasium.make`` creates its environment.
 """
 
 from agentrl_envs.registry import ENV_IDS, register_all

@@ -1,7 +1,7 @@
 """Baselines without a model: uniformly random actions, and the same action every turn.
 
 `python -m agentrl_envs.baselines BabyAIText-GoToObjS6-v0 --episodes 200 --set max_turns=12` prints a table. A trained
-agent that is not clearly above it has learned nothing.
+agent has learned nothing if its success is not clearly above the success in this table.
 """
 
 import argparse
@@ -28,7 +28,7 @@ class Baseline:
 
 
 def random_agent(env_id: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
-    """Play a uniformly random agent; its choices are seeded with the episode's seed, so results are reproducible."""
+    """Play a uniformly random agent; the seed of an episode also seeds the choices, so results are reproducible."""
 
     def chooser(env: TextEnv, seed: int) -> Callable[[], str]:
         if not env.actions:
@@ -36,7 +36,7 @@ def random_agent(env_id: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
         generator = np.random.default_rng([seed, 1])
 
         def choose() -> str:
-            names = list(env.actions)  # they may change from turn to turn
+            names = list(env.actions)  # the actions may change from turn to turn
             return names[int(generator.integers(len(names)))]
 
         return choose
@@ -108,7 +108,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure and print the random agent and every constant agent."""
+    """Play the random agent and every constant agent, and print their results."""
     parser = argparse.ArgumentParser(prog="python -m agentrl_envs.baselines", description=__doc__)
     parser.add_argument("env_id", metavar="ENV_ID")
     parser.add_argument("--episodes", type=int, default=200)

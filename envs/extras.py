@@ -8,7 +8,7 @@ def need(module: str, extra: str) -> Any:
     """Import a module of an extra and return it.
 
     Raises:
-        ValueError: the module is not installed; the message says what to install.
+        ValueError: the module is not installed; the message names the package to install.
     """
     package = module.split(".")[0]
     try:

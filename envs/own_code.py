@@ -1,4 +1,4 @@
-"""Checks of the code of a text environment when it is created; each mistake gives a message with its fix."""
+"""Checks of a text environment's code when the environment is created; each error message says how to fix it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentrl_envs.text_env import TextEnv
 
 _TEXT = ("a text", str)
-_FORMS = {  # method -> its return value in words, an example, and the name and type of each value
+_FORMS = {  # method -> its return value in words, an example, and the name and type of each returned value
     "_observe": ("two texts", 'return text, ""', (_TEXT, _TEXT)),
     "_caption": ("two texts", 'return text, ""', (_TEXT, _TEXT)),
     "_act": (
@@ -31,7 +31,7 @@ def check_data(env: TextEnv) -> None:
     """Check that the required attributes of an environment exist and have valid types.
 
     Raises:
-        ValueError: an attribute is missing or invalid; the message says what to write.
+        ValueError: an attribute is missing or invalid; the message says what code to write.
     """
     owner = type(env).__name__
     for name, example in _NEEDED.items():
@@ -39,7 +39,7 @@ def check_data(env: TextEnv) -> None:
         if declared is None and (name == "max_turns" or not env.free_text):
             raise ValueError(f"{owner} has no `{name}`; write `{name} = {example}` in the class")
         if declared is None or isinstance(declared, property | cached_property):
-            continue  # its value may depend on an episode
+            continue  # the value of a property may depend on an episode
         if name == "max_turns" and (isinstance(declared, bool) or not isinstance(declared, Integral)):
             raise ValueError(f"{owner}: max_turns is {declared!r}; it must be a whole number, as in `max_turns = 20`")
         if name == "max_turns" and declared < 1:
@@ -54,7 +54,7 @@ def check_data(env: TextEnv) -> None:
 
 
 def try_out(env: TextEnv) -> None:
-    """Play one turn of an episode, to check before a run what the methods of an environment return.
+    """Play one turn of an episode, to check the return values of an environment's methods before a run.
 
     Each class is checked once in a process.
 
@@ -78,7 +78,7 @@ def check_examples(env: TextEnv) -> None:
     """Check that worked examples are pairs of texts and name actions.
 
     Raises:
-        ValueError: an example is invalid; the message names the first one.
+        ValueError: an example is invalid; the message names the first invalid example.
     """
     owner, form = type(env).__name__, 'write pairs: [("what is seen", "left")]'
     examples: Any = env.examples
@@ -116,7 +116,7 @@ def two_values(env: TextEnv, method: str, returned: Any) -> tuple[Any, Any]:
 
 
 def _declared(env: TextEnv, name: str) -> Any:
-    """Return an attribute without evaluating it if it is a property; None if there is none."""
+    """Return an attribute, or a property without its evaluation; None if there is no such attribute."""
     return next((vars(owner)[name] for owner in (env, *type(env).__mro__) if name in vars(owner)), None)
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 
 class PictureSpace(spaces.Space[NDArray[np.uint8]]):
-    """RGB pictures, uint8 [height, width, 3], whose sides have 1 to `most` pixels."""
+    """Space of RGB pictures, uint8 [height, width, 3], whose sides have 1 to `most` pixels."""
 
     def __init__(self, most: int) -> None:
         super().__init__(shape=None, dtype=np.uint8)
@@ -41,7 +41,7 @@ class PictureSpace(spaces.Space[NDArray[np.uint8]]):
 
 
 def of_8_bits(picture: Image.Image) -> Image.Image:
-    """Convert 16-bit greys to their highest 8 bits; Pillow's own conversion would make nearly all of them white."""
+    """Convert 16-bit greys to their highest 8 bits; Pillow's own conversion would make nearly all greys white."""
     if not picture.mode.startswith("I;16"):
         return picture
     return Image.fromarray((np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8))

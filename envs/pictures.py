@@ -1,4 +1,4 @@
-"""Pictures of small grids: each cell is a stack of layers, painted by Pillow in units of its side."""
+"""Pictures of small grids: each cell is a stack of layers, which Pillow paints in units of the cell's side."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -19,7 +19,7 @@ _WOOD, _DARK_WOOD, _WHITE = (168, 104, 44), (108, 62, 22), (255, 255, 255)
 
 
 class _Pen:
-    """Draws on a square whose sides are 1 long."""
+    """Drawing functions for a square whose sides have length 1."""
 
     def __init__(self, picture: Image.Image) -> None:
         self._pen = ImageDraw.Draw(picture)
@@ -39,10 +39,10 @@ class _Pen:
 
 
 def checked_cell_px(cell_px: int) -> int:
-    """Check the side of a cell in pixels, and return it.
+    """Check and return the side of a cell in pixels.
 
     Raises:
-        ValueError: it is not an integer from 8 to 128.
+        ValueError: `cell_px` is not an integer from 8 to 128.
     """
     if isinstance(cell_px, bool) or not (isinstance(cell_px, int) and 8 <= cell_px <= 128):
         raise ValueError(f"cell_px must be a whole number of pixels from 8 to 128, not {cell_px!r}.")
@@ -54,7 +54,7 @@ def draw_grid(rows: Sequence[Sequence[str]], looks: Mapping[str, tuple[str, ...]
 
     Args:
         rows: symbols of the cells, top row first.
-        looks: symbol -> layers of its cell, bottom first: keys of `LAYERS`.
+        looks: symbol of a cell -> layers of the cell, bottom first, as keys of `LAYERS`.
         cell_px: side of a cell in pixels.
     """
     return np.concatenate([np.concatenate([_cell(looks[symbol], cell_px) for symbol in row], 1) for row in rows])
@@ -131,4 +131,4 @@ LAYERS: Mapping[str, Callable[[_Pen], None]] = {
     "player": _player,
     "player in a hole": _sunk,
 }
-"""Name of a layer -> function that paints it."""
+"""Name of a layer -> function that paints the layer."""

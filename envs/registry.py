@@ -7,7 +7,7 @@ import gymnasium
 from agentrl_envs.baba.levels import LEVELS as BABA_LEVELS
 
 _BABYAI = "agentrl_envs.babyai.env:BabyAIEnv"
-# Minigrid has ids such as `BabyAI-GoTo-v0` for its own environments, so the text versions have another prefix.
+# Minigrid has ids such as `BabyAI-GoTo-v0` for its own environments, so the text versions have the prefix `BabyAIText`.
 _BABYAI_LEVELS = (
     "GoTo",
     "PickUp",
@@ -23,7 +23,7 @@ _BABYAI_LEVELS = (
 
 _BABA = "agentrl_envs.baba.env:BabaIsAIEnv"
 
-# Maps of 4 x 4 cells with 2 to 4 holes, and rooms with a box. `observation` may also be text, or both.
+# Lakes of 4 x 4 cells with 2 to 4 holes, and rooms with a box. `observation` may also be "text" or "both".
 _SEEN: dict[str, Any] = {"observation": "image", "reward": "steps"}
 _LAKES = {"size": 4, "holes": (2, 4), "placement": "random", "max_turns": 16, "min_way": 2}
 _GRID_WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,7 +64,7 @@ ENV_IDS: tuple[str, ...] = tuple(_ENVS)
 
 
 def register_all() -> None:
-    """Register every environment of this package; ids that are registered already are skipped."""
+    """Register every environment of this package, except ids that are already registered."""
     for env_id, (entry_point, kwargs) in (_ENVS | _ADAPTERS).items():
         if env_id not in gymnasium.registry:
             gymnasium.register(id=env_id, entry_point=entry_point, kwargs=kwargs)

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Prompts show the first; the second is a special token of some models, which a prompt may not contain.
+# Prompts show `call`. Some models have a special token for `tool_call`, and a prompt may not contain special tokens.
 _CALLS = ("call", "tool_call")
 _TAGS = (*_CALLS, "answer")
-_MOST_CHARS = 1000  # largest length of the content of a tag; also keeps JSON from nesting too deep
+_MOST_CHARS = 1000  # largest length of a tag's content; also limits the depth of nested JSON
 
 
 @dataclass(frozen=True)
 class Call:
-    """A tool's name and its arguments."""
+    """A tool call: the name of the tool and the arguments."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -31,7 +31,7 @@ class CallError(ValueError):
 
 
 def last_tag(reply: str) -> str:
-    """Return the last complete tag of a reply with its content, such as `<answer>7</answer>`; empty if none."""
+    """Return the last complete tag of a reply with its content, such as `<answer>7</answer>`; empty without a tag."""
     found = ""
     place = -1
     for tag in _TAGS:
@@ -43,11 +43,11 @@ def last_tag(reply: str) -> str:
 
 
 def resolve_tag(reply: str, read: Callable[[str], object]) -> tuple[str, bool]:
-    """Return the last complete tag of a reply, and whether it can be used.
+    """Return the last complete tag of a reply, and whether this tag can be used.
 
     Args:
         reply: reply of the agent.
-        read: function that reads a tag, and raises a CallError if it cannot be used.
+        read: function that reads a tag, and raises a CallError if the tag cannot be used.
     """
     tag = last_tag(reply)
     try:
@@ -61,7 +61,7 @@ def read_tag(tag: str) -> Call | Answer:
     """Parse a tag that `last_tag` returned.
 
     Raises:
-        CallError: there is no tag, or it cannot be read.
+        CallError: there is no tag, or the tag cannot be read.
     """
     name = next((name for name in _TAGS if tag.startswith(f"<{name}>")), None)
     if name is None:

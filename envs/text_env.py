@@ -22,15 +22,15 @@ Shown = Literal["text", "image", "both"]
 
 
 class Seen(TypedDict):
-    """An observation with images, which are shown before the text."""
+    """An observation with images; prompts show the images before the text."""
 
     text: str
     images: tuple[NDArray[np.uint8], ...]
-    """RGB, each [height, width, 3]."""
+    """RGB images, each [height, width, 3]."""
 
 
 class TextInfo(TypedDict):
-    """The `info` of every `reset` and `step`. An environment may add keys of its own."""
+    """The `info` of every `reset` and `step`. An environment may add further keys."""
 
     success: bool
     progression: float
@@ -56,11 +56,11 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
     turns, ends the episode at the limit and fills `info`.
 
     * A text that names no action executes `default_action` and sets `info["invalid_action"]`; the reward is unchanged.
-    * The limit `max_turns` gives `truncated`, never `terminated`; an episode that ends by itself at its last turn is
+    * The limit `max_turns` gives `truncated`, never `terminated`; an episode that ends by itself in its last turn is
       only `terminated`.
     * The observation is the short-term text (relevant only now), if any, followed by the long-term text. With
-      images it is a dictionary, `Seen`. Where the images show the state (`observation="image"`), the text is that of
-      `_caption` in place of `_observe`.
+      images it is a dictionary, `Seen`. If the images show the state (`observation="image"`), the text comes
+      from `_caption` in place of `_observe`.
     * All randomness must come from `self.np_random`, or from seeds drawn from it.
     """
 
@@ -70,15 +70,15 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
     actions: Mapping[str, str]
     """Action name -> one-line description, in the order in which a prompt lists them."""
     aliases: Mapping[str, str] = {}
-    """Other name of an action, as `normalise` returns it -> action name. The trainer's parser uses it too."""
+    """Other name of an action, as `normalise` returns it -> action name. The trainer uses these aliases, too."""
     default_action: str
-    """Action that is executed when a text names none."""
+    """Action that is executed when a text names no action."""
     max_turns: int
     """Turns after which an episode is truncated."""
     free_text: bool = False
     """Whether the whole reply is the action; then `actions` is not used, and `resolve_action` interprets the reply."""
     observation: Shown = "text"
-    """Content of observations."""
+    """Content of observations: "text", "image" or "both"."""
     remarks: bool = False
     """Whether the short-term text says that the last text named no action (texts from the trainer always name one)."""
 
@@ -92,16 +92,16 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         self._active = False
         self._won = False
 
-    # ---- to be defined by a subclass -----------------------------------------------------------------------------
+    # ---- members that a subclass defines -------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def system_prompt(self) -> str:
-        """Rules and task for the policy. Valid after `reset`; it may differ from episode to episode."""
+        """Rules and task for the policy. Valid after `reset`; episodes may have different texts."""
 
     @property
     def examples(self) -> Sequence[tuple[str, str]]:
-        """Worked examples (observation text, action name) for a few-shot prompt; may be empty. Valid after `reset`."""
+        """Worked examples (observation text, action name) for a few-shot prompt. Valid after `reset`; may be empty."""
         return ()
 
     @abstractmethod
@@ -114,16 +114,16 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
 
     @abstractmethod
     def _observe(self) -> tuple[str, str]:
-        """Return the current long-term text and short-term text (the second may be empty)."""
+        """Return the current long-term text and the current short-term text, which may be empty."""
 
     def _images(self) -> tuple[NDArray[np.uint8], ...]:
-        """Return the images of the current observation; called unless `observation` is "text"."""
+        """Return the images of the current observation; `step` and `reset` call this unless `observation` is "text"."""
         raise NotImplementedError(f"{type(self).__name__} has no images.")
 
     def _caption(self) -> tuple[str, str]:
-        """Return the long-term and the short-term text beside images that show the state; by default both are empty.
+        """Return the long-term and the short-term text for images that show the state; by default both texts are empty.
 
-        They describe only what the images do not show.
+        The texts describe only what the images do not show.
         """
         return "", ""
 
@@ -132,7 +132,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         return False
 
     def success(self) -> bool:
-        """Return whether the task of this episode is solved; by default, if it terminated with a positive reward."""
+        """Return whether the episode's task is solved; by default, whether it terminated with a positive reward."""
         return self._won
 
     def progression(self) -> float:
@@ -140,7 +140,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         return float(self.success())
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers about the episode so far, by name; a trainer logs those of its last turn. Empty by default."""
+        """Return metrics of the episode so far, by name; a trainer logs the last turn's metrics. Empty by default."""
         return {}
 
     def extra_info(self) -> dict[str, Any]:
@@ -148,19 +148,19 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         return {}
 
     def solver(self) -> Callable[[], str] | None:
-        """Return a scripted player of this episode, which names one action per call; None if there is none.
+        """Return a scripted player of this episode, which names one action per call; None without such a player.
 
         Valid after `reset`. The player may read the state of the game, and must be able to act in any state.
         """
         return None
 
-    # ---- defined by the base class -------------------------------------------------------------------------------
+    # ---- members that the base class defines ---------------------------------------------------------------------
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
-        """Return the action that `text` names and True, or the default action and False if it names none."""
+        """Return the action that `text` names and True, or the default action and False if it names no action."""
         if self.free_text:
             return text, True
-        if (exact := text.strip()) in self.actions:  # an exact match first, for names such as h and H
+        if (exact := text.strip()) in self.actions:  # try an exact match first, for names such as h and H
             return exact, True
         said = normalise(text)
         for name in self.actions:
@@ -173,7 +173,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str | Seen, dict[str, Any]]:
-        """Begin an episode; same seed, same episode."""
+        """Begin an episode; equal seeds give equal episodes."""
         super().reset(seed=seed)
         self._check_data()
         self.turn = 0
@@ -198,14 +198,14 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         return observation, float(reward), bool(terminated), truncated, info
 
     def _show(self, observation: Shown, image: spaces.Space[NDArray[np.uint8]]) -> None:
-        """Set the content of observations; the constructor of an environment with images calls it.
+        """Set the content of observations; the constructor of an environment with images calls this method.
 
         Args:
             observation: content of observations: "text", "image" or "both".
             image: space of one image.
 
         Raises:
-            ValueError: `observation` has another value.
+            ValueError: `observation` is not one of these three values.
         """
         if observation not in get_args(Shown):
             raise ValueError(f'observation must be "text", "image" or "both", not {observation!r}.')
@@ -234,10 +234,10 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         return observation, {**cast(dict[str, Any], info), **self.extra_info()}
 
     def check_code(self) -> None:
-        """Check the code of a subclass before a run, by playing a turn unless it is from this package.
+        """Check the code of a subclass before a run; a class from outside this package also plays one turn.
 
         Raises:
-            ValueError: there is a mistake; the message contains the fix.
+            ValueError: the code has an error; the message says how to fix it.
         """
         check_data(self)
         if type(self).__module__.split(".")[0] != __name__.split(".")[0]:

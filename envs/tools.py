@@ -15,19 +15,19 @@ class ToolError(RuntimeError):
 
 
 def tried(tool: Callable[[], T], tries: int) -> T:
-    """Call a tool and return its result; try again if it raises an error.
+    """Call a tool and return its result; try again if the tool raises an error.
 
     Args:
         tool: function without arguments.
         tries: largest number of attempts, 1 or more.
 
     Raises:
-        ToolError: all attempts failed; the cause is the last error.
+        ToolError: all attempts failed; `__cause__` holds the last error.
     """
     for number in range(1, tries + 1):
         try:
             return tool()
-        except Exception as error:  # noqa: BLE001 - a tool of the user's may raise anything
+        except Exception as error:  # noqa: BLE001 - a user's tool may raise any error
             _log.warning("A tool failed in try %d of %d: %s: %s", number, tries, type(error).__name__, error)
             last = error
     raise ToolError(f"The tool failed {tries} times.") from last
@@ -38,10 +38,10 @@ def find_function(path: str, argument: str) -> Callable[..., Any]:
 
     Args:
         path: name of the function.
-        argument: argument of the environment that has the name, for error messages.
+        argument: name of the environment's argument that holds `path`, for error messages.
 
     Raises:
-        ValueError: there is no such function.
+        ValueError: there is no function with this name.
     """
     module, _, name = path.partition(":")
     if not (module and name):

@@ -12,10 +12,10 @@ class Wording:
 
     Args:
         system_prompt: rules and task; the game fills names in braces, such as `{mission}`.
-        default_action: action that is executed when a reply names none; empty if the game decides.
+        default_action: action that is executed when a reply names no action; empty if the game chooses the action.
         actions: action name -> one-line description, in the order of the prompt.
-        aliases: other name -> action name. In the file each action has a list of its other names.
-        texts: further texts by name.
+        aliases: other name of an action -> action name. The file instead lists the other names of each action.
+        texts: name of a further text -> text.
     """
 
     system_prompt: str

@@ -8,7 +8,7 @@ COLOURS = ("red", "green", "blue", "purple", "yellow", "grey", "white")
 MAX_SIDE = 40
 """Largest width and height of a map, in cells."""
 
-# The notation omits the colour of these two. They have one, since they may turn into objects whose colour matters.
+# The map notation omits the colours of baba and walls. A rule may turn them into objects whose colour matters.
 _OWN_COLOURS = {"baba": "white", "wall": "grey"}
 _FORMS = (
     "border",
@@ -26,8 +26,8 @@ class Element(NamedTuple):
 
     Args:
         kind: "border", "obj" for an object, or "noun", "is", "prop" or "color" for a text block.
-        name: noun of an object, or word on a text block.
-        colour: colour of an object.
+        name: noun that names the object, or word on the text block.
+        colour: colour of the object; empty for other elements.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Element(NamedTuple):
 
 
 Stack = tuple[Element, ...]
-"""Elements of a cell, bottom first. Rules, moves and texts use only the last one, on top."""
+"""Elements of a cell, bottom first. Rules, moves and texts use only the last element, which is on top."""
 
 BORDER = Element("border")
 IS = Element("is", "is")
@@ -73,10 +73,10 @@ def read_map(text: str) -> tuple[int, tuple[Stack, ...]]:
     """Read a map.
 
     Returns:
-        Width of the map, and its cells row by row.
+        Width of the map in cells, and the cells of the map row by row.
 
     Raises:
-        ValueError: the text is not a valid map; the message names row and cell, counted from 1.
+        ValueError: the text is not a valid map; the message gives the row and the cell, counted from 1.
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"A map is a text with one line per row and spaces between cells, not {text!r}.")

@@ -16,27 +16,27 @@ from agentrl_envs.text_env import Shown, TextEnv
 from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording("agentrl_envs.baba")
-_MOST_PX = 2**16  # largest side of a picture
-_LEVEL = "goto_win"  # default
+_MOST_PX = 2**16  # largest side of a picture, in pixels
+_LEVEL = "goto_win"  # default level
 
 
 class BabaIsAIEnv(TextEnv):
     """Push blocks of text so that the rules let you win.
 
     Args:
-        level: name of a level, a key of `LEVELS`; `goto_win` if neither level nor map is given.
+        level: name of a level, a key of `LEVELS`; the default is `goto_win` if no map is given.
         map: text of a map in place of a level: one line per row, spaces between cells; a cell is a dot or its
             elements, bottom first, joined by `+`, such as `obj:wall+obj:key:red`.
         reward: "binary" gives 1 for a win and 0 otherwise; "native" gives 1 - 0.9 * turns / max_turns for a win, -1
             for a loss and 0 otherwise.
         max_turns: turns after which an episode is truncated.
         observation: content of observations: "text", "image" (the map) or "both".
-        cell_px: side of a cell in images, in pixels, 8 to 128; words are legible from 28 on.
+        cell_px: side of a cell in images, in pixels, 8 to 128; words are legible from 28 pixels on.
         render_mode: "rgb_array" makes `render` draw the map.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012 - declared by gymnasium
-    max_chars = 131_072  # enough for the largest map, full of blocks
+    max_chars = 131_072  # enough for the text of the largest map, full of blocks
 
     default_action = _WORDING.default_action
 
@@ -80,7 +80,7 @@ class BabaIsAIEnv(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """The game, the actions and some hints; the same for all episodes."""
+        """Text with the rules, the actions and some hints; all episodes have the same text."""
         listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
         prompt = _WORDING.system_prompt.format(actions=listed, tips=self.tips)
         return prompt if self.observation == "text" else f"{prompt}\n{_WORDING.texts['picture']}"
@@ -90,7 +90,7 @@ class BabaIsAIEnv(TextEnv):
         return draw(self._world) if self.render_mode == "rgb_array" else None
 
     def solver(self) -> Callable[[], str]:
-        """Return a player that follows the shortest solution, found by a search, or idles if there is none."""
+        """Return a player that follows the shortest solution, found by a search, or idles if there is no solution."""
         return player(lambda: self._world)
 
     def extra_info(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The forty levels and the tiny one, filled at random."""
+"""The forty levels of Baba Is AI and a tiny level, filled at random."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,12 +11,12 @@ from agentrl_envs.baba.world import World
 
 Cell = tuple[int, int]
 
-# Objects and colours that levels draw from. Their order must not change, so that each seed keeps its level.
+# Levels are drawn from these objects and colours. Keep the order of both lists, so that each seed keeps its level.
 _CAST = ("ball", "key", "door")
 _CAST_COLOURS = ("red", "blue", "green")
 
-# Cells from which a block cannot be pushed to where it would complete the winning rule. A cell that is listed twice is
-# drawn twice as often.
+# Cells from which a block cannot be pushed into the place that completes the winning rule. A cell that is listed twice
+# is drawn twice as often.
 _ASIDE = (
     *((x, 6) for x in (4, 5, 6)),
     *((x, 1) for x in (4, 5, 6)),
@@ -30,8 +30,8 @@ class Distraction(NamedTuple):
 
     Args:
         thing: whether the level has a second object.
-        block: noun on an unused text block: of the "second" object, or of the "third", which is not on the map; empty:
-            no such block.
+        block: object whose noun is on an unused text block: the "second" object, or the "third", which is not on the
+            map; an empty text means that the level has no such block.
         win_rule: whether the level has a second winning rule, for the third object.
     """
 
@@ -52,7 +52,7 @@ _WIN_RULE = {"-distr_win_rule": Distraction(thing=True, block="second", win_rule
 
 
 class _Draft:
-    """A level under construction, with a border, and with three random objects to place."""
+    """A level under construction: it has a border, and three random objects that can be placed."""
 
     def __init__(self, width: int, height: int, rng: np.random.Generator) -> None:
         self.width, self.height, self.rng = width, height, rng
@@ -64,19 +64,19 @@ class _Draft:
         self.things = [thing(name, colour) for name, colour in zip(self.names, colours, strict=True)]
 
     def write(self, x: int, y: int, rule: str) -> None:
-        """Put the blocks of a rule into this cell and those to its right."""
+        """Put the blocks of a rule into this cell and the cells to the right of it."""
         for step, word in enumerate(rule.split()):
             self.cells[x + step, y] = _block(word)
 
     def put(self, element: Element, cells: Iterable[Cell]) -> Cell:
-        """Put an element into a random empty one of these cells and return the cell."""
+        """Put an element into a random empty cell of `cells` and return that cell."""
         free = [cell for cell in cells if cell not in self.cells]
         cell = free[int(self.rng.integers(len(free)))]
         self.cells[cell] = element
         return cell
 
     def move(self, start: Cell, cells: Iterable[Cell]) -> None:
-        """Move what is in a cell to a random empty one of these."""
+        """Move the contents of the cell `start` to a random empty cell of `cells`."""
         self.put(self.cells[start], cells)
         del self.cells[start]
 
@@ -177,7 +177,7 @@ def _make_wall_win(rng: np.random.Generator) -> World:
 
 
 def _you_win(rng: np.random.Generator) -> World:
-    """Return a level of two by two cells with two objects of the same noun in different colours."""
+    """Return a level with two by two free cells and two objects that have the same noun but different colours."""
     draft = _Draft(6, 6, rng)
     noun = draft.names[0]
     first, second = (_CAST_COLOURS[int(number)] for number in rng.permutation(len(_CAST_COLOURS))[:2])
@@ -209,4 +209,4 @@ LEVELS: dict[str, Callable[[np.random.Generator], World]] = {
     "two_room-make_wall_win": _make_wall_win,
     "you_win": _you_win,
 }
-"""Name of a level -> function that builds it with a random generator."""
+"""Name of a level -> function that builds the level with a random generator."""

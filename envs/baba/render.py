@@ -6,7 +6,7 @@ from PIL import Image, ImageDraw, ImageFont
 from agentrl_envs.baba.elements import Element
 from agentrl_envs.baba.world import World
 
-_TILE = 32  # pixels of a cell
+_TILE = 32  # side of a cell, in pixels
 _RGB = {
     "red": (214, 60, 60),
     "green": (84, 178, 84),

@@ -1,4 +1,4 @@
-"""The rules that the blocks of text spell."""
+"""Rules that the text blocks on a map spell."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from agentrl_envs.baba.elements import IS, NOUNS, PROPERTIES, THINGS, Element, S
 
 
 class Rule(NamedTuple):
-    """`<noun> is <word>` for all objects of the noun, or for those of one colour."""
+    """The rule `<noun> is <word>`, for all objects with this noun or only for objects of one colour."""
 
     colour: str
     noun: str
@@ -28,9 +28,9 @@ class Rules:
     """The rules in force.
 
     Args:
-        told: rules with a property, in reading order.
-        having: property -> all objects that have it, on the map or not.
-        becoming: object -> object that it turns into.
+        told: rules that give objects a property, in reading order.
+        having: property -> all objects that have this property, on the map or not.
+        becoming: object -> new object into which the rules turn this object.
     """
 
     told: tuple[Rule, ...]
@@ -39,7 +39,7 @@ class Rules:
 
 
 def read_rules(width: int, cells: tuple[Stack, ...]) -> Rules:
-    """Return the rules around all visible IS blocks, in reading order of the blocks; across comes before down."""
+    """Return the rules around all visible IS blocks, in reading order of the blocks; for each block first the row."""
     found: list[Rule] = []
     for here, stack in enumerate(cells):
         if stack and stack[-1] == IS:
@@ -66,7 +66,7 @@ def _consequences(found: tuple[Rule, ...]) -> Rules:
 
 
 def _read_line(line: tuple[Stack, ...], middle: int) -> list[Rule]:
-    """Return the rule around the IS at this index of a row or column in a list, which is empty if there is none."""
+    """Return a list with the rule around the IS block at index `middle` of a row or column; empty without a rule."""
     colour, noun, word = (
         line[place][-1] if 0 <= place < len(line) and line[place] else None
         for place in (middle - 2, middle - 1, middle + 1)

@@ -14,9 +14,9 @@ class Search(NamedTuple):
     """Result of a search.
 
     Args:
-        moves: moves of the shortest solution; None if none was found.
-        complete: whether all reachable worlds were examined if none was found, so that there is no solution.
-        states: number of different worlds that were examined.
+        moves: moves of the shortest solution; None if the search found no solution.
+        complete: whether the search found no solution after it examined all reachable worlds, so that none exists.
+        states: number of distinct worlds that the search examined.
     """
 
     moves: tuple[str, ...] | None
@@ -25,7 +25,7 @@ class Search(NamedTuple):
 
 
 def search(world: World, max_states: int) -> Search:
-    """Search breadth first for the shortest solution, and give up after `max_states` different worlds."""
+    """Search breadth first for the shortest solution, and give up after `max_states` distinct worlds."""
     before: dict[Cells, tuple[Cells, str] | None] = {world.cells: None}
     queue = deque([world])
     while queue:
@@ -49,7 +49,7 @@ def search(world: World, max_states: int) -> Search:
 
 
 def player(current: Callable[[], World], max_states: int = 50_000) -> Callable[[], str]:
-    """Return a player that follows the shortest solution from the current world, or idles if none is found.
+    """Return a player that follows the shortest solution from the current world, or idles if no solution is found.
 
     Args:
         current: function that returns the current world of the game.

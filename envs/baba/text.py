@@ -1,4 +1,4 @@
-"""Description of worlds in words: the active rules, then the objects with places relative to the one that is YOU."""
+"""Description of worlds in words: the active rules, then the objects and their places relative to the YOU object."""
 
 from agentrl_envs.baba.elements import Element
 from agentrl_envs.baba.world import World

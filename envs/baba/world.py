@@ -11,7 +11,7 @@ from agentrl_envs.baba.rules import Rules, read_rules
 MOVES = {"up": (0, -1), "right": (1, 0), "down": (0, 1), "left": (-1, 0)}
 
 Outcome = Literal["", "win", "lose", "no_you"]
-"""How a move ended the game; empty: it continues; "no_you": nothing is YOU any more."""
+"""How a move ended the game. Empty: the game continues. "no_you": no object is YOU any more."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class World:
 
     @classmethod
     def of(cls, width: int, cells: tuple[Stack, ...]) -> "World":
-        """Return the world of these cells, with the rules that they spell."""
+        """Return the world with these cells and with the rules that the cells spell."""
         return cls(width, cells, read_rules(width, cells))
 
     @classmethod
@@ -54,7 +54,7 @@ class World:
 
     @property
     def viewpoint(self) -> int | None:
-        """The cell to which places in texts are relative: the first of those to which the last YOU rule applies."""
+        """Cell to which places in texts are relative: the first cell with an object of the last YOU rule."""
         for rule in reversed(self.rules.told):
             if rule.word == "you":
                 for here in self.you:
@@ -74,10 +74,10 @@ class World:
         return y * self.width + x if inside else None
 
     def after(self, move: str) -> tuple["World", Outcome]:
-        """Return the world after all YOU objects have gone one step, and how that ends the game.
+        """Return the world after all YOU objects have moved one step, and whether and how this move ends the game.
 
-        The rules before the move decide whether an object that they enter is WIN or LOSE; the rules after it decide
-        whether anything is still YOU. A win takes precedence over a loss.
+        The rules before the move decide whether an object that a YOU object enters is WIN or LOSE; the rules after the
+        move decide whether any object is still YOU. A win takes precedence over a loss.
         """
         step = _Step(self, move)
         met = step.take()
@@ -106,14 +106,14 @@ class _Step:
         self.having = world.rules.having
         self.cells = list(world.cells)
         self.words_moved = False
-        self._moved: set[tuple[int, int]] = set()  # cell and height of what has moved in this step
+        self._moved: set[tuple[int, int]] = set()  # cell and height of each element that has moved in this step
         self._to_visit = list(world.you)
         self._visited = -1
 
     def take(self) -> set[Element]:
-        """Move each YOU object once, row by row; return the elements that they entered, or themselves if stopped."""
+        """Move each YOU object once, row by row; return all entered elements and all stopped YOU objects."""
         met = set()
-        for here in self._to_visit:  # grows if a push uncovers another YOU object
+        for here in self._to_visit:  # this list grows if a push uncovers another YOU object
             self._visited = here
             stack = self.cells[here]
             if stack and stack[-1] in self.having["you"] and (here, len(stack)) not in self._moved:
@@ -123,7 +123,7 @@ class _Step:
         return met
 
     def _push(self, here: int) -> Element | None:
-        """Push what is ahead, then move the top of a cell; return the element that it entered, or itself if stopped."""
+        """Push the element ahead, then move the top of a cell; return the entered element, or the top if stopped."""
         cells = self.cells
         ahead = self.world.neighbour(here, self.move)
         if ahead is not None and cells[ahead] and (cells[ahead][-1].is_text or cells[ahead][-1] in self.having["push"]):
@@ -141,7 +141,7 @@ class _Step:
         return met
 
     def _bare(self, cell: int) -> None:
-        """Register the uncovered top of a cell: a word changes the rules, and a YOU object has to move."""
+        """Note the element that a push uncovered: a text block changes the rules, a YOU object still has to move."""
         top = self.cells[cell][-1]
         self.words_moved |= top.is_text
         if top in self.having["you"] and cell > self._visited and cell not in self._to_visit:

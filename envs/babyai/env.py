@@ -16,8 +16,9 @@ from agentrl_envs.pictures import checked_cell_px
 from agentrl_envs.text_env import Shown, TextEnv, normalise
 
 _FORWARD = 2
-_TILE = 16  # pixels of a cell in a picture
-_REMARK = re.compile(r"(?:,| and\b| then\b).*")  # "turn left and go forward": one action and a remark
+_TILE = 16  # side of a cell in a picture, in pixels
+# The part after the action in a text such as "turn left and go forward"
+_REMARK = re.compile(r"(?:,| and\b| then\b).*")
 
 
 class BabyAIEnv(TextEnv):
@@ -26,10 +27,10 @@ class BabyAIEnv(TextEnv):
     Args:
         level: name of a level, a key of `LEVELS`, or a Minigrid id such as "BabyAI-GoToLocalS8N7-v0".
         reward: on success "binary" gives 1 and "native" gives 1 - 0.9 * turns / max_turns; a failure gives 0.
-        mission_in: where the mission is given: in the "system" prompt, or as first line of every "observation" (then
-            the system prompt is the same for all episodes).
-        actions: names of the offered actions, or "goal" for those that the goal of the level can use; by default the
-            three movements, as single words, for small levels, and all six actions for the others.
+        mission_in: place of the mission: the "system" prompt, or the first line of every "observation"; with the
+            second value all episodes have the same system prompt.
+        actions: names of the offered actions, or "goal" for the actions that the goal of the level can use; by default
+            the three movements, as single words, for small levels, and all six actions for other levels.
         max_turns: turns after which an episode is truncated; by default the usual limit of the level, which depends on
             the mission in some Minigrid levels.
         num_dists: number of distracting objects, for the five goals GoTo, PickUp, Open, PutNext and PickUpSeqGoTo
@@ -100,7 +101,7 @@ class BabyAIEnv(TextEnv):
         self.default_action = names.get(_FORWARD, next(iter(self.actions)))
         self._names = names
         self._view: list[str] = []
-        self._taken: list[int] = []  # Minigrid's numbers of the actions of the episode
+        self._taken: list[int] = []  # Minigrid's ids of the actions taken in this episode
         self._bumps = 0
 
     @property
@@ -115,7 +116,7 @@ class BabyAIEnv(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """A short prompt if the agent can only move, else a longer one that explains every action."""
+        """Return a short prompt if the agent can only move, and a prompt that explains every action otherwise."""
         told_here = words.MISSION_LINE.format(mission=self.mission) if self.mission_in == "system" else ""
         if max(self._numbers.values()) <= _FORWARD:
             short = words.SHORT_PROMPT.format(names=", ".join(self.actions))
@@ -130,7 +131,7 @@ class BabyAIEnv(TextEnv):
 
     @property
     def examples(self) -> Sequence[tuple[str, str]]:
-        """Examples of the go-to levels in text. If the mission is in the system prompt, they are about its target."""
+        """Worked examples for go-to levels in text; a mission in the system prompt gives the examples their target."""
         if self.observation != "text":
             return ()
         mission = re.fullmatch(r"go to (?:the|a) (\w+ \w+)", self.mission)
@@ -156,7 +157,7 @@ class BabyAIEnv(TextEnv):
     def solver(self) -> Callable[[], str]:
         """Return Minigrid's scripted player, which knows what the agent has seen so far.
 
-        It solves every state that can be solved, except that it may give up after a box was opened; then it only turns.
+        The player solves every solvable state, but may give up after a box was opened, and then only turns.
         """
         level = self._make_level()
         level.reset(seed=self._level_seed)
@@ -208,7 +209,7 @@ class BabyAIEnv(TextEnv):
 
 
 def _action_numbers(names: Sequence[str]) -> dict[str, int]:
-    """Return Minigrid's number of each offered action."""
+    """Return the name of each offered action -> Minigrid's id of the action."""
     known = {name: number for number, forms in enumerate(words.SPOKEN) for name in forms}
     unknown = [name for name in names if name not in known]
     if unknown:

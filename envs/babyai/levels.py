@@ -1,4 +1,4 @@
-"""The BabyAI levels: the five goals of MixedTrainLocal, Minigrid's small go-to rooms, and any of Minigrid's own."""
+"""The BabyAI levels: the five goals of MixedTrainLocal, Minigrid's small go-to rooms, and other levels of Minigrid."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -35,16 +35,16 @@ except ModuleNotFoundError as error:
     ) from error
 
 HELD_OUT = ("yellow box", "red key", "red door", "green ball", "grey door")
-"""Pairs that never occur in a mission of the five goals, kept for tests of generalisation."""
+"""Pairs that no mission of the five goals contains, so that tests of generalisation can use them."""
 
 _DOOR_COLOURS = ("yellow", "green", "blue", "purple")
 _MAX_DRAWS = 1000
 
 
 class _Redraw(RoomGridLevel):
-    """Redraws rejected levels silently; Minigrid's own loop prints a line for every rejected draw."""
+    """Redraw rejected levels without output; Minigrid's own loop prints a line for every rejected level."""
 
-    instrs: Any  # its type depends on the level
+    instrs: Any  # the type of the instruction depends on the level
 
     def _gen_grid(self, width: int, height: int) -> None:
         for _ in range(_MAX_DRAWS):
@@ -52,7 +52,7 @@ class _Redraw(RoomGridLevel):
             try:
                 self.gen_mission()
                 self.validate_instrs(self.instrs)
-            except (RejectSampling, RecursionError):  # Minigrid raises the second when no free cell is found
+            except (RejectSampling, RecursionError):  # Minigrid raises RecursionError if no cell is free
                 continue
             self.surface = self.mission = self.instrs.surface(self)
             return
@@ -76,7 +76,7 @@ class MixedTrainLocal(_Redraw):
 
     Args:
         goal: goal of the mission: "goto", "pickup", "open", "putnext" or "pick_up_seq_go_to".
-        num_dists: number of objects besides those that the goal needs.
+        num_dists: number of distracting objects, which the goal does not need.
         max_steps: step limit; by default 64 per room and navigation.
     """
 
@@ -97,7 +97,7 @@ class MixedTrainLocal(_Redraw):
         super().__init__(room_size=8, num_rows=1, num_cols=columns, max_steps=max_steps, **kwargs)
 
     def gen_mission(self) -> None:
-        """Fill the room(s) and draw the instruction; raise RejectSampling to have it drawn again."""
+        """Fill the room(s) and draw the instruction; raise RejectSampling to request another draw."""
         self.instrs = self._make_instr()
         self.check_objs_reachable()
         text = self.instrs.surface(self)
@@ -123,7 +123,7 @@ class MixedTrainLocal(_Redraw):
         colour = self._rand_elem(_DOOR_COLOURS)
         locked_room = int(self._rand_int(0, 2))
         other_room = 1 - locked_room
-        self.agent_pos = (-1, -1)  # outside the grid, so that objects may be placed in any cell
+        self.agent_pos = (-1, -1)  # the agent is outside the grid, so that any cell can get an object
         self.add_door(locked_room, 0, door_idx=0 if locked_room == 0 else 2, color=colour, locked=True)
         self.add_object(other_room, 0, "key", colour)
         self.add_distractors(num_distractors=self.num_dists, all_unique=False)
@@ -147,18 +147,18 @@ def _named(thing: WorldObj) -> ObjDesc:
 
 @dataclass(frozen=True)
 class Level:
-    """A named level: how to build it, its default turn limit, and its actions."""
+    """A named level: the function that builds the level, its default turn limit, and its actions."""
 
     build: Callable[..., RoomGridLevel]
     kwargs: Mapping[str, Any]
     max_turns: int | None
-    """Default turn limit; None: it depends on the mission of each episode."""
+    """Default turn limit; None means that the limit depends on the mission of each episode."""
     needs: tuple[str, ...] = ("go forward",)
     """Actions without which the level cannot be solved."""
     table: tuple[str, ...] = words.FULL_ACTIONS
-    """The actions that its goal can use."""
+    """Actions that the goal of the level can use."""
     small: bool = False
-    """Whether the defaults are the short names of the movements and a short prompt."""
+    """Whether the level uses the short names of the movements and a short prompt by default."""
 
 
 _MOVES = words.FULL_ACTIONS[:3]
@@ -181,7 +181,7 @@ LEVELS: dict[str, Level] = {
         )
     },
 }
-"""Name of a level in its environment id -> level."""
+"""Name of a level in an environment id -> level."""
 
 _BROKEN = (
     "BabyAI-PutNextS5N2Carrying-v0",
@@ -212,5 +212,5 @@ def find_level(name: str) -> Level:
 
 def _minigrid_level(entry_point: str, **kwargs: Any) -> RoomGridLevel:
     level: Any = load_env_creator(entry_point)(**kwargs)
-    level._gen_grid = partial(_Redraw._gen_grid, level)  # in place of the loop of its class, which prints
+    level._gen_grid = partial(_Redraw._gen_grid, level)  # replaces the loop of Minigrid's class, which prints
     return cast(RoomGridLevel, level)

@@ -7,11 +7,11 @@ from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
 _LEFT = 0
-_MOST_SEARCHES = 500  # largest number in a turn; more than a hundred are rare
+_MOST_SEARCHES = 500  # largest number of searches in a turn; more than a hundred searches are rare
 
 
 class _Bot(BabyAIBot):
-    """Minigrid's bot with a limit of searches in a turn, since in a few levels it would search for ever."""
+    """Minigrid's bot with a limit on the searches in a turn; without a limit the bot never stops in a few levels."""
 
     def replan(self, action_taken: int | None = None) -> int:
         self._searches_end = self.bfs_counter + _MOST_SEARCHES
@@ -24,11 +24,11 @@ class _Bot(BabyAIBot):
 
 
 def scripted_player(level: RoomGridLevel, taken: Sequence[int]) -> Callable[[], int]:
-    """Return a function that returns the number of the next action: turn left if it knows none.
+    """Return a function that returns the id of the next action; the id of "turn left" if the bot has no advice.
 
     Args:
         level: copy of the level at the start of the episode, in which all actions are repeated.
-        taken: numbers of the actions of the episode so far; the caller appends to it.
+        taken: ids of the actions taken so far in the episode; the caller appends new ids to this list.
     """
     bot = _Bot(level)
     advice = bot.replan()

@@ -13,11 +13,11 @@ CARRIED = "You carry"
 
 
 def describe_view(view: NDArray[np.integer]) -> list[str]:
-    """Return the lines of an observation: what is carried, the walls ahead, left and right, then all visible objects.
+    """Return the lines of an observation: the carried object, walls ahead, left and right, then all visible objects.
 
     Args:
         view: the agent's view, `view[column, row] = (type, colour, state)`, after the visibility mask. The agent is
-            in the middle of the last row and looks towards row 0; its own cell holds what it carries.
+            in the middle of the last row and looks towards row 0; the agent's cell holds the carried object.
     """
     column, row = view.shape[0] // 2, view.shape[1] - 1
     lines = []
@@ -32,7 +32,7 @@ def describe_view(view: NDArray[np.integer]) -> list[str]:
 
 
 def _walls(view: NDArray[np.integer], column: int, row: int) -> list[str]:
-    """Return lines about the walls ahead, left and right, without those behind an object."""
+    """Return lines about the walls ahead, left and right, but not about walls behind an object."""
     rays = {
         "forward": view[column, :row][::-1],
         "left": view[:column, row][::-1],

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 SHORT_ACTIONS = ("left", "right", "forward")
 FULL_ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
 
-# Minigrid's action number -> names of the action.
+# Names of each action, in the order of Minigrid's action ids.
 SPOKEN: tuple[tuple[str, ...], ...] = (
     ("turn left", "left", "turnleft", "turn to the left", "turn to left", "rotate left", "go left"),
     ("turn right", "right", "turnright", "turn to the right", "turn to right", "rotate right", "go right"),
@@ -55,7 +55,7 @@ TIPS = """\
 
 MISSION_IN_OBSERVATION = "The mission is the first line of every observation."
 
-# (target, view, Minigrid's action number). In the views `{target}` is the object of the mission.
+# (target, view, Minigrid's action id). In the views `{target}` stands for the object of the mission.
 GO_TO_EXAMPLES: Sequence[tuple[str, str, int]] = (
     ("purple ball", "a wall 4 steps forward\na wall 2 steps right\na {target} 1 step left and 3 steps forward", 2),
     ("blue key", "a wall 3 steps forward\na wall 1 step right\na {target} 2 steps left", 0),

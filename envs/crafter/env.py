@@ -15,24 +15,24 @@ from agentrl_envs.text_env import Shown, TextEnv
 from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording(__package__)
-_GOALS = _WORDING.texts["achievements"].splitlines()  # in the order of the prompt
+_GOALS = _WORDING.texts["achievements"].splitlines()  # achievements in the order of the prompt
 _NUMBERS = {name: number for number, name in enumerate(_WORDING.actions)}  # our names are in the game's order
 _NOOP, _SLEEP = ACTIONS.index("noop"), "Sleep"
-_ASIDE = re.compile(r"\([^()]*\)?")  # "Do (chop the tree)"
+_ASIDE = re.compile(r"\([^()]*\)?")  # the brackets in a text such as "Do (chop the tree)"
 
 
 class CrafterText(TextEnv):
     """Crafter with text observations and 22 achievements, each of which is rewarded once.
 
     The reward of a turn is 1 for every frame that unlocks an achievement, plus a tenth of the change of health. The
-    player's death terminates the episode. The episode is a success once all achievements are unlocked; its progression
-    is the unlocked share.
+    player's death terminates the episode. The episode is a success once all achievements are unlocked; the
+    progression is the share of achievements that are unlocked.
 
     Args:
-        area: side of the square world in cells; a world of 64 takes a second to create, one of 32 a quarter of that.
+        area: side of the square world in cells; creating a world takes 1 s with side 64 and 0.25 s with side 32.
         sleep_until_awake: whether a turn of "Sleep" lasts until the player wakes up or dies, with summed rewards.
-            Otherwise it is one frame, and the player sleeps on in the next turns, whatever their actions.
-        goals: achievements in the system prompt: those that are still "open", or always "all".
+            If false, a turn of "Sleep" is one frame, and the player ignores the next actions until it wakes up.
+        goals: achievements in the system prompt: only the "open" achievements, or "all" achievements in every turn.
         max_turns: turns after which an episode is truncated.
         observation: content of observations: "text", "image" (the game's own view, 9 by 9 cells with the inventory) or
             "both".
@@ -83,7 +83,7 @@ class CrafterText(TextEnv):
 
     @property
     def achievements(self) -> str:
-        """The achievements to unlock, one per line: those that are open, or all."""
+        """The achievements in the system prompt, one per line: the open achievements or all, see `goals`."""
         unlocked = self._game.unlocked if self.goals == "open" else set()
         names = [name for name in _GOALS if _key(name) not in unlocked]
         return "\n".join(f"- {name}" for name in names) or _WORDING.texts["all_unlocked"]
@@ -97,7 +97,7 @@ class CrafterText(TextEnv):
         return _WORDING.system_prompt.format(actions=listed, sight=sight, **places)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
-        """Return the action that `text` names, text in brackets ignored; "Sleep" while nothing else works."""
+        """Return the action that `text` names, without text in brackets; return "Sleep" while no other action works."""
         name, valid = super().resolve_action(_ASIDE.sub(" ", text))
         return (_SLEEP if self._active and self._game.helpless else name), valid
 
@@ -110,13 +110,13 @@ class CrafterText(TextEnv):
         return len(self._game.unlocked) / len(ACHIEVEMENTS)
 
     def metrics(self) -> dict[str, float]:
-        """Return 1 or 0 for each achievement, and the number of frames."""
+        """Return 1 for each unlocked achievement and 0 for each other, and the number of frames."""
         unlocked = self._game.unlocked
         achievements = {f"achievement_{_key(name)}": float(_key(name) in unlocked) for name in _GOALS}
         return {**achievements, "frames": float(self._game.frames)}
 
     def solver(self) -> Player:
-        """Return a player that sees the whole map. It survives long and unlocks most achievements."""
+        """Return a player that sees the whole map, survives long and unlocks most achievements."""
         return Player(self._game)
 
     def render(self) -> np.ndarray | None:

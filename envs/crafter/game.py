@@ -13,13 +13,13 @@ from agentrl_envs.crafter.text import COLUMNS, OUTSIDE, ROWS
 
 @contextmanager
 def _without_numba() -> Iterator[None]:
-    """Hide numba from `opensimplex`, which would compile its noise function with it.
+    """Hide numba from `opensimplex`, which would compile its noise function with numba.
 
-    Then the same code runs on all machines, and vLLM can start, which it cannot beside the libraries that numba loads.
+    Without numba the same code runs on all machines. The libraries that numba loads would keep vLLM from starting.
     """
     loaded = "numba" in sys.modules
     if not loaded:
-        sys.modules["numba"] = None  # type: ignore[assignment]  # how Python marks what must not be imported
+        sys.modules["numba"] = None  # type: ignore[assignment]  # Python refuses to import a module whose entry is None
     try:
         yield
     finally:
@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 ACTIONS: tuple[str, ...] = tuple(crafter.constants.actions)
-"""The game's names of its actions, in order."""
+"""Names of the actions in the package `crafter`, in the order of the action ids."""
 ACHIEVEMENTS: tuple[str, ...] = tuple(crafter.constants.achievements)
 _PIXELS = 288  # side of a picture of 9 by 9 cells, of which the last two rows show the inventory
 
@@ -60,13 +60,13 @@ class Game(crafter.Env):
         self.reset()
 
     def frame(self, action: int) -> float:
-        """Play one frame; return its reward: 1 if it unlocks an achievement, plus a tenth of the change of health."""
+        """Play one frame; return the reward: 1 for an unlocked achievement, plus a tenth of the change of health."""
         self.frames += 1
         return float(self.step(action)[1])
 
     @property
     def player(self) -> Any:
-        """The game's own object of the player."""
+        """The object of the player in the package `crafter`."""
         return self._player
 
     @property
@@ -98,10 +98,10 @@ class Game(crafter.Env):
         rows: list[list[int]] = padded[x - wide : x + wide + 1, y - high : y + high + 1].T.tolist()
         return rows
 
-    # For reproducible games
+    # The methods below make games reproducible.
 
     def render(self, size: Any = None) -> NDArray[np.uint8]:
-        """Draw the view, and restore the random state of the game, from which the noise of the night is drawn."""
+        """Draw the view, and restore the game's random state, since drawing the night uses the random generator."""
         random = self._world.random
         before = random.get_state()
         try:
@@ -111,8 +111,8 @@ class Game(crafter.Env):
         return picture
 
     def _obs(self) -> None:
-        """Draw nothing after a step; pictures are drawn on request."""
+        """Draw no picture after a step; `render` draws pictures on request."""
 
     def _balance_chunk(self, chunk: Any, objs: Any) -> None:
-        """Sort the creatures of a chunk, which are in an unordered set, so that random choices are reproducible."""
+        """Sort the unordered set of creatures in a chunk, so that random choices are reproducible."""
         super()._balance_chunk(chunk, sorted(objs, key=lambda thing: (type(thing).__name__, *map(int, thing.pos))))

@@ -13,8 +13,8 @@ _WALKABLE = ("grass", "path", "sand")
 _SOURCES = {"wood": "tree", "stone": "stone", "coal": "coal", "iron": "iron", "sapling": "grass"}
 _TOOLS = {"stone": "wood_pickaxe", "coal": "wood_pickaxe", "iron": "stone_pickaxe", "diamond": "iron_pickaxe"}
 
-# Achievement, what it needs in the inventory, nearby and ahead, and the action. `collect_wood` and `wake_up` happen on
-# the way; `eat_plant` is not attempted.
+# Each entry: achievement; items needed in the inventory; things needed nearby; things needed ahead; action. The plan
+# reaches `collect_wood` and `wake_up` without an entry, and does not attempt `eat_plant`.
 _PLAN: tuple[tuple[str, dict[str, int], tuple[str, ...], tuple[str, ...], str], ...] = (
     ("collect_sapling", {}, (), ("grass",), "Do"),
     ("place_plant", {"sapling": 1}, (), ("grass",), "Place Plant"),
@@ -39,7 +39,7 @@ _PLAN: tuple[tuple[str, dict[str, int], tuple[str, ...], tuple[str, ...], str], 
 
 
 class Player:
-    """Scripted player that chooses an action in any state of a game; it knows the whole map and keeps no memory.
+    """Scripted player that chooses an action in any state of a game, sees the whole map and has no memory.
 
     Args:
         game: running game.
@@ -49,7 +49,7 @@ class Player:
         self._game = game
 
     def __call__(self) -> str:
-        """Return the next action: what keeps the player alive, else what the first open step of the plan needs."""
+        """Return an action that keeps the player alive, or else an action for the first open step of the plan."""
         self._map = self._game.map()
         self._held = self._game.player.inventory
         self._place = (int(self._game.player.pos[0]), int(self._game.player.pos[1]))
@@ -70,7 +70,7 @@ class Player:
                 yield self._do("Do", ahead=(_SOURCES[lacking],)) if lacking else self._do(action, nearby, ahead)
 
     def _do(self, action: str, nearby: Sequence[str] = (), ahead: Sequence[str] = ()) -> str | None:
-        """Return the action if the player's place fits, else a move towards one that does; None if there is no path."""
+        """Return the action if the player's place allows it, else a move towards such a place; None without a path."""
         if not all(self._held[_TOOLS[name]] for name in ahead if name in _TOOLS):
             return None
 
@@ -93,7 +93,7 @@ class Player:
         return self._towards(next(cell for cell in self._around(self._place) if self._name(cell) in ahead))
 
     def _first_step(self, right: Callable[[Cell], bool]) -> Cell | None:
-        """Return the next cell on the shortest path to a right cell (its own if that is right); None without a path."""
+        """Return the next cell on the shortest path to a right cell, or the player's own cell; None without a path."""
         passable = (*_WALKABLE, "stone") if self._held["wood_pickaxe"] else _WALKABLE
         before: dict[Cell, Cell] = {self._place: self._place}
         queue = deque([self._place])

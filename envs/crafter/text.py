@@ -1,4 +1,4 @@
-"""Description of Crafter views in words, from ids and numbers; the game itself is not needed."""
+"""Description of Crafter views in words, from semantic ids and amounts; the package `crafter` is not needed."""
 
 from collections.abc import Mapping, Sequence, Sized
 
@@ -6,7 +6,7 @@ from agentrl_envs.wording import read_wording
 
 MATERIALS = ("water", "grass", "stone", "path", "sand", "tree", "lava", "coal", "iron", "diamond", "table", "furnace")
 NAMES = ("", *MATERIALS, "player", "cow", "zombie", "skeleton", "arrow", "plant")
-"""Name of each semantic id; 0 is nothing."""
+"""Names of cell contents by semantic id; id 0 means that the cell has no content."""
 COLUMNS, ROWS = 9, 7
 """Width and height of the window in cells."""
 OUTSIDE = -1
@@ -23,7 +23,7 @@ def describe(
     sleeping: bool = False,
     dead: bool = False,
 ) -> tuple[str, str]:
-    """Return the long-term text (what is around the player) and the short-term text (the state of the player).
+    """Return the long-term text about the player's surroundings and the short-term text about the player's state.
 
     Args:
         window: semantic ids of the cells around the player, who is in the middle: 7 rows from north to south of 9 cells
@@ -35,7 +35,7 @@ def describe(
         dead: whether the player died.
 
     Raises:
-        ValueError: the window has another size, or an id in it is unknown.
+        ValueError: the window does not have 7 rows of 9 cells, or an id in the window is unknown.
     """
     if [len(row) for row in window] != [COLUMNS] * ROWS:
         raise ValueError(f"A Crafter window has {ROWS} rows of {COLUMNS} cells, not {[len(row) for row in window]}.")
@@ -48,7 +48,7 @@ def describe(
 
 
 def _surroundings(window: Sequence[Sequence[int]]) -> str:
-    """Describe the nearest cell of each type, the types in the order in which a scan by columns finds them."""
+    """Describe the nearest cell of each type; a scan of the window by columns gives the order of the types."""
     nearest: dict[str, tuple[int, int]] = {}
     for east in range(-(COLUMNS // 2), COLUMNS // 2 + 1):
         for south in range(-(ROWS // 2), ROWS // 2 + 1):

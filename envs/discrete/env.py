@@ -17,15 +17,15 @@ Describe = Callable[[Any], str]
 class Discrete(TextEnv):
     """Adapter of a gymnasium environment: a text for each observation and a name for each action.
 
-    Rewards, ends and pictures are those of the inner environment. Its own time limit truncates, as `max_turns` does.
+    Rewards, ends and pictures come from the inner environment. Both its time limit and `max_turns` truncate.
 
     Args:
         game: inner environment: an id for `gymnasium.make`, or `module:Class` for a class that is created without
             wrappers.
         describe: function from an observation to its text, as `module:function`; in Python also the function itself.
-        actions: names of the actions in the order of their numbers, or names and descriptions.
+        actions: names of the actions in the order of the action ids; or a dictionary from names to descriptions.
         system_prompt: rules and task. The descriptions of actions are listed below it.
-        default_action: action that is executed when a reply names none; the first one by default.
+        default_action: action that is executed if a reply names no action; the first action by default.
         aliases: other name of an action, in lower case -> action name.
         max_turns: turns after which an episode is truncated; by default the registered limit of the inner environment.
         solved_at: smallest return of a success; a value of 0 or less is compared at the end of the episode. By default
@@ -33,7 +33,7 @@ class Discrete(TextEnv):
             that terminates with a positive reward is a success. Give a number for games whose end is a failure, such
             as CartPole.
         game_kwargs: arguments of the inner environment.
-        render_mode: render mode of the inner environment; None: its default.
+        render_mode: render mode of the inner environment; None means the default render mode.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - declared by gymnasium
@@ -81,7 +81,7 @@ class Discrete(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """The argument `system_prompt`."""
+        """System prompt, as given in the argument `system_prompt`."""
         return self._prompt
 
     def cut_off(self) -> bool:
@@ -92,11 +92,12 @@ class Discrete(TextEnv):
         """Return whether the episode is solved; see `solved_at`."""
         if self.solved_at is not None:
             reached = self._return >= self.solved_at
-            return reached and (self.solved_at > 0 or not self._active)  # negative rewards may still follow
+            # If `solved_at` is 0 or less, later negative rewards may undo a success, so wait for the episode's end.
+            return reached and (self.solved_at > 0 or not self._active)
         return super().success() if self._says is None else self._says
 
     def render(self) -> Any:
-        """Return what the inner environment draws; None without `render_mode`."""
+        """Return the picture that the inner environment draws; None without `render_mode`."""
         return None if self.render_mode is None else self._inner.render()
 
     def close(self) -> None:
@@ -135,10 +136,10 @@ def _make(game: str, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def _first_action(game: str, space: Any, names: int) -> int:
-    """Return the number of the first action.
+    """Return the id of the first action.
 
     Raises:
-        ValueError: the actions are not discrete, or the number of names is wrong.
+        ValueError: the actions are not discrete, or there are too few or too many names.
     """
     if not isinstance(space, spaces.Discrete):
         raise ValueError(f"{game} has the actions {space}; only those of a Discrete space can be named.")

@@ -30,13 +30,13 @@ class FrozenLake(GridEnv[Lake]):
             are drawn again.
         placement: places of start and goal: opposite "corners", or "random".
         max_turns: turns after which an episode is truncated; by default 4 * size, and with random places 4 * size - 6
-            (at least 2). The shortest path is never longer.
+            (at least 2). The shortest path never has more actions than that.
         holes: smallest and largest number of holes, such as [2, 4]; replaces `frozen`.
         min_way: smallest length of the shortest path, in actions.
-        reward: "binary" gives 1 at the goal and otherwise 0; "steps" gives 1 at the goal, 0 in a hole, -0.01 in any
+        reward: "binary" gives 1 at the goal and 0 elsewhere; "steps" gives 1 at the goal, 0 in a hole, -0.01 in any
             other turn, and 0.05 less for a text that names no action.
-        shaping: discount of the training; with reward "steps", it adds a reward for each turn that comes nearer to the
-            goal (potential-based shaping).
+        shaping: discount of the training; with reward "steps", a value adds potential-based shaping, which rewards each
+            turn that comes nearer to the goal.
         observation: content of observations: "text", "image" or "both".
         cell_px: side of a cell in images, in pixels, 8 to 128.
         render_mode: "rgb_array" makes `render` draw the lake.

@@ -61,11 +61,11 @@ def draw_lake(
         frozen: probability that a cell other than start and goal is ice.
         placement: places of start and goal: opposite "corners", or "random".
         longest: largest length of the shortest path, in actions.
-        holes: smallest and largest number of holes, all equally likely; replaces `frozen`.
+        holes: smallest and largest number of holes, drawn uniformly; replaces `frozen`.
         least: smallest length of the shortest path, in actions.
 
     Raises:
-        ValueError: no such lake was found.
+        ValueError: no lake with these settings was found.
     """
     cells = [(row, column) for row in range(size) for column in range(size)]
     for _ in range(_TRIES):

@@ -1,16 +1,16 @@
-"""A contextual bandit of one turn: a word in the observation tells which of the named arms pays."""
+"""A contextual bandit of one turn: a word in the observation determines which of the named arms pays."""
 
 from collections.abc import Callable
 from typing import Any
 
 from agentrl_envs.text_env import TextEnv
 
-# (word in the observation, arm that pays for it)
+# pairs of a word in the observation and the arm that pays
 _PAIRS = (("sun", "hat"), ("rain", "umbrella"), ("snow", "gloves"))
 
 
 class Bandit(TextEnv):
-    """One turn: the observation names the weather, the arm that fits it pays 1 and every other arm pays 0.
+    """One turn: the observation names the weather, the arm that fits the weather pays 1, every other arm pays 0.
 
     Args:
         arms: number of arms, 2 or 3.
@@ -34,7 +34,7 @@ class Bandit(TextEnv):
         return f"Choose what to take for the weather. Reply with one word: {', '.join(self.actions)}."
 
     def solver(self) -> Callable[[], str]:
-        """Return a player that takes the arm that pays."""
+        """Return a player that always takes the arm that pays."""
         return lambda: self._good
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""Guess a number: several turns; each wrong guess is answered by "too low" or "too high"."""
+"""Guess a number in several turns; the answer to each wrong guess is "too low" or "too high"."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from agentrl_envs.text_env import TextEnv
 
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_MOST = 10_000  # each number is an action, which a prompt lists
+_MOST = 10_000  # a prompt lists every number as an action, so the range is limited
 
 
 class GuessNumber(TextEnv):
@@ -14,7 +14,7 @@ class GuessNumber(TextEnv):
 
     Args:
         highest: largest number that may be drawn, 2 to 10,000.
-        max_turns: largest number of guesses; by default just enough to always win by bisection.
+        max_turns: largest number of guesses; by default the number of guesses that bisection needs.
     """
 
     def __init__(self, highest: int = 5, max_turns: int | None = None) -> None:
@@ -28,7 +28,7 @@ class GuessNumber(TextEnv):
         self.aliases |= {description: name for name, description in self.actions.items()}
         self.default_action = "1"
         self._number = 1
-        self._low, self._high = 1, highest  # range that the answers leave
+        self._low, self._high = 1, highest  # range of the numbers that the answers do not exclude
         self._answers: list[str] = []
 
     @property

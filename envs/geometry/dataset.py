@@ -13,8 +13,8 @@ class GeometryTasks(PictureQuestion):
             `problem`), `answer`, `image` (a path below the folder) and optionally a list `choices`.
         split: split of the data set.
         first: index of the first row that is used, from 0, for example to hold out rows.
-        count: number of rows from there; all by default.
-        checks: number of checks of an answer in an episode, 0 to 2; each costs 0.1.
+        count: number of rows that are used from `first` on; by default all rows to the end.
+        checks: number of checks of an answer in an episode, 0 to 2; each check costs 0.1.
         tolerance: relative tolerance of numbers.
         max_turns: turns after which an episode is truncated.
         most_px: largest side of a picture in pixels, 64 to 4096; larger pictures are scaled down.
@@ -42,7 +42,7 @@ class GeometryTasks(PictureQuestion):
         self._places = range(first, first + count)
         self._name = f"of {source!r} ({split})"
         super().__init__(checks, tolerance, max_turns, most_px)
-        # One row is read now, so that a fault of all rows is reported before the run.
+        # Read one row now, so that an error in all rows is reported before the run.
         read_task(self._rows[first], f"Row {first} {self._name}", most_px)
 
     def _draw_task(self) -> PictureTask:

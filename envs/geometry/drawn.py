@@ -11,9 +11,9 @@ class DrawnGeometry(PictureQuestion):
     """Answer a question about a drawn figure with a number; the given numbers are shown only in the picture.
 
     Args:
-        kinds: names of questions, keys of `figures.KINDS`; all of them by default.
+        kinds: names of questions, keys of `figures.KINDS`; all questions by default.
         side_px: side of the picture in pixels, 128 to 1024.
-        checks: number of checks of an answer in an episode, 0 to 2; each costs 0.1.
+        checks: number of checks of an answer in an episode, 0 to 2; each check costs 0.1.
         tolerance: relative tolerance of answers.
         max_turns: turns after which an episode is truncated.
     """

@@ -1,4 +1,4 @@
-"""Base environment of questions about pictures, with a limited number of checks of an answer, which cost reward."""
+"""Base environment for questions about pictures, with a limited number of answer checks, which cost reward."""
 
 import json
 from abc import abstractmethod
@@ -25,9 +25,9 @@ class PictureTask:
 
     Args:
         question: text of the question.
-        answer: right answer; with choices, the letter of one of them.
+        answer: right answer; with choices, the letter of the right choice.
         picture: picture that the question is about, RGB.
-        choices: possible answers; empty if a number is asked for.
+        choices: possible answers; empty if the question asks for a number.
     """
 
     question: str
@@ -37,13 +37,13 @@ class PictureTask:
 
 
 class PictureQuestion(TextEnv):
-    """Answer a question about a picture: reward 1 for a right answer, 0 for a wrong one; both end the episode.
+    """Answer a question about a picture: a right answer pays 1, a wrong answer 0; both end the episode.
 
-    The reply is free text; its last `<answer>` or `<call>` counts. A check tells whether an answer is right and
+    The reply is free text; its last `<answer>` or `<call>` counts. A check reports whether an answer is right and
     costs 0.1. If a reply cannot be used, the next observation says why; like a check, it takes a turn.
 
     Args:
-        checks: number of checks of an answer in an episode, 0 to 2; more would let an agent guess.
+        checks: number of checks of an answer in an episode, 0 to 2; more checks would let an agent guess.
         tolerance: relative tolerance of numbers, 0 or more and less than 1.
         max_turns: turns after which an episode is truncated.
         most_px: largest side of a picture in pixels.
@@ -86,7 +86,7 @@ class PictureQuestion(TextEnv):
         return _WORDING.system_prompt.format(form=self._form, check=check, question=task.question + listed)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
-        """Return the last tag of a reply, and whether it can be used."""
+        """Return the last tag of a reply, and whether this tag can be used."""
         return resolve_tag(text, self._read)
 
     def success(self) -> bool:

@@ -20,12 +20,12 @@ class Figure:
     """A figure in the plane, with labels, a question and its answer.
 
     Args:
-        corners: corners of the outline in order; for a circle, its centre and a point on it.
-        labels: texts, each with a point; the text is beside it, on the side away from the centre of the figure.
-        question: text of the question, without the numbers, which are in the picture.
+        corners: corners of the outline in order; for a circle, its centre and a point on the circle.
+        labels: texts, each with a point; a text is beside its point, on the side away from the figure's centre.
+        question: text of the question, without the given numbers, which only the picture shows.
         answer: right answer.
-        lines: further lines, drawn thin.
-        squares: right angles, each as its corner and the two neighbouring corners.
+        lines: further lines, which are drawn thin.
+        squares: right angles, each as the corner with the angle and the two neighbouring corners.
     """
 
     corners: Sequence[Point]
@@ -114,8 +114,8 @@ def draw_figure(figure: Figure, turned: float, side: int) -> Image.Image:
 
     Args:
         figure: figure to draw.
-        turned: angle by which it is rotated, in radians.
-        side: side of the picture in pixels.
+        turned: angle by which the figure is rotated, in radians.
+        side: side of the square picture in pixels.
     """
     circle = len(figure.corners) == 2
     radius = math.dist(*figure.corners) if circle else 0.0

@@ -8,14 +8,14 @@ _TOKEN = re.compile(r"\d+(?:\.\d+)?|(?<!\d)\.\d+|frac|sqrt|pi|[-+*/(){}]")
 _DROPPED = re.compile(
     r"\\(?:left|right|text|mathrm|,|;|!| )|\^?\s*\{?\s*\\circ\s*\}?|[\s$°,\\]|(?:degrees?|units?|square|cm|mm|m)\b"
 )
-_UNIT = re.compile(  # after a number
+_UNIT = re.compile(  # unit after a number
     r"(?<![^\W\d_])\\?(?:(?:text|mathrm)\s*\{[^{}]*\}|(?:square\s+|sq\.?\s+)?"
     r"(?:units?|[ckm]?m|in(?:ch(?:es)?)?|f(?:oo|ee)?t|y(?:ar)?ds?|mi(?:les?)?|(?:centi|milli|kilo)?met(?:er|re)s?))"
     r"\s*(?:\^\s*(?:\{[23]\}|[23])|[²³])?\s*$",
     re.IGNORECASE,
 )
 _DEGREES = r"(?:°|\^?\s*\{?\s*\\circ\s*\}?|degrees?\b)"
-_MINUTES = r"(?:[\u2032\u2019']|\^?\s*\{?\s*\\prime\s*\}?)"  # a prime, an apostrophe or LaTeX
+_MINUTES = r"(?:[\u2032\u2019']|\^?\s*\{?\s*\\prime\s*\}?)"  # sign of minutes: a prime, an apostrophe or LaTeX
 _SECONDS = r"(?:[\u2033\u201d\"]|[\u2032\u2019']{2}|\^?\s*\{?\s*\\prime\s*\\prime\s*\}?)"
 _PARTS = re.compile(  # degrees, minutes and seconds of an angle
     rf"(\d+)\s*{_DEGREES}\s*([0-5]?\d(?:\.\d+)?)\s*{_MINUTES}(?:\s*([0-5]?\d(?:\.\d+)?)\s*{_SECONDS})?(?!\s*[\d.])"
@@ -27,13 +27,13 @@ _MOST_CHARS = 100
 def is_right(said: str, right: str, tolerance: float, choices: Sequence[str] = ()) -> bool:
     """Return whether an answer is right.
 
-    * With choices, the answer is the letter of the right one, such as `B`, `(b)` or `B. 12`, or its text.
-    * Else, if the right answer is a number, the answer differs from it by at most `tolerance * max(1, abs(right))`.
-    * Else it is the same text, ignoring spaces and case.
+    * With choices, the answer must be the letter of the right choice, such as `B`, `(b)` or `B. 12`, or its text.
+    * A number may differ from the right number by at most `tolerance * max(1, abs(right))`.
+    * Any other answer must be the same text as the right answer, ignoring spaces and case.
 
     Args:
         said: answer of the agent.
-        right: right answer; with choices, the letter of one of them.
+        right: right answer; with choices, the letter of the right choice.
         tolerance: relative tolerance of numbers.
         choices: possible answers; empty if the answer is free.
     """
@@ -49,9 +49,9 @@ def is_right(said: str, right: str, tolerance: float, choices: Sequence[str] = (
 def number(text: str) -> float | None:
     r"""Parse a number such as `12.5`, `3/4`, `2 \sqrt{5}`, `\frac{25}{4}`, `9\pi` or `27^\circ`.
 
-    A name and a sign before it, as in `x = 5`, a `\boxed` around it, and a unit or a full stop after it are ignored.
+    A name before the number, as in `x = 5`, a `\boxed` around it, and a unit or full stop after it are ignored.
     Minutes and seconds are parts of degrees: `12°30'` is 12.5. The result is None for a text that is not a number, such
-    as `12°30`, and for `3 1/2` and `3\frac{1}{2}`, which may mean a sum or a product.
+    as `12°30`, and for the ambiguous `3 1/2` and `3\frac{1}{2}`, which may mean a sum or a product.
     """
     if len(text) > _MOST_CHARS:
         return None
@@ -59,7 +59,7 @@ def number(text: str) -> float | None:
     plain = (boxed[1] if boxed else text).replace("−", "-").strip(" \n$").removesuffix(".")
     plain = _UNIT.sub("", plain.strip(" $"))
     plain = _PARTS.sub(_in_degrees, plain)
-    if re.search(rf"{_DEGREES}\s*[\d.]", plain):  # what is on both sides of the sign is not one number
+    if re.search(rf"{_DEGREES}\s*[\d.]", plain):  # digits follow a degree sign, so this is not one number
         return None
     plain = re.sub(r"\\[dt]?frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", plain).replace("\\dfrac", "\\frac")
     if re.search(r"\d\s+\d+\s*/|\d\s*\\t?frac\s*\{?\s*\d+\s*\}?\s*\{?\s*\d+\s*\}?", plain):
@@ -134,7 +134,7 @@ class _Reader:
             if not self._next(")" if token == "(" else "}"):
                 raise ValueError("a bracket stays open")
             return value
-        return float(token)  # a ValueError for a sign in the wrong place
+        return float(token)  # raises a ValueError if a sign is in the wrong place
 
     def _next(self, token: str) -> bool:
         if self.tokens and self.tokens[0] == token:

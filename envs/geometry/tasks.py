@@ -1,4 +1,4 @@
-"""Reads tasks with pictures from files or from the hub, checks them, and scales the pictures."""
+"""Functions that read tasks with pictures from files or from the hub, check the tasks and scale the pictures."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from PIL import Image
 from agentrl_envs.geometry.env import PictureTask
 from agentrl_envs.picture_space import of_8_bits
 
-QUESTION, PICTURE = ("question", "problem"), ("image", "images")  # column names; the first that exists is used
+QUESTION, PICTURE = ("question", "problem"), ("image", "images")  # column names; the first existing name is used
 _LETTERS = "ABCDEFGH"
 _LEAST_PX, _MOST_RATIO = 32, 100
 
@@ -27,7 +27,7 @@ def read_rows(source: str, split: str) -> Sequence[Mapping[str, Any]]:
         split: split of the data set.
 
     Raises:
-        ValueError: the data set cannot be read; the message says what is missing.
+        ValueError: the data set cannot be read; the message names the missing part.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -49,7 +49,7 @@ def read_rows(source: str, split: str) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-_FOLDER = "folder of the file"  # key of rows that were read from a file
+_FOLDER = "folder of the file"  # key that is added to rows from a file
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -103,7 +103,7 @@ def read_row(row: Mapping[str, Any], name: str, most_px: int) -> tuple[str, str,
 
 
 def read_task(row: Mapping[str, Any], name: str, most_px: int) -> PictureTask:
-    """Return the task of a row with its choices, if it has any; see :func:`read_row`.
+    """Return the task of a row, with the choices if the row has choices; see :func:`read_row`.
 
     Raises:
         ValueError: a column is missing, or its value cannot be used.
@@ -125,7 +125,7 @@ def read_task(row: Mapping[str, Any], name: str, most_px: int) -> PictureTask:
 
 
 def _open(picture: Any, row: Mapping[str, Any], name: str, most_px: int) -> Image.Image:
-    if isinstance(picture, Mapping):  # as the package `datasets` writes images to parquet
+    if isinstance(picture, Mapping):  # the package `datasets` writes images to parquet as dictionaries
         picture = picture.get("bytes") or picture.get("path")
     try:
         if isinstance(picture, Image.Image):
@@ -140,7 +140,7 @@ def _open(picture: Any, row: Mapping[str, Any], name: str, most_px: int) -> Imag
 def fit(picture: Image.Image, most_px: int) -> Image.Image:
     """Return a picture as RGB whose longest side has at most `most_px` pixels.
 
-    White is added where a side would have less than 32 pixels, or less than a hundredth of the other one.
+    A side with less than 32 pixels, or less than a hundredth of the other side, is extended with white.
     """
     plain = of_8_bits(picture).convert("RGBA")
     flat = Image.new("RGBA", plain.size, "white")

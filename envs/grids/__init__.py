@@ -1,1 +1,1 @@
-"""Games on a grid of cells: what FrozenLake and Sokoban share."""
+"""Games on a grid of cells: code that FrozenLake and Sokoban share."""

@@ -19,13 +19,15 @@ W = TypeVar("W", bound=World)
 class GridEnv(TextEnv, Generic[W]):
     """Base of FrozenLake and Sokoban. A subclass defines the worlds, their symbols, and its own rewards.
 
-    With `reward="steps"` a turn that solves the world pays 1, one that loses it pays 0 and ends the episode, and any
-    other pays -0.01; a text that names no action pays 0.05 less, and the next observation says what was done instead.
-    (In training no such text arrives, since the trainer maps replies to names; set its `invalid_penalty` there.)
+    With `reward="steps"` a turn that solves the world pays 1, a turn that loses the world pays 0 and ends the episode,
+    and any other turn pays -0.01. A text that names no action costs 0.05, and the next observation reports the executed
+    action.
+    In training every text names an action, since the trainer maps replies to names; set the trainer's
+    `invalid_penalty` instead.
 
     Args:
         wording: texts of the game; `picture` and `picture_too` describe what a picture shows.
-        looks: symbol of a cell -> layers of its picture, bottom first.
+        looks: symbol of a cell -> layers of the cell's picture, bottom first.
         cells: side of the picture in cells.
         reward: "steps", or the name of one of the game's own rewards.
         shaping: discount of the training, above 0 and at most 1; adds potential-based shaping with
@@ -67,7 +69,7 @@ class GridEnv(TextEnv, Generic[W]):
         self._looks = looks
         self._world: W
 
-    # ---- to be defined by a game ---------------------------------------------------------------------------------
+    # ---- methods that a game must define -------------------------------------------------------------------------
 
     def _rows(self) -> list[list[str]]:
         """Return the symbols of the cells, from the top row down."""
@@ -77,11 +79,11 @@ class GridEnv(TextEnv, Generic[W]):
         """Return the game's own reward of a turn, and whether it ends the episode."""
         raise NotImplementedError
 
-    # ---- the same for all games ----------------------------------------------------------------------------------
+    # ---- members that all games share ----------------------------------------------------------------------------
 
     @property
     def system_prompt(self) -> str:
-        """Task, actions, and the meaning of symbols or pictures."""
+        """Text with the task, the actions, and the meaning of symbols or pictures."""
         says = self._wording.texts
         prompt = says["picture"] if self.observation == "image" else self._wording.system_prompt
         prompt = prompt.format(names=", ".join(self.actions))
@@ -92,12 +94,12 @@ class GridEnv(TextEnv, Generic[W]):
         return self._world.solved
 
     def best_actions(self) -> tuple[str, ...]:
-        """Return the first actions of all shortest solutions; empty if there is none or the world is solved."""
+        """Return the first actions of all shortest solutions; empty if there is no solution or the world is solved."""
         way = shortest(self._world)
         return () if way is None else way.first
 
     def solver(self) -> Callable[[], str]:
-        """Return a player that follows a shortest solution, or takes the default action if there is none."""
+        """Return a player that follows a shortest solution, or takes the default action if there is no solution."""
         return lambda: next(iter(self.best_actions()), self.default_action)
 
     def render(self) -> np.ndarray | None:

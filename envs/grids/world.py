@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 Cell = tuple[int, int]
-"""Row and column, from the top left."""
+"""Row and column of a cell, counted from the top left."""
 
 MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
@@ -19,7 +19,7 @@ class World(Hashable, Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the task can no longer be done; may be false where that is hard to detect."""
+        """Whether the task can no longer be done. The value may be false in lost states that are hard to detect."""
 
     def after(self, action: str) -> Self:
         """Return the state after an action; an impossible action changes nothing."""
@@ -30,8 +30,8 @@ class Way:
     """The shortest solutions from a state.
 
     Args:
-        length: number of actions of each.
-        first: first actions of all of them, in the order of `MOVES`; empty if the state is solved.
+        length: number of actions of each shortest solution.
+        first: first actions of all shortest solutions, in the order of `MOVES`; empty if the state is solved.
     """
 
     length: int
@@ -44,7 +44,7 @@ def beside(cell: Cell, action: str) -> Cell:
 
 
 def shortest(world: World) -> Way | None:
-    """Search breadth first for the shortest solutions of a world; None if there is none."""
+    """Search breadth first for the shortest solutions of a world; return None if there is no solution."""
     layer: dict[World, set[str]] = {world: set()}  # states at this distance -> first actions of paths to them
     seen = {world}
     length = 0
@@ -65,19 +65,19 @@ def shortest(world: World) -> Way | None:
 
 
 def step_reward(after: World) -> float:
-    """Return 1 for a turn that solves the world, 0 for one that loses it, -0.01 for any other."""
+    """Return 1 for a turn that solves the world, 0 for a turn that loses the world, -0.01 for any other turn."""
     return 1.0 if after.solved else 0.0 if after.lost else -0.01
 
 
 def potential(world: World, horizon: int) -> float:
-    """Return how close a state is to a solved one: up to 0.5, less with each action between, 0 at every end.
+    """Return the potential of a state: up to 0.5 near a solved state, less with each further action, 0 at every end.
 
     With the discount `g` of the training, `g * potential(after) - potential(before)` can be added to each reward
     without changing which policies are best, since the potential is 0 in every state in which episodes terminate.
 
     Args:
         world: state of the game.
-        horizon: distance in actions from which on the potential is 0.
+        horizon: distance to a solved state, in actions, from which on the potential is 0.
     """
     way = None if world.solved or world.lost else shortest(world)
     return 0.5 * max(1 - way.length / horizon, 0.0) if way is not None else 0.0

@@ -1,1 +1,1 @@
-"""Environments behind a URL that speak OpenEnv's protocol. One web socket is one session with one environment."""
+"""Environments behind a URL that speak OpenEnv's protocol. Each web socket is a session with one environment."""

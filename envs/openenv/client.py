@@ -23,34 +23,34 @@ _REPORTED = ("success", "progression", "executed_action", "invalid_action", "lon
 class OpenEnv(gymnasium.Env[Any, str]):
     """A session with an OpenEnv server, as a gymnasium environment.
 
-    One socket is one environment at the server. A lost socket ends the episode with a `LostSocketError`; it is not
-    reopened within an episode, since a new socket has an environment that was not reset. The next `reset` opens a new
-    one, as after every other error.
+    Each socket has one environment at the server. A lost socket ends the episode with a `LostSocketError`. The socket
+    is not reopened within an episode, since the environment of a new socket was not reset. The next `reset` opens a new
+    socket, as after every other error.
 
-    The protocol neither distinguishes truncated from terminated episodes nor has names of actions. Both are read from
-    the metadata of an observation if the server gives them, as `agentrl serve-env` does. Without names, the whole reply
-    is the action.
+    The protocol neither distinguishes truncated from terminated episodes nor has names of actions. A server can add
+    `truncated` and the names to the metadata of an observation, as `agentrl serve-env` does. Without names, the whole
+    reply is the action.
 
     Args:
         url: address of the server, such as `http://127.0.0.1:8000`.
         action: field of an action that takes the reply; by default the only text field that an action needs.
-        text: field of an observation that is shown to the policy; by default its only text field.
+        text: field of an observation that is shown to the policy; by default the observation's only text field.
         images: field of an observation with pictures, in a form that `read_images` accepts; by default `images`, if the
-            server has it.
-        max_turns: turns after which an episode is truncated. If a server does not report truncation, give fewer than
-            its own limit.
+            server has this field.
+        max_turns: turns after which an episode is truncated. If a server does not report truncation, give fewer turns
+            than the server's own limit.
         timeout_seconds: time limit for connecting, and for each reset and step. If a server that has answered before
-            is unreachable or full when a socket is reopened, the client waits for it up to this time.
+            is unreachable or full when a socket is reopened, the client waits for the server up to this time.
         token: token that the server requires, as with `agentrl serve-env --token`; write `${NAME}` in a config to read
-            it from an environment variable.
+            the token from an environment variable.
 
     Raises:
-        ValueError: no server answers at the address, it is not an OpenEnv environment, it uses another version of the
-            protocol, it has no room for another session, or the field of the action or of the text must be named.
+        ValueError: no server answers at the address; the server is no OpenEnv server, uses another version of the
+            protocol or accepts no further session; or the field of the action or of the text must be named.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared by gymnasium
-    deterministic = False  # nobody checks that a server uses its seed, and an episode cannot outlive its socket
+    deterministic = False  # a server may ignore the seed, and an episode ends with its socket
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class OpenEnv(gymnasium.Env[Any, str]):
         self._offered: dict[str, Any] = {}
         self._turn = self._no_reward = 0
 
-    # From the metadata of the server
+    # The properties below come from the metadata of the server.
 
     @property
     def actions(self) -> Mapping[str, str]:
-        """Names and descriptions of the actions; empty if the server names none."""
+        """Names and descriptions of the actions; empty if the server names no actions."""
         return self._offered.get("actions", {})
 
     @property
@@ -97,22 +97,22 @@ class OpenEnv(gymnasium.Env[Any, str]):
 
     @property
     def default_action(self) -> str:
-        """Action that is executed when a reply names none."""
+        """Action that is executed when a reply names no action."""
         return self._offered.get("default_action", "")
 
     @property
     def system_prompt(self) -> str:
-        """Rules and task."""
+        """System prompt with the rules and the task."""
         return self._offered.get("system_prompt", "")
 
     @property
     def mission(self) -> str:
-        """What to do in this episode."""
+        """Task of this episode."""
         return self._offered.get("mission", "")
 
     @property
     def tips(self) -> str:
-        """Hints."""
+        """Hints for the policy."""
         return self._offered.get("tips", "")
 
     @property
@@ -140,7 +140,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
         """Whether every episode has one turn."""
         return self._offered.get("one_turn", False)
 
-    # gymnasium
+    # The methods below are gymnasium's.
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; `options` are further arguments of the server's reset."""
@@ -154,7 +154,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
         except LostSocketError:
             if not kept:
                 raise
-            answer = self._ask(message)  # it was lost between two episodes
+            answer = self._ask(message)  # the socket was lost between two episodes, so try a new socket
         self._turn = self._no_reward = 0
         self._offered = {}
         observation, _, done, info = self._read(answer)
@@ -167,7 +167,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
         """Send the reply and return the server's result."""
         if not self._active:
             raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
-        self._active = False  # unless the answer says otherwise
+        self._active = False  # the episode is over if an error follows
         answer = self._ask({"type": "step", "data": {self.fields[0]: action}})
         self._turn += 1
         self._no_reward += answer.get("reward") is None
@@ -181,7 +181,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
                 "off; give max_turns below its own limit",
                 stacklevel=2,
             )
-        truncated = bool(cut) if done else at_limit  # 1 is true
+        truncated = bool(cut) if done else at_limit  # a server may send 1 for true
         self._active = not (done or truncated)
         return observation, reward, done and not truncated, truncated, info
 
@@ -201,10 +201,10 @@ class OpenEnv(gymnasium.Env[Any, str]):
             raise
 
     def _read(self, answer: Mapping[str, Any]) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Return observation, reward, end and `info` of an answer.
+        """Return the observation, the reward, whether the episode is over, and `info` from an answer.
 
         Raises:
-            ProtocolError: one of them has a wrong form.
+            ProtocolError: the answer has a wrong form.
         """
         observation, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done")
         text = observation.get(self.fields[1]) if isinstance(observation, dict) else None
@@ -224,7 +224,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
         return self._shown(text, observation, metadata), float(reward or 0.0), done, info
 
     def _shown(self, text: str, observation: Mapping[str, Any], metadata: Mapping[str, Any]) -> Any:
-        """Return the text, with pictures if there are any, or the environment's own messages.
+        """Return the text, with the pictures of the observation if it has any, or the environment's own messages.
 
         Raises:
             ProtocolError: pictures or messages have a wrong form.
@@ -248,12 +248,12 @@ _OFFERS = tuple(name for name, value in vars(OpenEnv).items() if isinstance(valu
 
 
 def _is_number(reward: Any) -> bool:
-    """Return whether a reward is a number that a float holds; JSON has whole numbers of any length."""
+    """Return whether a reward is a number that fits into a float; JSON allows integers of any length."""
     return type(reward) in (int, float, bool) and (isinstance(reward, float) or abs(reward) <= sys.float_info.max)
 
 
 def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of an answer, which may be beside its observation, in it, or in both."""
+    """Return the metadata of an answer; servers put metadata beside the observation, into the observation, or both."""
     observation = answer.get("observation")
     inside = observation.get("metadata") if isinstance(observation, dict) else None
     found = [part for part in (inside, answer.get("metadata")) if isinstance(part, dict)]
@@ -264,7 +264,7 @@ def _address(url: str) -> str:
     """Return the address of the server with http or https and without `/ws`.
 
     Raises:
-        ValueError: it is not an address.
+        ValueError: the given text is not an address.
     """
     kind, separator, rest = url.partition("://")
     kinds = {"http": "http", "https": "https", "ws": "http", "wss": "https"}

@@ -1,4 +1,4 @@
-"""One session with an OpenEnv server: its web socket and its errors.
+"""A session with an OpenEnv server: the web socket and the errors.
 
 All sockets of a process are read in one thread with an event loop, also between requests: a server that gets no answer
 to its pings for some 20 seconds closes the socket, and the update of an iteration may take minutes.
@@ -26,11 +26,11 @@ _PAUSE_SECONDS = 0.25
 
 
 class LostSocketError(ConnectionError):
-    """The socket was lost, and with it the environment at the server."""
+    """The socket was lost, and therefore the environment at the server, too."""
 
 
 class ProtocolError(RuntimeError):
-    """A server answered with something that is not OpenEnv's protocol."""
+    """A server sent an answer that violates OpenEnv's protocol."""
 
 
 class ServerError(RuntimeError):
@@ -46,11 +46,11 @@ class ServerFullError(RuntimeError):
 
 
 class _Known:
-    """State of a server as known to this process.
+    """State of a server, as this process has observed it.
 
     Attributes:
         open: number of open sockets.
-        most: largest number of sockets at the same time; 0 if it has never answered, or did not come back in time.
+        most: largest number of sockets at the same time; 0 if the server never answered or did not come back in time.
     """
 
     def __init__(self) -> None:
@@ -58,32 +58,32 @@ class _Known:
         self.most = 0
 
 
-_servers: defaultdict[str, _Known] = defaultdict(_Known)  # by address
+_servers: defaultdict[str, _Known] = defaultdict(_Known)  # address -> state of the server
 
 
 class Connection:
     """An open web socket with a session behind it.
 
-    After an error it is closed, since the next message of the server may answer an earlier request.
+    An error closes the socket, since the next message of the server may answer an earlier request.
 
     Args:
         url: address of the server, without `/ws`.
-        seconds: time limit for opening it, and for each answer.
-        token: token that the server requires; empty: none.
+        seconds: time limit for opening the socket, and for each answer.
+        token: token that the server requires; an empty text means no token.
 
     Raises:
         ConnectionError: no server answers at the address.
         ProtocolError: the server has no web socket, or uses another protocol.
         ServerError: the server has no environment for this session.
-        ServerFullError: the server has no room for this session.
+        ServerFullError: the server already has as many sessions as it allows.
         TimeoutError: the server does not answer in time.
     """
 
     def __init__(self, url: str, seconds: float, token: str = "") -> None:
         self.url, self.seconds = url, seconds
-        self._answers: asyncio.Queue[str | None] = asyncio.Queue(2)  # None: the socket was lost
+        self._answers: asyncio.Queue[str | None] = asyncio.Queue(2)  # None means that the socket was lost
         _run(self._open(token), url, seconds)
-        with suppress(EnvironmentAtServerError):  # some have no state before the first reset
+        with suppress(EnvironmentAtServerError):  # some environments have no state before the first reset
             self.ask({"type": "state"})
         known = _servers[url]
         known.open.add(self)
@@ -94,7 +94,7 @@ class Connection:
 
         Raises:
             EnvironmentAtServerError: the environment raised an error.
-            LostSocketError: the socket is lost, now or earlier.
+            LostSocketError: the socket is lost, or was lost earlier.
             ServerError: the answer is an error.
             ServerFullError: the answer is the error that the server is full.
             ProtocolError: an answer was not requested, or cannot be read.
@@ -129,14 +129,14 @@ class Connection:
             async for message in self._socket:
                 await self._answers.put(message.data if message.type is aiohttp.WSMsgType.TEXT else None)
         finally:
-            with suppress(asyncio.QueueFull):  # then there is an unrequested message, which ends the session too
+            with suppress(asyncio.QueueFull):  # a full queue holds an unrequested message, which ends the session, too
                 self._answers.put_nowait(None)
 
     async def _exchange(self, text: str) -> tuple[str | None, bool]:
-        """Return an answer (None: the socket was lost), and whether it was requested."""
+        """Return an answer (None if the socket was lost), and whether this answer was requested."""
         if not self._answers.empty():
             return self._answers.get_nowait(), False
-        with suppress(ConnectionResetError):  # the reader knows, and may have a last message
+        with suppress(ConnectionResetError):  # the reader detects the lost socket, and may still have a message
             await self._socket.send_str(text)
         return await self._answers.get(), True
 
@@ -207,12 +207,11 @@ def fetch_schema(url: str, seconds: float, token: str = "") -> dict[str, Any]:
 def reach(call: Callable[[str, float], T], url: str, seconds: float) -> T:
     """Call a function that connects to a server; a server that has answered before gets `seconds` to come back.
 
-    It may be restarting, or may not have noticed yet that a socket was lost, and still count its session. Without
-    waiting, environments would lose one episode after the other at once. A server that does not come back in time is
-    not waited for again.
+    Such a server may be restarting, or may still count the session of a lost socket. Without a wait, environments
+    would lose many episodes within a moment. After a server did not come back in time, later calls do not wait for it.
 
     Args:
-        call: function of the address and its time limit in seconds.
+        call: function that takes the address and a time limit in seconds.
         url: address of the server.
         seconds: longest wait in seconds.
     """
@@ -235,7 +234,7 @@ def _headers(token: str) -> dict[str, str]:
 async def _get(url: str, token: str) -> tuple[int, str]:
     async with aiohttp.ClientSession(headers=_headers(token)) as session, session.get(url) as answer:
         text = bytearray()
-        async for part in answer.content.iter_any():  # `read` would return only what has arrived so far
+        async for part in answer.content.iter_any():  # `read` would return only the bytes that have arrived so far
             text += part
             if len(text) > _MOST_BYTES:
                 break
@@ -250,7 +249,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _run(call: Coroutine[Any, Any, T], url: str, seconds: float) -> T:
-    """Run a call in the thread of the sockets and wait for it; messages of errors name the address."""
+    """Run a coroutine in the thread of the sockets and wait for the result; error messages name the address."""
     try:
         return asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, seconds), _loop()).result()
     except TimeoutError:

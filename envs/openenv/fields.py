@@ -1,4 +1,4 @@
-"""Which field of an OpenEnv action takes the reply, and which field of an observation is its text."""
+"""Choice of the field of an OpenEnv action that takes the reply, and of the observation's text field."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -6,12 +6,12 @@ from typing import Any
 
 from agentrl_envs.openenv.images import FIELD
 
-_MOST_SHOWN = 20  # largest number of fields in a message
+_MOST_SHOWN = 20  # largest number of fields that an error message lists
 _OF_EVERY_ANSWER = ("done", "reward", "metadata")
 
 
 def choose_fields(schema: Mapping[str, Any], action: str | None, text: str | None) -> tuple[str, str]:
-    """Return the names of both fields: those that are given, else the only ones that fit.
+    """Return the names of the action field and the text field: the given names, else the only fields that fit.
 
     Args:
         schema: the server's answer to `/schema`.
@@ -19,7 +19,7 @@ def choose_fields(schema: Mapping[str, Any], action: str | None, text: str | Non
         text: field of an observation, as given by the user.
 
     Raises:
-        ValueError: a given field does not exist, or several fields or none fit; the message lists the fields.
+        ValueError: a given field does not exist, or not exactly one field fits; the message lists the fields.
     """
     takes, gives = _fields(schema["action"]), _fields(schema["observation"])
     required = schema["action"].get("required")
@@ -34,7 +34,7 @@ def choose_fields(schema: Mapping[str, Any], action: str | None, text: str | Non
 
 
 def choose_images(schema: Mapping[str, Any], images: str | None) -> str | None:
-    """Return the name of the field with pictures; None if there is none.
+    """Return the name of the field with pictures; None if no field has pictures.
 
     Raises:
         ValueError: an observation has no such field.
@@ -61,7 +61,7 @@ def _chosen(argument: str, given: str | None, fields: Mapping[str, str], fitting
 
 
 def _fields(schema: Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> type of all fields except those of the protocol."""
+    """Return name -> type of all fields except the fields that the protocol defines."""
     properties = schema.get("properties")
     listed = properties if isinstance(properties, Mapping) else {}
     return {

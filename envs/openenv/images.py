@@ -1,4 +1,4 @@
-"""Pictures in observations of OpenEnv, in the forms that servers use; the protocol defines none."""
+"""Pictures in observations of OpenEnv, in the forms that servers use; the protocol defines no form."""
 
 import binascii
 import io
@@ -15,7 +15,7 @@ from agentrl_envs.picture_space import of_8_bits
 FIELD = "images"
 """The field in which `agentrl serve-env` puts pictures."""
 
-_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")  # some others start a program, or raise errors of any kind
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")  # Pillow's other formats may start a program or raise any error
 _PLACE = {"type": "image"}  # placeholder of a picture in a message
 
 
@@ -24,10 +24,10 @@ def read_images(given: Any) -> tuple[NDArray[np.uint8], ...]:
 
     Args:
         given: one picture or a list of pictures, each a file (PNG, JPEG, GIF, WebP, BMP) in base64, with or without the
-            prefix of a data URL, or an array of rows of pixels [red, green, blue]. None: no pictures.
+            prefix of a data URL, or an array of rows of pixels [red, green, blue]. None means no pictures.
 
     Raises:
-        ValueError: the pictures have another form.
+        ValueError: the pictures have none of these forms.
     """
     if given is None:
         return ()
@@ -39,7 +39,7 @@ def read_images(given: Any) -> tuple[NDArray[np.uint8], ...]:
         return tuple(map(_from_file, given))
     try:
         pixels = np.array(given)
-    except ValueError:  # pictures of different sizes
+    except ValueError:  # the pictures have different sizes
         return tuple(_from_rows(np.array(one)) for one in given)
     return (_from_rows(pixels),) if pixels.ndim < 4 else tuple(map(_from_rows, pixels))
 
@@ -48,7 +48,7 @@ def with_images(messages: Any, images: Sequence[NDArray[np.uint8]]) -> list[Any]
     """Return an environment's own messages with its pictures in place of the placeholders, in order.
 
     Raises:
-        ValueError: they are not messages, or the numbers of placeholders and pictures differ.
+        ValueError: `messages` is not a list of messages, or the counts of placeholders and pictures differ.
     """
     left = list(images)
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):

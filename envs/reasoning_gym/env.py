@@ -20,39 +20,39 @@ BROKEN = {
     "polynomial_equations": "its scorer gives 0.35 to 0.75 to the reply 0",
 }
 EVALUATED = (
-    *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),  # by eval()
+    *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),  # the scorer calls eval()
     *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),  # sympy
 )
-"""Generators whose scorer runs the reply as Python; it gets only `harmless` answers."""
+"""Generators whose scorer runs the reply as Python; such a scorer gets only `harmless` answers."""
 _WORD = re.compile(r"[^\W\d]\w*")
 _MATHS = (
     *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "ln"),
     *("sqrt", "pi", "erf", "Integral"),
 )
 _GROWING = ("exp", "sinh", "cosh")
-_NUMBERS = ("E", "pi")  # other single letters stay symbols
-_MOST_BITS = 4096  # largest size of a number that an answer computes
+_NUMBERS = ("E", "pi")  # names of numbers; other single letters are symbols
+_MOST_BITS = 4096  # largest number of bits of a number that an answer computes
 _MOST_CHARS = 2**20
-_QUESTIONS = 2**31  # size of a generator: so large that held-out and training seeds rarely share a question
-_LISTED = ("acre", "gsm_symbolic", "list_functions", "word_ladder")  # generators that would list all questions at once
+_QUESTIONS = 2**31  # questions of a generator; with so many, training and held-out seeds rarely share any
+_LISTED = ("acre", "gsm_symbolic", "list_functions", "word_ladder")  # generators that create all questions at once
 _MOST_LISTED = 10_000
 
 
 class ReasoningGym(gymnasium.Env[str, str]):
-    """A question of a generator, a different one for each seed, scored from 0 to 1.
+    """A question of a generator, scored from 0 to 1; each seed gives a different question.
 
     Args:
         dataset: name of the generator, such as `leg_counting`.
         config: settings of the generator, such as `{max_animals: 5}`.
-        answer_after: text that comes before the answer, such as `Answer:`; a reply without it is invalid. None: the
-            whole reply is the answer.
+        answer_after: text that comes before the answer, such as `Answer:`; a reply without this text is invalid. None
+            means that the whole reply is the answer.
 
     Raises:
-        ValueError: reasoning-gym is not installed, it has no such generator or setting, or the scorer is broken.
+        ValueError: reasoning-gym is not installed or has no such generator or setting, or the scorer is broken.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared by gymnasium
-    worker = "process"  # the questions of some generators depend on PYTHONHASHSEED, which is 0 there
+    worker = "process"  # some generators' questions depend on PYTHONHASHSEED, which is 0 in processes
     free_text = True
     one_turn = True
 
@@ -75,7 +75,7 @@ class ReasoningGym(gymnasium.Env[str, str]):
                 f"{dataset} of reasoning-gym cannot be created with config {dict(config or {})}: {error}"
             ) from error
         if dataset == "list_functions":
-            self._questions[0]  # the first question of a process differs from later calls
+            self._questions[0]  # the first call in a process returns another question than later calls
         self._evaluated = dataset in EVALUATED
         self.answer_after = answer_after
         self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
@@ -84,7 +84,7 @@ class ReasoningGym(gymnasium.Env[str, str]):
 
     @property
     def system_prompt(self) -> str:
-        """Instruction about the place of the answer."""
+        """Instruction that says where in the reply the answer must be."""
         if self.answer_after is None:
             return "Reply with the answer only."
         return f"Think, then end your reply with {self.answer_after} and the answer only."
@@ -102,7 +102,7 @@ class ReasoningGym(gymnasium.Env[str, str]):
         return str(self._question["question"]), {"success": False, "progression": 0.0}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Score the answer; 0 if the scorer fails."""
+        """Score the answer; the score is 0 if the scorer fails."""
         if self._question is None:
             raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
         question, self._question = self._question, None
@@ -133,9 +133,9 @@ class ReasoningGym(gymnasium.Env[str, str]):
 def harmless(answer: str) -> bool:
     """Return whether an answer that is run as Python is only a value or a formula, and is computed quickly.
 
-    It may use single letters, the letters of string_insertion, and mathematical functions as names. It may not have
-    quoted texts beside a bracket, since sympy's `S` runs a text, nor factorials and towers of powers, such as
-    `9**9**9`, which would take hours.
+    Names in a harmless answer are single letters, the letters of string_insertion, or mathematical functions. Quoted
+    texts beside a bracket are refused, since sympy's `S` runs a text. Factorials and towers of powers, such as
+    `9**9**9`, are refused, since they would take hours.
     """
     words = _WORD.findall(answer)
     named = all(len(word) == 1 or word in _MATHS or set(word) <= set("ABCDE") for word in words)
@@ -144,7 +144,7 @@ def harmless(answer: str) -> bool:
 
 
 def _is_small(answer: str) -> bool:
-    """Return whether all numbers that an answer computes are of limited size; text that is not Python computes none."""
+    """Return whether an answer computes only numbers of limited size; true for text that is not Python."""
     try:
         _bits(ast.parse(answer.strip(), mode="eval").body)
     except OverflowError:
@@ -155,7 +155,7 @@ def _is_small(answer: str) -> bool:
 
 
 def _bits(node: ast.AST) -> float:
-    """Estimate the largest number of bits of a formula's value; it is infinite for a list or a text.
+    """Return an upper estimate of the bits of a formula's value; infinity for a list or a text.
 
     Raises:
         OverflowError: a part of the formula exceeds the limit, or is not a formula.
@@ -173,7 +173,8 @@ def _bits(node: ast.AST) -> float:
     elif isinstance(node, ast.Call):
         bits = max((_bits(part) for part in node.args), default=1.0)
         names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-        if names.intersection(_GROWING) and names.issubset((*_MATHS, *_NUMBERS)):  # with a symbol it stays a formula
+        # With a symbol in the formula, sympy computes no number.
+        if names.intersection(_GROWING) and names.issubset((*_MATHS, *_NUMBERS)):
             bits = 2.0 ** min(bits, 64)
     elif isinstance(node, ast.BinOp):
         left, right = _bits(node.left), _bits(node.right)

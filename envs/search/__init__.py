@@ -1,1 +1,1 @@
-"""Search: questions about an invented archipelago, answered with a search tool over its archive."""
+"""Search: questions about an invented archipelago, answered with a tool that searches an archive about it."""

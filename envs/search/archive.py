@@ -1,4 +1,4 @@
-"""The archive: an invented world of names and facts, its pages, and questions that follow a chain of facts."""
+"""The archive: an invented world of names and facts, with pages about the facts and questions along chains of facts."""
 
 import itertools
 import tomllib
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact: the `relation` of `of` is `to`, such as the captain of a ship."""
+    """A fact: the `relation` of the thing `of` is the thing `to`. For example, the captain of a ship is a person."""
 
     of: str
     relation: str
@@ -33,7 +33,7 @@ class Archive:
     pages: Mapping[str, str]
 
     def chains(self, hops: int) -> Iterator[tuple[Fact, ...]]:
-        """Yield all chains of `hops` facts in which each fact continues the previous one and nothing occurs twice."""
+        """Yield all chains of `hops` facts in which each fact continues the previous fact and no thing occurs twice."""
 
         def longer(chain: tuple[Fact, ...]) -> Iterator[tuple[Fact, ...]]:
             if len(chain) == hops:
@@ -53,7 +53,7 @@ class Archive:
 
 
 def write_archive(random: np.random.Generator) -> Archive:
-    """Return a world with fixed names and random facts."""
+    """Return an archive with fixed names and random facts."""
     data = _data()
     kinds = data["kinds"]
     lines = [
@@ -64,7 +64,7 @@ def write_archive(random: np.random.Generator) -> Archive:
     for name, relation in data["relations"].items():
         names = kinds[relation["to"]]["names"]
         drawn = [names[int(number)] for number in random.permutation(len(names))]
-        within = relation["of"] == relation["to"]  # then along a ring, so that nothing leads to itself
+        within = relation["of"] == relation["to"]  # order such things in a ring, so that none leads to itself
         ofs = [drawn[-1], *drawn[:-1]] if within else kinds[relation["of"]]["names"]
         for of, to in zip(ofs, itertools.cycle(drawn), strict=False):
             facts.append(Fact(of, name, to))

@@ -1,12 +1,12 @@
-"""BM25: how well texts fit the words of a query."""
+"""BM25: scores of how well texts match the words of a query."""
 
 import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 
-_FREQUENCY = 1.2  # how fast further occurrences of a word in a text count less
-_LENGTH = 0.75  # how much the length of a text matters, from 0 to 1
+_FREQUENCY = 1.2  # how fast the weight of repeated words in a text falls (BM25's k1)
+_LENGTH = 0.75  # how much the length of a text matters, from 0 to 1 (BM25's b)
 
 
 def words(text: str) -> list[str]:
@@ -15,10 +15,10 @@ def words(text: str) -> list[str]:
 
 
 def scores(query: str, texts: Sequence[str]) -> list[float]:
-    """Return the score of each text for the words of a query; 0 if it has none of them.
+    """Return the score of each text for the words of a query; 0 if a text has none of the words.
 
     Args:
-        query: words, in any order. A word that occurs twice counts twice.
+        query: words to search for, in any order; a word that occurs twice counts twice.
         texts: texts to search.
     """
     counts = [Counter(words(text)) for text in texts]

@@ -21,21 +21,21 @@ _ARTICLES = {"a", "an", "the"}
 
 
 class Search(TextEnv):
-    """Answer a question (reward 1 if right, else 0) with pages of an archive that `search: words` finds.
+    """Answer a question with pages of an archive that `search: words` finds; a right answer pays 1, a wrong answer 0.
 
-    The whole reply is the action. Its first line that begins with `search:` or `answer:` counts, so that results that a
-    model invents after its own search are ignored; a reply without such a line is an invalid action, and the next
-    observation says so. Everything in the archive is invented.
+    The whole reply is the action. Only the first line that begins with `search:` or `answer:` counts, so that results
+    that a model invents after its own search are ignored. A reply without such a line is an invalid action, which the
+    next observation reports. All facts in the archive are invented.
 
     Args:
         hops: number of facts from the question to the answer, 1 to 4, each on its own page.
         pages: largest number of pages that a search shows.
-        fixed: whether all episodes have the same facts; false: each has new ones, which cannot be memorized.
+        fixed: whether all episodes have the same facts. False draws new facts per episode, to prevent memorizing.
         max_turns: turns after which an episode is truncated, by default 2 * hops + 2.
         rank: search function in place of BM25, as `module:function`: takes the query and the texts of all pages, and
-            returns a score for each text, 0 for those that do not match. Such an environment declares that its episodes
-            cannot be repeated.
-        tries: number of attempts of a search that raises an error, before the agent is told that it failed, 1 or more.
+            returns a score for each text, 0 for a text that does not match. With `rank`, the environment declares that
+            its episodes cannot be repeated.
+        tries: number of attempts for a search that raises an error, 1 or more; then the agent learns that it failed.
     """
 
     free_text = True
@@ -83,11 +83,11 @@ class Search(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """The two tools and the question."""
+        """Text with the two tools and the question."""
         return _WORDING.system_prompt.format(question=self.question)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
-        """Return the first call in a reply as `search: words` or `answer: name`, and whether there is one."""
+        """Return the first call in a reply as `search: words` or `answer: name`, and whether the reply has a call."""
         for call in _CALL.finditer(text):
             said = call[2].strip(" \t*_`")[:_SAID_CHARS]
             if words(said):

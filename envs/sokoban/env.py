@@ -8,7 +8,7 @@ from agentrl_envs.text_env import Shown
 from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording("agentrl_envs.sokoban")
-_MOST_PULLS = 10_000  # which take a quarter of a second
+_MOST_PULLS = 10_000  # limits the time to generate a level to a quarter of a second
 _LOOKS: dict[str, tuple[str, ...]] = {
     "#": ("wall",),
     "_": ("floor",),
@@ -28,16 +28,16 @@ class Sokoban(GridEnv[Level]):
     Args:
         size: side of the room in cells, including walls, 5 to 10.
         boxes: number of boxes, 1 to 3.
-        pulls: largest number of attempts to pull a box off its target when a level is generated; the number is drawn
-            from 1 to this one. By default 3 * (size - 4), at most 10,000; more attempts make harder levels.
+        pulls: largest number of attempts to pull a box off its target when a level is generated; each level
+            draws a number from 1 to `pulls`. By default 3 * (size - 4), at most 10,000; more pulls make harder levels.
         reward: "binary" gives 1 when the last box is on a target; "classic" gives -0.1 in every turn, 1 for a box that
-            is pushed onto a target, -1 for one that is pushed off, and 10 for the last; "steps" gives 1 for the last,
-            0 and the end of the episode when a box can no longer reach a target, -0.01 in any other turn, and 0.05
-            less for a text that names no action.
+            is pushed onto a target, -1 for a box that is pushed off a target, and 10 for the last box; "steps" gives 1
+            for the last box, 0 (and ends the episode) when a box can no longer reach a target, -0.01 in any other turn,
+            and 0.05 less for a text that names no action.
         max_turns: turns after which an episode is truncated, by default 4 * size - 12 for each box. The shortest
-            solution is never longer.
-        shaping: discount of the training; with reward "steps", it adds a reward for each turn that comes nearer to the
-            solution (potential-based shaping).
+            solution never has more actions than that.
+        shaping: discount of the training; with reward "steps", a value adds potential-based shaping, which rewards each
+            turn that comes nearer to the solution.
         observation: content of observations: "text", "image" or "both".
         cell_px: side of a cell in images, in pixels, 8 to 128.
         render_mode: "rgb_array" makes `render` draw the room.

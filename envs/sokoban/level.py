@@ -32,7 +32,7 @@ class Level:
 
     @property
     def lost(self) -> bool:
-        """Whether a box can no longer reach a target: it is in a corner, or at a wall with too few targets."""
+        """Whether a box can no longer reach a target, since it is in a corner or at a wall with too few targets."""
         ends = (1, self.size - 2)
         if any(row in ends and column in ends for row, column in self.boxes - self.targets):
             return True
@@ -62,7 +62,7 @@ def draw_level(random: np.random.Generator, size: int, boxes: int, pulls: int, l
     """Draw a level that can be solved with at most `longest` actions.
 
     The boxes begin on their targets and the player anywhere. Then, 1 to `pulls` times, a box and a direction are drawn,
-    and the player pulls the box if that is possible.
+    and the player pulls the box if the pull is possible.
 
     Args:
         random: random generator.
@@ -72,7 +72,7 @@ def draw_level(random: np.random.Generator, size: int, boxes: int, pulls: int, l
         longest: largest length of the shortest solution, in actions.
 
     Raises:
-        ValueError: no such level was found.
+        ValueError: no level with these settings was found.
     """
     inner = [(row, column) for row in range(1, size - 1) for column in range(1, size - 1)]
     actions = list(MOVES)
@@ -92,7 +92,7 @@ def draw_level(random: np.random.Generator, size: int, boxes: int, pulls: int, l
 
 
 def _pull(level: Level, box: Cell, action: str) -> Level:
-    """Return the level after the player has walked to a box and pulled it; the same level if that is not possible."""
+    """Return the level after the player walked to a box and pulled it; the same level if no pull is possible."""
     near = beside(box, action)
     far = beside(near, action)
     if not level.free(far) or near not in _reached(level):

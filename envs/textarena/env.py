@@ -1,4 +1,4 @@
-"""A game of TextArena: alone, against a scripted player, or with the policy in every seat."""
+"""A game of TextArena for one player, against a scripted player, or with the policy as every player."""
 
 import math
 import random
@@ -18,12 +18,12 @@ from agentrl_envs.text_env import PRINTABLE
 from agentrl_envs.textarena.games import LIMIT_IS_THE_END, LOST, ONE_PLAYER, game_id, name_of
 
 Opponent = Callable[[Sequence[str], random.Random], str]
-"""Function of all texts to its seat since the game began, oldest first, and a random generator; returns a reply."""
+"""Function from all texts that the opponent received, oldest first, and a random generator to the opponent's reply."""
 
 SELF = "self"
 _BEGIN = "The game begins."
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
-_PLACEHOLDER = re.compile(r"\b[A-Z]\b|<[^<>]*>")  # placeholder in rules such as [play X]
+_PLACEHOLDER = re.compile(r"\b[A-Z]\b|<[^<>]*>")  # placeholder in the rules, such as X in [play X]
 _MOST_CHARS = 2**16
 _STARTS = 20  # largest number of games that an opponent may end before the policy's first turn
 _MOST_REPLIES = 1000  # largest number of replies of an opponent between two turns of the policy
@@ -32,26 +32,26 @@ _MOST_REPLIES = 1000  # largest number of replies of an opponent between two tur
 class TextArena(gymnasium.Env[str, str]):
     """A game of TextArena.
 
-    The system prompt of a seat is the rules that the game tells it first; an observation is the text since its last
-    turn. The whole reply goes to the game, which takes the first words in brackets as the move. Rewards come at the
-    end.
+    The system prompt of a seat (a player's place in the game) has the rules that the game sends to this seat first; an
+    observation is the text since the last turn of the seat. The whole reply goes to the game, which takes the first
+    words in brackets as the move. Rewards come at the end of a game.
 
     Args:
-        game: id in TextArena, such as `Mastermind-v0-hard`; a name alone means its `-v0`. It may be a number, since a
-            config has `2048` as one.
-        opponent: player of the other seat in a game for two. `random` replies with one of the bracketed words that it
-            was told last, which suits games that list their moves; `module:function` names your own `Opponent`;
-            `self` gives both seats to the policy: an observation is then for the seat whose turn it is, which is
-            `info["side"]`.
-        seat: seat of the policy, 0 or 1; by default it is drawn for each episode.
-        max_chars: largest number of characters of a reply, which is cut there; some games fail on very long numbers.
+        game: id in TextArena, such as `Mastermind-v0-hard`; a name alone means version `-v0`. A number is accepted,
+            since a config reads the name `2048` as a number.
+        opponent: player of the other seat in a game for two. `random` replies with a bracketed word from the last text
+            that it received, which suits games that list their moves; `module:function` names your own `Opponent`;
+            `self` gives both seats to the policy, and `info["side"]` is the seat whose turn it is and that receives
+            the observation.
+        seat: seat of the policy, 0 or 1; by default each episode draws the seat.
+        max_chars: number of characters after which a reply is cut; some games fail on very long numbers.
 
     Raises:
-        ValueError: TextArena is not installed, there is no such game for one or two, or it is known to be broken.
+        ValueError: TextArena is not installed, or has no such game for one or two players, or the game is broken.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared by gymnasium
-    worker = "process"  # the games draw from the global generators, which threads would draw from too
+    worker = "process"  # the games use the global random generators, which threads would share
     free_text = True
 
     def __init__(
@@ -75,7 +75,7 @@ class TextArena(gymnasium.Env[str, str]):
         self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
         self.action_space = spaces.Text(max_chars, min_length=0, charset=PRINTABLE)
         self._game: Any = None
-        # Generators of the game in place of the global ones; forks find them here and reseed them.
+        # Generators that replace the global generators during the game; forks find the generators here and reseed them.
         self._python, self._numpy = random.Random(0), np.random.RandomState(0)
         self._side = 0
         self._rules: dict[int, str] = {}
@@ -90,7 +90,7 @@ class TextArena(gymnasium.Env[str, str]):
         return self._rules.get(self._side, "")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode with a new instance of the game, since used ones contain text of earlier episodes."""
+        """Begin an episode with a new instance of the game, since a used instance contains text of earlier episodes."""
         super().reset(seed=seed)
         self._draw = random.Random(int(self.np_random.integers(2**31)))
         seat = int(self.np_random.integers(self.players)) if self.seat is None else self.seat
@@ -148,7 +148,7 @@ class TextArena(gymnasium.Env[str, str]):
         return bool(over or self._game.state.done)
 
     def _others_play(self) -> bool:
-        """Let the other seat play until it is the policy's turn; return whether that ended the game."""
+        """Let the other seat play until it is the policy's turn; return whether the game ended."""
         state = self._game.state
         if self._opponent is None:
             self._side = state.current_player_id
@@ -163,11 +163,11 @@ class TextArena(gymnasium.Env[str, str]):
         raise RuntimeError(f"the opponent had {_MOST_REPLIES} turns in a row in {self.game}")
 
     def _hear(self, seat: int) -> str:
-        """Return what a seat was told since its last turn, without its own replies."""
+        """Return the text that a seat received since its last turn, without the seat's own replies."""
         kinds, state = self._textarena.ObservationType, self._game.state
         if seat == state.current_player_id and not state.done:
             with self._own_random():
-                _, new = self._game.get_observation()  # some games add to it
+                _, new = self._game.get_observation()  # some games add text in this call
         else:
             new, state.observations[seat] = state.observations[seat], []
         rules = [text for _, text, kind in new if kind is kinds.PROMPT]
@@ -185,7 +185,7 @@ class TextArena(gymnasium.Env[str, str]):
         return heard
 
     def _rewards(self) -> dict[int, float]:
-        """Return the reward of each seat. Values that are not finite are replaced by 0, and counted."""
+        """Return the reward of each seat. Replace rewards that are not finite by 0, and count them."""
         given, _ = self._game.close()
         rewards = {}
         for seat, reward in (given or {}).items():
@@ -195,7 +195,7 @@ class TextArena(gymnasium.Env[str, str]):
         return rewards
 
     def _cut_off(self, rewards: Mapping[int, float]) -> bool:
-        """Return whether the game ended at its limit of turns, without a winner or loser."""
+        """Return whether the game ended at its turn limit, without a winner or loser."""
         state, name = self._game.state, name_of(self.game)
         limited = state.max_turns is not None and name not in LIMIT_IS_THE_END
         if not limited or state.turn < state.max_turns or max(rewards.values(), default=0.0) >= 1.0:
@@ -206,7 +206,7 @@ class TextArena(gymnasium.Env[str, str]):
 
     @contextmanager
     def _own_random(self, seed: int | None = None) -> Iterator[None]:
-        """Replace the global generators by the game's own for a while, and discard what the game prints."""
+        """Replace the global random generators by the game's generators in a block, and discard the game's output."""
         if seed is not None:
             self._python.seed(seed)
             self._numpy.seed(seed)
@@ -228,7 +228,7 @@ def _ended_invalid(state: Any, seat: int) -> bool:
 
 
 def _random_reply(texts: Sequence[str], draw: random.Random) -> str:
-    """Reply with one of the bracketed words of the last text that has any, with a number for each placeholder in it."""
+    """Return a bracketed word of the last text that has one, with a random number in place of each placeholder."""
     for text in reversed(texts):
         if words := _BRACKETS.findall(text):
             return _PLACEHOLDER.sub(lambda _: str(draw.randint(1, 3)), draw.choice(words))
@@ -239,7 +239,7 @@ def _opponent(name: str) -> Opponent:
     """Return the opponent of this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no opponent of this name.
     """
     if name == "random":
         return _random_reply

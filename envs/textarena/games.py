@@ -16,9 +16,9 @@ TWO_PLAYERS = (
     *("UltimateTicTacToe", "WildTicTacToe"),
 )
 LIMIT_IS_THE_END = ("Bandit", "Secretary", "Set", "SimpleBlindAuction")
-"""Games whose rules decide them in the turn of their limit, so that reaching it is not a truncation."""
+"""Games whose rules name a winner at the turn limit, so that a game that reaches the limit is not truncated."""
 LOST = {"FrozenLake": "You fell into a hole"}
-"""Game for one -> start of its message about a loss, which may come in the turn of its limit."""
+"""Game for one player -> start of the message about a loss, which may come in the last allowed turn."""
 
 _WORDS = "needs word lists from the network"
 _SYNTAX = "is written in the syntax of a later Python"
@@ -46,10 +46,10 @@ def name_of(game: str) -> str:
 
 
 def game_id(game: str, known: Collection[str]) -> str:
-    """Return the raw id of a game, with which observations are only the new text and not the whole transcript.
+    """Return the raw id of a game, whose observations hold only the new text instead of the whole transcript.
 
     Args:
-        game: id in TextArena, or a name alone.
+        game: id in TextArena, or a name without version.
         known: all ids of TextArena.
 
     Raises:

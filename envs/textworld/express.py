@@ -11,14 +11,14 @@ _LOOK = "look around"
 
 
 class TextWorldExpress(TextEnv):
-    """A text adventure, a different one for each seed. The actions are those that are currently possible.
+    """A text adventure that the seed selects. Only currently possible actions are offered.
 
     The reward of a turn is the change of the score, which is 1 when the task is solved.
 
     Args:
         game: name of the game, such as `coin`, `mapreader` or `cookingworld`.
         params: settings of the game, such as `{numLocations: 5, includeDoors: 0}`.
-        fold: split of the adventures: `train`, `dev` or `test`, a thousand each.
+        fold: split of the adventures: `train`, `dev` or `test`; each split has a thousand.
         max_turns: turns after which an episode is truncated.
 
     Raises:
@@ -42,7 +42,7 @@ class TextWorldExpress(TextEnv):
         self.fold = fold
         self.max_turns = max_turns
         try:
-            self._game = express.TextWorldExpressEnv(envStepLimit=2**31)  # max_turns is the limit
+            self._game = express.TextWorldExpressEnv(envStepLimit=2**31)  # `max_turns` limits episodes instead
         except FileNotFoundError as error:
             raise ValueError(
                 "textworld-express needs Java, and there is no command `java`; install a Java runtime"
@@ -68,7 +68,7 @@ class TextWorldExpress(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """The task."""
+        """Text with the task of this episode."""
         return str(self._now["taskDescription"])
 
     def success(self) -> bool:
@@ -86,7 +86,7 @@ class TextWorldExpress(TextEnv):
 
     def close(self) -> None:
         """End the simulator."""
-        with suppress(OSError):  # it may have ended already
+        with suppress(OSError):  # the simulator may have ended already
             self._game.close()
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:

@@ -14,23 +14,23 @@ _LOOK = "look"
 
 
 class TextWorld(TextEnv):
-    """One of several generated text adventures. The actions are those that are currently possible.
+    """One of several generated text adventures. Only currently possible actions are offered.
 
-    Generating a game takes seconds, so games are kept in a folder, which all environments with the same settings share.
+    Generating a game takes seconds, so all environments with the same settings share a folder of generated games.
 
     Args:
         rooms: number of rooms.
         objects: number of objects.
         quest_length: number of actions of the shortest solution.
-        games: number of different games.
+        games: number of games to generate.
         max_turns: turns after which an episode is truncated.
-        folder: folder of the generated games; by default one in the user's cache.
+        folder: folder of the generated games; by default a folder in the user's cache.
 
     Raises:
         ValueError: TextWorld is not installed, or a number is below 1.
     """
 
-    worker = "process"  # its interpreter is written in C
+    worker = "process"  # TextWorld's interpreter is written in C
     actions: Mapping[str, str] = {_LOOK: ""}
     default_action = _LOOK
 
@@ -58,7 +58,7 @@ class TextWorld(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """The task."""
+        """Text with the task of this episode."""
         return str(self._now.objective)
 
     def success(self) -> bool:
@@ -101,7 +101,7 @@ class TextWorld(TextEnv):
         self.default_action = _LOOK if _LOOK in self.actions else next(iter(self.actions))
 
     def _made(self, number: int) -> Path:
-        """Return the file of a game; generate it if no environment has done so yet."""
+        """Return the file of a game; generate the game if no environment has done so yet."""
         kept = self.folder / "-".join(str(part) for part in (*self._form.values(), number))
         if not (kept / "game.z8").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -113,6 +113,6 @@ class TextWorld(TextEnv):
             self._textworld.make(options)
             try:
                 os.rename(unfinished, kept)
-            except OSError:  # another environment was faster
+            except OSError:  # another environment has already stored this game
                 shutil.rmtree(unfinished)
         return kept / "game.z8"

@@ -1,4 +1,4 @@
-"""A base environment with tools, and a calculator as an example."""
+"""Base environment whose tasks are solved with tools, and a calculator as an example."""
 
 import ast
 import hashlib
@@ -17,15 +17,15 @@ Message = dict[str, Any]
 
 
 class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
-    """Tasks for a model that calls tools: several in a reply, until a reply without a call answers.
+    """Tasks for a model that calls tools. A reply may call several tools; a reply without a call is the answer.
 
     An action is an assistant's message as JSON: ``text``, and ``tool_calls`` with ``id``, ``name`` and ``arguments``
-    (JSON text). An observation is the new messages of the next call of the model: the result of each tool.
+    (JSON text). An observation has the new messages for the model's next reply: the result of each tool.
 
     Args:
         tasks: file with one JSON object per line: ``prompt``, and ``answer``, the expected text.
         tools: Python functions as ``module:function``, with type hints and a docstring that names each argument.
-        mcp: command of an MCP server on stdio, whose tools are offered too.
+        mcp: command of an MCP server on stdio, whose tools are also offered.
         system: text of the system message.
         max_turns: replies after which an episode is truncated.
     """
@@ -54,11 +54,11 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         self._tasks = read_tasks(tasks) if tasks is not None else []
         self.task: Mapping[str, Any] = {}
         self.turn = 0
-        self.solved: list[Message] = []  # shown before each task
-        self._digest = hashlib.blake2b(digest_size=16)  # of the conversation so far
+        self.solved: list[Message] = []  # solved tasks, which are shown before each task
+        self._digest = hashlib.blake2b(digest_size=16)  # digest of the conversation so far
 
     def add_tool(self, function: Callable[..., Any]) -> None:
-        """Offer a Python function."""
+        """Offer a Python function as a tool."""
         from transformers.utils import get_json_schema
 
         schema = get_json_schema(function)
@@ -81,7 +81,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         return self._tasks[int(self.np_random.integers(len(self._tasks)))]
 
     def score(self, text: str) -> float:
-        """Return the reward of an answer; by default 1 if it equals the task's, ignoring case and spaces."""
+        """Return the reward of an answer; by default 1 if it equals the task's answer, ignoring case and spaces."""
         return float(text.casefold().split() == str(self.task["answer"]).casefold().split())
 
     def reset(
@@ -109,7 +109,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         return {"call": {"messages": messages, "follows": self.turn - 1 if self.turn else None, "key": key}}
 
     def _answer(self, call: Mapping[str, Any]) -> Message:
-        """Call a tool and return its message; errors are reported to the model."""
+        """Call a tool and return a message with the result, or with the error."""
         name = call["name"]
         try:
             arguments = json.loads(call["arguments"])
@@ -119,7 +119,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
                 said = self._server.call(name, arguments)
             else:
                 said = f"error: there is no tool {name}"
-        except Exception as error:  # noqa: BLE001 - a tool of the user's may raise anything
+        except Exception as error:  # noqa: BLE001 - a user's tool may raise any error
             said = f"error: {type(error).__name__}: {error}"
         return {"role": "tool", "content": [said], "tool_call_id": call["id"], "name": name}
 
@@ -133,7 +133,7 @@ def read_tasks(path: str) -> list[Mapping[str, Any]]:
     """Read a task file.
 
     Raises:
-        ValueError: the file does not exist or is empty, or a line lacks a prompt or an answer.
+        ValueError: the file does not exist or is empty, or a line has no prompt or no answer.
     """
     try:
         lines = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Tools of an MCP server on stdio, by the package `mcp` (extra `mcp`), in a thread with an event loop of its own."""
+"""Tools of an MCP server on stdio, with the package `mcp` (extra `mcp`), in a thread with a separate event loop."""
 
 import asyncio
 import threading
@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-SECONDS = 60.0  # time limit of a call
+SECONDS = 60.0  # time limit of each call
 
 
 class McpServer:
     """A running MCP server.
 
     Args:
-        command: program and arguments.
+        command: program of the server and its arguments.
 
     Raises:
-        ImportError: the package is missing; the message says what to install.
+        ImportError: the package `mcp` is missing; the message names the extra to install.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ class McpServer:
         self._session: Any = None
 
         async def live() -> None:
-            """Open and close in one task, as the client requires."""
+            """Open and close the session in one task, as the client requires."""
             try:
                 async with AsyncExitStack() as stack:
                     streams = await stack.enter_async_context(stdio_client(parameters))
@@ -41,7 +41,7 @@ class McpServer:
                     await self._session.initialize()
                     self._ready.set()
                     await self._over.wait()
-            except BaseException as error:  # noqa: BLE001 - raised by the constructor
+            except BaseException as error:  # noqa: BLE001 - the constructor reports this error
                 self._error = error
             finally:
                 self._ready.set()

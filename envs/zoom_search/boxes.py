@@ -9,7 +9,7 @@ from PIL import Image
 from agentrl_envs.tags import CallError
 
 Box = tuple[int, int, int, int]
-"""Left, top, right and bottom in pixels of the picture; right and bottom are exclusive."""
+"""Left, top, right and bottom of a box, in pixels of the picture; right and bottom are exclusive."""
 
 _AROUND = (128, 128, 128)  # colour of the margins of a view that is not square
 
@@ -17,20 +17,20 @@ _AROUND = (128, 128, 128)  # colour of the margins of a view that is not square
 def sound_box(
     said: object, scale: float | tuple[float, float], size: tuple[int, int], min_side: int, max_ratio: float
 ) -> Box:
-    """Convert four numbers of a reply to a box of the picture.
+    """Convert the four coordinates in a reply to a box of the picture.
 
     The box is clamped to the picture and rounded to whole pixels. A side shorter than `min_side` is enlarged around the
-    centre, and the box is moved back into the picture. Its aspect ratio is checked after that.
+    centre, and the box is moved back into the picture. Then the aspect ratio of the box is checked.
 
     Args:
-        said: left, top, right and bottom, as in the reply.
-        scale: pixels of the picture per unit of the numbers; or two such values, to the right and down.
+        said: left, top, right and bottom of the box, as in the reply.
+        scale: pixels of the picture per unit of the coordinates; or two such values, for x and y.
         size: width and height of the picture in pixels.
         min_side: smallest side of a box in pixels.
         max_ratio: largest ratio of the longer to the shorter side.
 
     Raises:
-        CallError: the numbers are not a box of the picture.
+        CallError: the coordinates are not a box of the picture.
     """
     if not (isinstance(said, Sequence) and len(said) == 4 and all(_finite(number) for number in said)):
         raise CallError("A box is a list of four finite numbers: left, top, right, bottom.")
@@ -56,7 +56,7 @@ def sound_box(
 def _finite(number: object) -> bool:
     if isinstance(number, bool) or not isinstance(number, int | float):
         return False
-    return abs(number) <= 1e9  # false for NaN, too
+    return abs(number) <= 1e9  # this comparison is false for NaN, too
 
 
 def overlap(one: Box, other: Box) -> float:
@@ -72,7 +72,7 @@ def _area(box: Box) -> int:
 
 
 def holds(box: Box, inner: Box) -> bool:
-    """Return whether a box contains all of another one."""
+    """Return whether the box `box` contains the whole box `inner`."""
     return box[0] <= inner[0] and box[1] <= inner[1] and box[2] >= inner[2] and box[3] >= inner[3]
 
 
@@ -85,7 +85,7 @@ def view(picture: Image.Image, box: Box, detail: int, side: int) -> NDArray[np.u
     Args:
         picture: original picture.
         box: box of the part.
-        detail: resolution: pixels on the longer side of the part.
+        detail: resolution of the part, in pixels on its longer side.
         side: side of the square in pixels, at least `detail`.
     """
     wide, high = box[2] - box[0], box[3] - box[1]

@@ -21,7 +21,7 @@ Coords = Literal["norm1000", "original_px", "shown_px"]
 _WORDING = read_wording("agentrl_envs.zoom_search")
 _MAX_RATIO = 100.0
 _VIEW_PX = 448  # side of images of your own pictures
-_SAME = 0.9  # overlap above which a part counts as seen
+_SAME = 0.9  # overlap above which a part counts as shown before
 _RIGHT, _FOUND, _NO_ANSWER = 1.0, 0.2, -0.2
 _INVALID, _MOST_INVALID = 0.05, 4  # cost of an invalid turn, and number of turns that cost it
 
@@ -32,29 +32,29 @@ class ZoomSearch(TextEnv):
     The first observation shows the whole picture, scaled down by `downscale`; a zoom shows a part of the original in
     the same number of pixels. The reply is free text; its last `<call>` or `<answer>` counts.
 
-    A right answer pays 1, and 0.2 more if zooms have shown all of the target; a wrong one pays 0. A turn with an
-    invalid reply (no tag, no JSON, or no box of the picture) costs 0.05, four times at most, and the next observation
-    says why. An episode without an answer costs 0.2. A part that was shown already (overlap above 0.9) is not shown
-    again.
+    A right answer pays 1, and 0.2 more if zooms have shown the whole target; a wrong answer pays 0. A turn with an
+    invalid reply (no tag, no JSON, or no box of the picture) costs 0.05, at most four times, and the next observation
+    gives the reason. An episode without an answer costs 0.2. A zoom does not show a part again that was shown before
+    (overlap above 0.9).
 
     Args:
         source: data set of your own pictures: a folder with `<split>.jsonl` or `<split>.parquet`, one such file, or the
             id of a data set on the hub. A row has `question`, `answer`, `image` (a path below the folder) and
-            optionally `boxes`, the regions to find, in pixels of the picture. Each episode draws a row. None: pictures
-            are generated; `level`, `canvas_px` and `downscale` are for these only.
+            optionally `boxes`, the regions to find, in pixels of the picture. Each episode draws a row. None means
+            generated pictures; `level`, `canvas_px` and `downscale` apply only to generated pictures.
         split: split of the data set.
-        level: "colour" can be answered without a zoom; "number" needs one; in "two_steps" the target must first be
-            searched for in parts of the picture.
+        level: "colour" can be answered without a zoom; "number" needs a zoom; in "two_steps" the agent must first
+            search for the target in parts of the picture.
         canvas_px: side of the original in pixels, 512 to 1536.
-        downscale: factor by which the whole picture is scaled down, 2 to 16; below 8, numerals can be guessed from it.
+        downscale: factor by which the whole picture is scaled down, 2 to 16; below 8, its numerals can be guessed.
         view_px: side of each image in pixels; by default and at least `canvas_px` / `downscale`. More pixels cost more
             tokens without more detail of generated pictures: 1024 pixels are 1,024 tokens with patches of 16 that are
-            merged 2 by 2. For your own pictures it is the longer side of the part that is shown, 448 by default.
+            merged 2 by 2. For your own pictures, `view_px` is the longer side of the shown part, 448 by default.
         coords: unit of boxes: thousandths of the picture ("norm1000"), its pixels ("original_px"), or pixels of the
             first image ("shown_px", for generated pictures only).
         min_side: smallest side of a box in pixels of the original; a shorter side is enlarged.
         max_turns: turns after which an episode is truncated.
-        max_images: largest number of images in an episode, including the first; None: as many as turns.
+        max_images: largest number of images in an episode, including the first; None means no limit besides the turns.
         no_tag: effect of a reply without a tag: an "invalid" turn, or the "end" of the episode without an answer.
         render_mode: "rgb_array" makes `render` draw the picture with the target and the requested boxes.
     """
@@ -149,7 +149,7 @@ class ZoomSearch(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """Explanation of the two tags and of the unit of boxes, and the question."""
+        """Text that explains the two tags and the unit of boxes, and asks the question."""
         texts, (width, height) = _WORDING.texts, self._scene.picture.size
         own = "_own" if self._rows is not None and self.coords == "original_px" else ""
         sizes = {"canvas": self.canvas_px, "view": self.view_px, "width": width, "height": height}
@@ -159,7 +159,7 @@ class ZoomSearch(TextEnv):
         return _WORDING.system_prompt.format(coords=coords, form=form, question=self.question)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
-        """Return the last tag of a reply, and whether it can be used."""
+        """Return the last tag of a reply, and whether this tag can be used."""
         return resolve_tag(text, self._read)
 
     @property
@@ -172,7 +172,7 @@ class ZoomSearch(TextEnv):
         return self._right
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers of parts shown and of invalid turns, and whether a part contained the target."""
+        """Return the count of shown parts, the count of invalid turns, and whether a part contained the target."""
         return {
             "zooms": float(len(self._shown) - 1),
             "invalid_calls": float(self._faults),
@@ -184,12 +184,12 @@ class ZoomSearch(TextEnv):
         return {"question": self.question, "tool_calls": self._calls, "error": self._error}
 
     def solver(self) -> Callable[[], str]:
-        """Return a player that knows where the target is: it zooms onto it, in one or two steps, and answers."""
+        """Return a player that knows where the target is, zooms to the target in one or two steps, and answers."""
 
         def player() -> str:
             drawn = self._rows is None
             sides = [self.canvas_px // 2, self._detail] if drawn and self.level == "two_steps" else [self._detail]
-            # A smaller box would be enlarged.
+            # Request boxes of at least `min_side`, since a smaller box would be enlarged.
             boxes = [self._around(box, max(side, self.min_side)) for box in self._scene.targets for side in sides]
             unseen = [box for box in boxes if not any(overlap(box, shown) > _SAME for shown in self._shown)]
             if not unseen or (self.max_images is not None and len(self._shown) >= self.max_images):
@@ -213,7 +213,7 @@ class ZoomSearch(TextEnv):
 
     @property
     def _units(self) -> tuple[float, float]:
-        """Pixels of the original per unit of a box, to the right and down."""
+        """Pixels of the original picture per unit of a box coordinate, for x and y."""
         width, height = self._scene.picture.size
         if self.coords == "norm1000":
             return width / 1000, height / 1000
@@ -221,7 +221,7 @@ class ZoomSearch(TextEnv):
         return unit, unit
 
     def _around(self, target: Box, side: int) -> Box:
-        """Return a square around a target, cut to the picture if that is narrower."""
+        """Return a square around a target, cut to the picture if the picture is narrower than the square."""
         low, high = [], []
         for axis, most in enumerate(self._scene.picture.size):
             begin, end = target[axis], target[axis + 2]

@@ -7,15 +7,15 @@ from agentrl_envs.geometry.tasks import read_row
 from agentrl_envs.zoom_search.boxes import Box
 from agentrl_envs.zoom_search.scene import Scene
 
-_MOST_PX = 65_500  # largest side; pictures are not scaled down, so that boxes fit
+_MOST_PX = 65_500  # largest side of a picture; pictures are not scaled down, so that boxes stay valid
 
 
 def read_scene(row: Mapping[str, Any], name: str) -> Scene:
     """Return the scene of a row: its picture at full size, and its question and answers.
 
     Args:
-        row: row with `question`, `answer` (or a list of right ones), `image` and optionally `boxes`: regions to find,
-            each as left, top, right and bottom in pixels of the picture. A single one may be `box`.
+        row: row with `question`, `answer` (or a list of right answers), `image` and optionally `boxes`: regions to
+            find, each as left, top, right and bottom in pixels of the picture. A single region may be in `box`.
         name: name of the row, for error messages.
 
     Raises:

@@ -38,10 +38,10 @@ _CALM: tuple[Colour, ...] = (
 _FRAMES: tuple[Colour, ...] = ((28, 62, 190), (20, 120, 60), (24, 24, 28), (110, 40, 150))
 _RED: Colour = (226, 18, 24)
 _BLACK: Colour = (16, 16, 18)
-_DOT = 2  # pixels of a dot of a numeral
-_SPECKS = 0.2  # largest share of the dots around a numeral that are inked
+_DOT = 2  # side of a numeral's dot, in pixels
+_SPECKS = 0.2  # largest share of inked dots around a numeral
 _GRAIN = 26.0  # standard deviation of the shade of a dot
-_NUMERALS = (  # 5 by 7 dots
+_NUMERALS = (  # each numeral has 5 by 7 dots
     "01110 10001 10011 10101 11001 10001 01110",
     "00100 01100 00100 00100 00100 00100 01110",
     "01110 10001 00001 00110 01000 10000 11111",
@@ -60,11 +60,11 @@ class Scene:
     """A picture and a question about it.
 
     Args:
-        picture: original picture; generated ones are square.
+        picture: original picture; generated pictures are square.
         targets: boxes of the regions to find.
         mark: mark of the target, at level `two_steps`.
         answers: right answers, in lower case.
-        question: question about a user's picture; empty for a generated one.
+        question: question about a user's picture; empty for a generated picture.
     """
 
     picture: Image.Image
@@ -79,8 +79,8 @@ def draw_scene(random: np.random.Generator, level: Level, side: int) -> Scene:
 
     Args:
         random: random generator.
-        level: "colour": a large square with a black frame, whose colour is asked for; "number": plates with numerals,
-            one of them with a red frame; "two_steps": plates with red frames, each with a mark and a numeral.
+        level: "colour": a large square with a black frame, whose colour is the answer; "number": plates with numerals,
+            one plate with a red frame; "two_steps": plates with red frames, each with a mark and a numeral.
         side: side of the picture in pixels.
     """
     coarse = random.integers(196, 244, size=(8, 8, 3), dtype=np.uint8)
@@ -124,7 +124,7 @@ def _distractor(pen: ImageDraw.ImageDraw, random: np.random.Generator, side: int
 
 
 def _plate(picture: Image.Image, random: np.random.Generator, box: Box, frame: Colour, number: int, mark: str) -> None:
-    """Draw a framed plate. Grain and specks keep the numeral from being recognized by its mean shade."""
+    """Draw a framed plate. Grain and specks prevent recognizing the numeral by its mean shade."""
     inner = _inner(box, 6)
     wide, high = (inner[2] - inner[0]) // _DOT, (inner[3] - inner[1]) // _DOT
     left = wide - 8 if mark else wide // 2 - 3 + int(random.integers(-1, 3))
@@ -145,7 +145,7 @@ def _plate(picture: Image.Image, random: np.random.Generator, box: Box, frame: C
 
 
 def _drawn(box: Box) -> Box:
-    """Return a box as Pillow draws it, with its last pixels."""
+    """Return a box with inclusive right and bottom, as Pillow draws boxes."""
     return box[0], box[1], box[2] - 1, box[3] - 1
 
 
@@ -154,7 +154,7 @@ def _inner(box: Box, edge: int) -> Box:
 
 
 def _corners(x: int, y: int, radius: float, count: int, turned: float, inner: float = 1.0) -> list[tuple[float, float]]:
-    """Return corners on a circle, from the top; with `inner` below 1 every second one is nearer to the centre."""
+    """Return corners on a circle, from the top; if `inner` is below 1, every second corner is nearer to the centre."""
     angles = [math.pi * (2 * number / count - 0.5 + turned) for number in range(count)]
     radii = [radius * (inner if number % 2 else 1.0) for number in range(count)]
     return [(x + far * math.cos(angle), y + far * math.sin(angle)) for far, angle in zip(radii, angles, strict=True)]
