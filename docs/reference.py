@@ -229,7 +229,7 @@ def _homes() -> dict[type, str]:
 
 
 def room_page(page: str, seen: set[int]) -> str:
-    """Return the page of the names that a room exports and no earlier page has."""
+    """Return the page of the names that a package exports and no earlier page has."""
     lines = []
     for module in (import_module(name) for name in ROOMS[page]):
         lines += [f"`from {module.__name__} import ...`. {_about(module)}"]

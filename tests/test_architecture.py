@@ -1,4 +1,4 @@
-"""Imports go down the rooms of `docs/architecture.md`, and no file leads back to itself, not even for types."""
+"""Imports go down the packages of `docs/architecture.md`, and no imports form a circle, not even for types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lightning_agentrl"
-# From the top; rooms of one line do not import each other.
+# The packages are listed from the top; packages of one line do not import each other.
 ROOMS = (
     ("__main__", "cli"),
     ("commands",),
@@ -36,7 +36,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports() -> dict[str, set[str]]:
-    """Of each module, what it names in its imports, wherever they stand; also inside functions and TYPE_CHECKING."""
+    """Return the modules that each module imports, also inside functions and TYPE_CHECKING."""
     known = modules()
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
@@ -47,7 +47,7 @@ def imports() -> dict[str, set[str]]:
                 named |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
             elif isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
-        # `from package import module` names both; the package's own file counts only where nothing below it is named
+        # `from package import module` names both; the package's own file counts only if no module below it is named
         used = {other for other in named if other in known and other not in (name, "lightning_agentrl")}
         graph[name] = {other for other in used if not any(deeper.startswith(f"{other}.") for deeper in used)}
     return graph
@@ -58,7 +58,7 @@ def room(module: str) -> str:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Strongly connected parts of more than one module (Tarjan)."""
+    """Return the strongly connected parts of more than one module (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -109,7 +109,7 @@ def test_only_commands_import_tools():
 
 def test_the_page_has_all_rooms_in_this_order():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    table = page[page.index("## Rooms") : page.index("Imports go down this table")]
+    table = page[page.index("## Packages") : page.index("Imports go down this table")]
     listed = [
         name
         for line in table.splitlines()
