@@ -1,7 +1,7 @@
 """Multi-turn reinforcement learning of language agents on PyTorch Lightning.
 
-The main classes can be imported from here: ``from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer``. They
-are loaded on first access, since importing torch takes seconds.
+The main classes can be imported from here: ``from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer``.
+These classes are loaded on first access, since importing torch takes seconds.
 """
 
 from importlib import import_module, metadata

@@ -24,7 +24,7 @@ def in_group() -> bool:
 
 
 def all_gather(value: T, group: Any = None) -> list[T]:
-    """Return the values of all ranks of a process group (None: of the run), in rank order. All of them must call it."""
+    """Return the values of all ranks in ``group`` (None: the whole run), in rank order. Each rank must call this."""
     if not in_group():
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size(group)
@@ -54,7 +54,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def max_over_ranks(number: N) -> N:
-    """Return the largest number over all ranks. All ranks must call it."""
+    """Return the largest number over all ranks. All ranks must call this function."""
     return max(all_gather(number))
 
 
@@ -110,10 +110,10 @@ class _ToldElsewhere(SystemExit):
 
 @contextmanager
 def raise_once() -> Iterator[None]:
-    """Stop all ranks if one has an error inside, and raise the same error on one rank only.
+    """Stop all ranks if one rank raises an error in this context, and raise that error on one rank only.
 
-    All ranks must enter. Among ranks with the same error the first one raises it and the others exit silently, as do
-    ranks without an error. ``sys.exit`` counts as an error, since other ranks would wait for a rank that has exited.
+    All ranks must enter this context. Among ranks with the same error, the first rank raises the error; all other ranks
+    exit silently. ``sys.exit`` counts as an error, since other ranks would wait for a rank that has exited.
     """
     error: Exception | SystemExit | None = None
     try:
@@ -127,7 +127,8 @@ def raise_once() -> Iterator[None]:
         own = dist.get_rank() if len(texts) > 1 else 0
         if texts.index(texts[own]) == own:
             raise error
-        raise _ToldElsewhere(0)  # with another exit code, the launcher could kill the first rank before its message
+        # With a nonzero exit code, the launcher could kill the first rank before that rank prints its message.
+        raise _ToldElsewhere(0)
     if any(text is not None for text in texts):
         raise _ToldElsewhere(2)
 

@@ -14,14 +14,14 @@ from typing import Any
 
 LoggedTurn = dict[str, Any]  # a line of the callback TurnLog, plus `prompt_tokens`, the length of `prompt_ids`
 
-_END_BYTES = 2**20  # bytes at the end of a log in which its last complete line is searched
+_END_BYTES = 2**20  # bytes at the end of a log that are searched for the last complete line
 PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "advantages", "returns")
 LOG_NAME = re.compile(r"rank(\d+)-(\d+)\.jsonl")
 _TURNS, _HELD_OUT = "turns", "held_out"  # folders of the callback TurnLog
-FACTS = "run.json"  # written by runs that train, not by validations
+FACTS = "run.json"  # training runs write this file; validations do not
 _VERSION_NAME = re.compile(r"version_(\d+)")
 _RUN_ID = re.compile(rb'{"iteration": ?\d+, ?"run_id": ?"(\w+)"')  # start of a line in a turn log
-_LONGEST = 100  # bytes to read for this start
+_LONGEST = 100  # bytes to read at the start of a line, to match _RUN_ID
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class RunFiles:
     Files that other runs left in the same folder are excluded.
     """
 
-    name: str  # name of the run folder, with the version if there are several
+    name: str  # name of the run folder, with its version if the run has several versions
     folder: Path  # folder with the turn logs
     logs: tuple[Path, ...]  # logs of trained turns, by rank, then in the order of writing
-    held_out: tuple[Path, ...]  # logs of held-out episodes, in the same order
+    held_out: tuple[Path, ...]  # logs of held-out episodes, by rank, then in the order of writing
     events: tuple[Path, ...]  # event files of TensorBoard
     tables: tuple[Path, ...]  # CSV files, some of which may have metrics
     summary: Path | None
@@ -53,19 +53,19 @@ def find_runs(root: Path) -> list[Path]:
         what = "is a file" if root.exists() else "does not exist"
         raise ValueError(f"'{root}' {what}; name the folder of a run")
     found: set[Path] = set()
-    for folder, _, names in os.walk(root):  # skips folders that are removed meanwhile, such as checkpoints
+    for folder, _, names in os.walk(root):  # os.walk skips folders that are removed meanwhile, such as checkpoints
         found |= {Path(folder)} if FACTS in names else set()
         found |= {_run_of(Path(folder))} if any(map(LOG_NAME.fullmatch, names)) else set()
     return sorted(found)
 
 
 def several(root: Path) -> bool:
-    """Return whether a folder contains turn logs of several runs, not counting versions, so that one must be chosen."""
+    """Return whether a folder has turn logs of several runs (versions are not counted), so the user must choose one."""
     return len(_to_choose_from(root, _logged(find_runs(root)))) > 1
 
 
 def find_run(run: Path, run_of: Callable[[Path], str] | None = None) -> RunFiles:
-    """Find the newest version in or below ``run`` that has a turn log, and its other files.
+    """Find the newest version of a run with a turn log, in or below ``run``, and the other files of that version.
 
     Args:
         run: folder of the run.
@@ -122,7 +122,7 @@ def _logged(runs: Iterable[Path]) -> list[Path]:
 
 
 def _to_choose_from(root: Path, logged: Iterable[Path]) -> list[Path]:
-    """Return the runs below a folder, with versions of a run merged; empty if the folder itself is a run."""
+    """Return the runs below a folder, with versions of a run merged; an empty list if the folder itself is a run."""
     return [] if root in logged else sorted({run.parent if version_of(run) >= 0 else run for run in logged})
 
 
@@ -154,10 +154,10 @@ def _run_of(folder: Path) -> Path:
 
 
 def _home(chosen: Path, runs: list[Path]) -> tuple[Path, list[str]]:
-    """Return the folder with a run's other files, and notes for the reader.
+    """Return the folder with a run's files other than turn logs, and notes for the reader of the page.
 
-    The user may have chosen another folder for turn logs. A folder that may belong to another run is not used, so that
-    a page never shows another run's results.
+    The user may have chosen a folder for turn logs outside the run's folder. A folder that may belong to another run is
+    not used, so that a page never shows another run's results.
 
     Args:
         chosen: folder with the turn logs.
@@ -179,7 +179,7 @@ def _home(chosen: Path, runs: list[Path]) -> tuple[Path, list[str]]:
 
 
 def version_of(folder: Path) -> int:
-    """Return the version number in the name of a run's folder; -1 if there is none."""
+    """Return the version number in the name of a run's folder; -1 if the name has none."""
     match = _VERSION_NAME.fullmatch(folder.name)
     return int(match[1]) if match else -1
 
@@ -213,11 +213,11 @@ class Owner:
 
 
 def owner_of(home: Path, logged: Path | None = None) -> Owner:
-    """Return the run that owns a folder, by its run.json or, if there is none (runs in Python), its last turn log.
+    """Return the run that owns a folder, from run.json or, if that file is missing (runs in Python), the last turn log.
 
     Args:
         home: folder of the run.
-        logged: folder of its turn logs, if it is different.
+        logged: folder of the run's turn logs, if it differs from ``home``.
     """
     facts = json_object(home / FACTS)
     if not facts:
@@ -234,7 +234,7 @@ def _began(facts: dict[str, Any]) -> float:
 
 
 def _newest_in(logged: Path) -> str:
-    """Return the id of the run that logged last, by the logs of the lowest rank, which logs in every run."""
+    """Return the id of the run that logged last, from the logs of the lowest rank, since it logs in every run."""
     logs = turn_logs(logged) or held_out_logs(logged)
     first = [path for path in logs if log_order(path)[0] == log_order(logs[0])[0]]
     return run_in(first[-1]) if first else ""
@@ -250,14 +250,14 @@ def run_in(path: Path) -> str:
         with path.open("rb") as opened:
             begins = _RUN_ID.match(opened.read(_LONGEST))
         return begins[1].decode() if begins else ""
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # the file was removed meanwhile
         return ""
 
 
 def _written(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # the file was removed meanwhile
         return 0.0
 
 
@@ -294,7 +294,7 @@ def _relative(path: Path, root: Path) -> str:
 
 
 def one_run(folder: Path, holds: str) -> Path:
-    """Return a folder if it is a run's, or the newest version of the only run below it, as `agentrl view` does.
+    """Return a folder if it belongs to a run, or else the newest version of the only run below it, like `agentrl view`.
 
     Args:
         folder: folder that the user named.
@@ -321,12 +321,12 @@ def read_turns(
 ) -> tuple[list[LoggedTurn], list[str]]:
     """Read the turns of all ranks; return them with notes about omitted turns.
 
-    A resumed run plays some iterations again, and a new run in the same folder plays all of them; only the later
-    version of an iteration is kept. Entries in lists of numbers are None if the number was not finite.
+    A resumed run plays some iterations again, and a new run in the same folder plays all iterations again; only the
+    later version of an iteration is kept. Entries in lists of numbers are None if the number was not finite.
 
     Args:
         logs: files by rank, then in the order of writing.
-        last: number of iterations to read, the last ones of each rank; None: all.
+        last: number of last iterations of each rank to read; None: all iterations.
         prompts: whether to keep the token ids of prompts, which take most of the memory.
 
     Raises:
@@ -339,7 +339,8 @@ def read_turns(
         kept = ranks.setdefault(rank, [])
         for place, turn in enumerate(_read_file(path, notes, prompts)):
             again, newest = turn["iteration"], kept[-1]["iteration"] if kept else -1
-            # A new file may begin within an iteration because the last one was full, but then its first turn is new.
+            # A file may begin within an iteration because the previous file was full, but then its first turn is not a
+            # repeat.
             begun_anew = place == 0 and again == newest and _is_in(turn, kept)
             if again < newest or begun_anew:
                 how = (
@@ -392,15 +393,16 @@ def _is_in(turn: LoggedTurn, turns: Iterable[LoggedTurn]) -> bool:
 
 def _read_file(path: Path, notes: list[str], prompts: bool) -> Iterator[LoggedTurn]:
     try:
-        lines = path.read_bytes().split(b"\n")  # not splitlines, since texts may contain other line separators
-    except FileNotFoundError:  # removed by a run that is still writing
+        # `splitlines` would also split at other line separators, which texts may contain.
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:  # a run that is still writing has removed the file
         return
     while lines and not lines[-1].strip():
         lines.pop()
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except ValueError as error:  # also from decoding
+        except ValueError as error:  # invalid JSON or invalid UTF-8
             if number == len(lines):
                 notes.append(f"The last line of {path.name} was cut short and is left out.")
                 return

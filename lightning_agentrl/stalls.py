@@ -1,4 +1,4 @@
-"""Warnings about waits that take too long. They name the cause and do not stop the run."""
+"""Warnings about waits that take too long. Each warning names the cause and does not stop the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-SECONDS = 300.0  # default limit
+SECONDS = 300.0  # default limit of a wait before a warning
 BEATS = 4  # heartbeats of a rank within the limit
 
 
@@ -26,7 +26,7 @@ class _Watched:
 def watch(seconds: float) -> None:
     """Set the limit after which waits and silent ranks are reported.
 
-    All ranks must call it.
+    All ranks must call this function.
 
     Args:
         seconds: limit in seconds; 0: never report.
@@ -55,7 +55,7 @@ def waiting_for(what: str, stage: str | Callable[[], str] = "") -> AbstractConte
 
 
 def waiting_for_ranks() -> AbstractContextManager[None]:
-    """Warn if a collective operation takes too long; all ranks must enter. One rank names the missing ranks."""
+    """Warn if a collective operation takes too long; one rank names the missing ranks. All ranks must enter this."""
     ranks = _Watched.ranks
     return _waiting(lambda: "the other ranks", "") if ranks is None else ranks.meeting()
 
@@ -73,7 +73,7 @@ def reporting(
 
     Args:
         state: function that returns the time of the last progress, on the monotonic clock, and a description of what is
-            waited for; empty: nothing.
+            waited for, empty if there is no wait.
         seconds: seconds without progress after which to warn, repeatedly; 0: never.
         stage: stage of the run, for the warning.
     """
@@ -108,15 +108,16 @@ def _report(
 
 def _warn(text: str) -> None:
     rank = f"rank {_Watched.ranks.rank}: " if _Watched.ranks is not None else ""
-    warnings.warn_explicit(rank + text, UserWarning, __file__, 0)  # without a registry, so it is shown each time
+    # Without a registry, Python shows the warning each time.
+    warnings.warn_explicit(rank + text, UserWarning, __file__, 0)
 
 
 class _Ranks:
     """Heartbeats that ranks exchange through the store of the process group.
 
     A thread of each rank publishes a heartbeat and the number of collectives that the rank has entered. A rank without
-    new heartbeats is stopped or unreachable; a rank with a lower number is late. The store is on rank 0, so if that
-    rank is stopped, publishing blocks.
+    new heartbeats is stopped or unreachable; a rank with a lower count is late. The store is on rank 0, so if that rank
+    is stopped, publishing blocks.
 
     Args:
         seconds: seconds without a new heartbeat after which a rank is reported.
@@ -139,7 +140,7 @@ class _Ranks:
         return _waiting(lambda: self._late(number), "")
 
     def _late(self, number: int) -> str:
-        """Return a list of the ranks that have not entered a collective, on the first rank that has; else empty."""
+        """List the ranks that have not entered a collective, on the first rank that has; empty on other ranks."""
         entered = [int(text.split()[1]) if text else 0 for text in self._published]
         entered[self.rank] = number
         late = [rank for rank in range(self.world) if entered[rank] < number]

@@ -14,7 +14,7 @@ from lightning_agentrl.types.rollout import Reduce
 class AdvantageEstimator(ABC):
     """Base class of estimators, which compute advantages and returns of a scored rollout.
 
-    Class attributes declare what the agent must compute or collect; it computes nothing else.
+    Class attributes declare what the agent must compute or collect; the agent computes nothing else.
 
     Args:
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained action tokens of all ranks. The
@@ -25,13 +25,13 @@ class AdvantageEstimator(ABC):
     needs_groups: ClassVar[bool] = False  # several episodes per start state
     needs_sum_pi_squared: ClassVar[bool] = False  # sum over the vocabulary of squared probabilities at each token
     needs_greedy_baseline: ClassVar[bool] = False  # a greedy episode per start state
-    needs_forks: ForkPlan | None = None  # continuations from the states of the rollout; None: none
+    needs_forks: ForkPlan | None = None  # continuations from the states of the rollout; None: no continuations
     turn_discount: float = 1.0  # discount from the last token of a turn to the next turn, in a critic's targets
     token_discount: float = 1.0  # discount from token to token of a turn, in a critic's targets
-    divide_by_std: bool = False  # whether small differences in a group are scaled up, by its standard deviation
+    divide_by_std: bool = False  # whether differences in a group are divided by its standard deviation
     needs_nonnegative_scores: ClassVar[bool] = False  # the rewards of an episode must not sum to less than 0
 
-    whiten: bool = True  # default for subclasses whose constructor does not call this one
+    whiten: bool = True  # default for subclasses whose constructor does not call ``super().__init__``
 
     def __init__(self, whiten: bool = True) -> None:
         self.whiten = whiten
@@ -42,15 +42,15 @@ class AdvantageEstimator(ABC):
 
         Args:
             rollout: rollout with everything that the class attributes declare. All episodes of a group are on one rank.
-            reduce: function that sums a small float64 tensor over ranks. An estimator must call it equally often on
-                every rank, even on ranks without tokens. None: there is only one rank.
+            reduce: function that sums a small float64 tensor over ranks. An estimator must call ``reduce`` equally
+                often on every rank, even on ranks without tokens. None means that there is only one rank.
 
         Raises:
             ValueError: the rollout lacks something that the class attributes declare.
         """
 
     def check(self, rollout: Rollout) -> None:
-        """Raise a ValueError if the rollout lacks declared quantities; it names all of them."""
+        """Raise a ValueError that names all declared quantities that the rollout lacks, if any."""
         needed: dict[str, Tensor | None] = {}
         if self.needs_values:
             needed |= {"scores.values": rollout.scores.values, "bootstrap_values": rollout.bootstrap_values}
@@ -72,7 +72,7 @@ def estimated(estimator: AdvantageEstimator, rollout: Rollout, reduce: Reduce | 
     """Return the result of :meth:`AdvantageEstimator.estimate`.
 
     Raises:
-        TypeError: the estimator changed the rollout in place; names the class.
+        TypeError: the estimator changed the rollout in place; the message names the class.
     """
     tensors = {name: x for name, x in rollout.tensors.items() if not x.is_inference()}
     before = [x._version for x in tensors.values()]

@@ -29,7 +29,7 @@ def bilevel_gae(
     gamma_token: float = 1.0,
     lam_token: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Compute GAE from turn to turn, then GAE over the tokens of each turn, starting there (VAGEN, arXiv 2510.16907).
+    """Compute GAE from turn to turn, then over each turn's tokens from the turn's result (VAGEN, arXiv 2510.16907).
 
     With e_j the last action token of turn j::
 
@@ -43,7 +43,7 @@ def bilevel_gae(
         rewards_BT: reward of each token.
         values_BT: value of the state before each token.
         mask_BT: action mask.
-        turn_ids_BT: number of the turn of each token, non-decreasing along a row.
+        turn_ids_BT: id of each token's turn, non-decreasing along a row.
         episode_B: episode label of each row; rows with equal labels are one episode.
         terminated_B: whether the episode ended after the row, without a next state.
         bootstrap_values_B: value of the state after the row, used where an episode is cut.

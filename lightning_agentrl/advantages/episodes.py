@@ -23,7 +23,7 @@ class Groups:
     Args:
         labels: labels [N] or [N, D]; members with equal labels are one group.
         rounding_N: largest rounding error of each member's number, which matters for sums in which larger numbers
-            cancel; None: only a relative error of one in a million.
+            cancel; None means only a relative error of one in a million.
     """
 
     def __init__(self, labels: Tensor, rounding_N: Tensor | None = None) -> None:
@@ -48,7 +48,7 @@ class Groups:
         return (self.sum((x_N - self.mean(x_N)).square()) / (self.size_N - 1).clamp_min(1)).sqrt()
 
     def max(self, x_N: Tensor) -> Tensor:
-        """Return the maximum of the finite numbers in each group, ``-inf`` if there is none."""
+        """Return the maximum of the finite numbers in each group, ``-inf`` for a group without finite numbers."""
         return x_N.new_full((self.count,), -torch.inf).scatter_reduce_(0, self.index_N, x_N, "amax")[self.index_N]
 
     def min(self, x_N: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class Episodes:
     rewards_NL: Tensor
     groups: Groups
     labels_N: Tensor  # group label of each episode
-    trained_NL: Tensor  # bool, action tokens to train on; the others were rejected
+    trained_NL: Tensor  # bool, True for action tokens to train on, False for rejected tokens
 
     @property
     def scores_N(self) -> Tensor:
@@ -92,7 +92,7 @@ def group_episodes(rollout: Rollout) -> Episodes:
     """Return the episodes of a rollout with groups, except those whose tokens were all rejected.
 
     Raises:
-        ValueError: rows of one episode differ in their group, or its turns have no clear order.
+        ValueError: rows of one episode differ in their group, or the episode's turns have no clear order.
     """
     assert rollout.groups is not None
     layout = compress(_of_trained_episodes(rollout), rollout.turn_ids, rollout.episode)
@@ -103,7 +103,7 @@ def group_episodes(rollout: Rollout) -> Episodes:
 
 
 def rounding_of_sums(rewards_NL: Tensor) -> Tensor:
-    """Return the largest rounding error [N] of sums of float32 rewards, also of rewards that cancel."""
+    """Return the largest rounding error [N] of sums of float32 rewards, including rewards that cancel each other."""
     return HALF_STEP * rewards_NL.abs().sum(1)
 
 
@@ -133,7 +133,7 @@ class GroupEstimator(AdvantageEstimator):
 
     Args:
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     needs_groups: ClassVar[bool] = True
@@ -158,7 +158,7 @@ class GroupEstimator(AdvantageEstimator):
         return episodes
 
     def where_alone(self, groups: Groups, scores_N: Tensor, advantages_N: Tensor) -> Tensor:
-        """Return the advantages [N], replaced by 0 or the score in groups of one, as ``group_of_one`` says."""
+        """Return the advantages [N], replaced by 0 or the score in groups of one, as ``group_of_one`` specifies."""
         alone_N = scores_N if self.group_of_one == "raw" else torch.zeros_like(scores_N)
         return torch.where(groups.single_N, alone_N, advantages_N)
 
@@ -176,12 +176,12 @@ class ScoreEstimator(GroupEstimator):
 
     Args:
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     @abstractmethod
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
-        """Return the advantages [N] of the episodes; those in groups of one are overwritten afterwards."""
+        """Return the advantages [N] of the episodes; the caller overwrites advantages in groups of one."""
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:

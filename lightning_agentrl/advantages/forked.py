@@ -29,8 +29,8 @@ def minus_state_values(
         gamma: discount from turn to turn.
 
     Returns:
-        Advantages and returns [N, J], 0 off the mask. The advantage is 0 if no value before or none after the turn is
-        known, and the return is 0 if none after it is known.
+        Advantages and returns [N, J], 0 off the mask. The advantage is 0 if no value before the turn, or no value after
+        the turn, is known. The return is 0 if no value after the turn is known.
     """
     returns_NJ = torch.zeros_like(rewards_NJ)
     known_NJ = ~values_NJ.isnan()
@@ -53,18 +53,19 @@ def minus_state_values(
 class Forked(AdvantageEstimator):
     """Advantages from Monte Carlo values: several episodes are continued from states of the rollout.
 
-    The value of a state is the mean return of branches, episodes that start from it. Branches are independent of what
-    the rollout sampled after the state, so advantages are unbiased. All tokens of a turn share one advantage. KL
-    rewards are refused, since branches have none. Near a time limit of the environment, a value covers the remaining
-    turns only.
+    The value of a state is the mean return of branches, which are episodes that start from this state. Branches are
+    independent of what the rollout sampled after the state, so advantages are unbiased. All tokens of a turn share one
+    advantage. KL rewards are refused, since branches have no KL rewards. Near a time limit of the environment, a value
+    covers the remaining turns only.
 
     Forks give the best credit assignment per trained turn, but are less efficient per sampled turn than groups of
     episodes: use them to audit a critic, or if updates cost more than sampling.
 
     Args:
         branches: number of episodes to continue from each state.
-        every: states before turns whose number is a multiple of this are valued, and the first state of each episode;
-            turns between two valued states share an advantage.
+        every: interval of valued states in turns. A state is valued if it is an episode's first state in the rollout,
+            or if the index of the next turn is a multiple of ``every``; turns between two valued states share an
+            advantage.
         gamma: discount from turn to turn.
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
     """

@@ -30,20 +30,21 @@ def dual_discount_gae(
 ) -> tuple[Tensor, Tensor]:
     """Compute GAE with separate discounts and trace decays within a turn and from turn to turn (Verlog).
 
-    For action tokens k of one episode, with (g, l) the step pair if token k + 1 is in another turn, else the token
-    pair::
+    For action tokens k of one episode, (g, l) is ``gamma_step, lam_step`` if token k + 1 is in another turn, else
+    ``gamma_token, lam_token``::
 
         delta_k = r_k + g V_{k+1} - V_k,   A_k = delta_k + g l A_{k+1},   return_k = A_k + V_k
 
     Tokens off the mask are not steps. After the last token, V is 0 if the episode's last row is terminated, else that
-    row's bootstrap value with the step discount, and A is 0. The last row is the last one with action tokens; flags and
-    bootstrap values of other rows are ignored. With equal pairs this is the GAE of Schulman et al. (arXiv 1506.02438).
+    row's bootstrap value with the step discount, and A is 0. The last row is the last row with action tokens; flags and
+    bootstrap values of other rows are ignored. With equal pairs, the result is the GAE of Schulman et al.
+    (arXiv 1506.02438).
 
     Args:
         rewards_BT: reward of each token.
         values_BT: value of the state before each token.
         mask_BT: action mask.
-        turn_ids_BT: number of the turn of each token, non-decreasing along a row.
+        turn_ids_BT: id of each token's turn, non-decreasing along a row.
         episode_B: episode label of each row; rows with equal labels are one episode.
         terminated_B: whether the episode ended after the row, without a next state.
         bootstrap_values_B: value of the state after the row, used where an episode is cut.
@@ -145,7 +146,7 @@ class GAE(DualDiscountGAE):
 
 
 def gae_inputs(estimator: AdvantageEstimator, rollout: Rollout) -> tuple[Tensor, ...]:
-    """Return the tensor arguments of :func:`dual_discount_gae`, in its order."""
+    """Return the tensor arguments of :func:`dual_discount_gae`, in the order of its parameters."""
     estimator.check(rollout)
     assert rollout.scores.values is not None
     assert rollout.bootstrap_values is not None

@@ -27,7 +27,7 @@ def gdpo_advantages(
     Args:
         scores_ND: score of each episode in each dimension.
         weights_D: weights of the dimensions.
-        groups: groups of the episodes; one for each dimension if their rounding errors differ.
+        groups: groups of the episodes; one object per dimension if the rounding errors of the dimensions differ.
         eps: number added to the standard deviations.
     """
     of_dimension = [groups] * len(weights_D) if isinstance(groups, Groups) else groups
@@ -41,12 +41,12 @@ class GDPO(GroupEstimator):
     A dimension with a large variance thus cannot dominate the others. Returns are the weighted sums of the scores.
 
     Args:
-        weights: weight of each dimension by name. Dimensions are ``reward``, the sum of an episode's rewards, and the
-            last numbers that the environment reports in an episode, as ``info["progression"]`` or in
-            ``info["metrics"]``. None: ``reward`` only.
+        weights: weight of each dimension by name. A dimension is ``reward`` (the sum of an episode's rewards) or a
+            number that the environment reports (its last value in an episode counts), as ``info["progression"]`` or in
+            ``info["metrics"]``. None means ``reward`` only.
         eps: number added to the standard deviations.
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     divide_by_std = True
@@ -71,7 +71,7 @@ class GDPO(GroupEstimator):
         scores_ND = self._scores(rollout, episodes)
         weights_D = scores_ND.new_tensor(list(self.weights.values()))
         sums_N = scores_ND @ weights_D
-        of_told = Groups(episodes.labels_N)  # reported numbers are not sums, so they have no larger rounding error
+        of_told = Groups(episodes.labels_N)  # reported numbers are not sums, so their rounding errors are small
         groups = [episodes.groups if name == REWARD else of_told for name in self.weights]
         compared_N = gdpo_advantages(scores_ND, weights_D, groups, self.eps)
         advantages_N = self.where_alone(episodes.groups, sums_N, compared_N)

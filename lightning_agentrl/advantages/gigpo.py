@@ -17,10 +17,10 @@ from lightning_agentrl.types.rollout import Reduce
 
 
 def anchor_states(texts: Sequence[str], similarity: float = 1.0) -> list[int]:
-    """Return the number of the state of each text; similar texts have the same state.
+    """Return the index of each text's state; similar texts have the same state.
 
-    Distinct texts are processed in alphabetical order. A text joins the first state whose first text is similar enough,
-    else it starts a new state. The result does not depend on the order of ``texts``.
+    Distinct texts are processed in alphabetical order. A text joins the first state whose first text is similar enough;
+    otherwise the text starts a new state. The result does not depend on the order of ``texts``.
 
     Args:
         texts: observations.
@@ -46,17 +46,17 @@ def _alike(state: str, text: str, similarity: float) -> bool:
 class GiGPO(GroupEstimator):
     """Group-relative advantage of the episode, plus a group-relative advantage of each turn (arXiv 2505.10978).
 
-    The second term compares discounted rewards to go of turns with the same observation in the same group; it is 0 for
-    observations that occur once. Returns are the scores of the episodes.
+    The second term compares discounted rewards to go of turns with the same observation in the same group; this term is
+    0 for observations that occur once. Returns are the scores of the episodes.
 
     Args:
         omega: weight of the advantage of turns.
         gamma: discount from turn to turn.
-        divide_by_std: whether to divide by the standard deviation, as in GRPO; off: as in Dr. GRPO.
+        divide_by_std: whether to divide by the standard deviation, as in GRPO; False: as in Dr. GRPO.
         similarity: smallest ``difflib`` ratio of two observations that count as one state; 1: equal texts only.
         eps: number added to the standard deviations.
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class GiGPO(GroupEstimator):
         return standardised(x_M, groups, self.eps) if self.divide_by_std else centred(x_M, groups)
 
     def _states(self, rollout: Rollout, episodes: Episodes) -> Groups:
-        """Return groups of turns, over the turns of all episodes one after the other, by group and state."""
-        # Turns and their texts by group, conversation of an agent, and images. Only texts are compared by similarity.
+        """Return groups of the turns of all episodes, in order, by group of the episode and state of the turn."""
+        # Indices and texts of turns by group, an agent's conversation, and images. Similarity compares only the texts.
         met: dict[tuple[int, tuple[str, ...]], list[tuple[int, str]]] = {}
         count, of_episodes = 0, turns_of(rollout, episodes.layout)
         for group, turns in zip(episodes.groups.index_N.tolist(), of_episodes, strict=True):
@@ -100,7 +100,7 @@ class GiGPO(GroupEstimator):
                 met.setdefault((group, (turn.conversation, *turn.seen)), []).append((count + j, turn.observation))
             count += len(turns)
         labels_M2 = [(0, 0)] * count
-        known = 0  # numbers used for states so far
+        known = 0  # offset of state indices, so that groups share none
         for (group, _), seen in met.items():
             states = anchor_states([text for _, text in seen], self.similarity)
             for (m, _), state in zip(seen, states, strict=True):

@@ -31,7 +31,7 @@ class GRPO(ScoreEstimator):
     Args:
         eps: number added to the standard deviation.
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     divide_by_std = True
@@ -50,7 +50,7 @@ class DrGRPO(ScoreEstimator):
 
     Args:
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
@@ -67,7 +67,7 @@ class RLOO(ScoreEstimator):
 
     Args:
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
@@ -98,7 +98,7 @@ class MaxRL(ScoreEstimator):
     Args:
         eps: number added to the mean.
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     needs_nonnegative_scores: ClassVar[bool] = True
@@ -126,7 +126,7 @@ class OPO(ScoreEstimator):
 
     Args:
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
@@ -141,8 +141,8 @@ def gpg_advantages(scores_N: Tensor, groups: Groups, reduce: Reduce | None = Non
     Args:
         scores_N: score of each episode, float64.
         groups: groups of the episodes.
-        reduce: function that sums a small float64 tensor over ranks, since alpha is global; called once. None: there is
-            only one rank.
+        reduce: function that sums a small float64 tensor over ranks, since alpha is global; called once. None means
+            that there is only one rank.
     """
     counts = scores_N.new_tensor([len(scores_N), float((~groups.equal(scores_N)).sum())])
     total, unequal = (counts if reduce is None else reduce(counts)).tolist()
@@ -156,7 +156,7 @@ class GPG(ScoreEstimator):
 
     Args:
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
@@ -174,13 +174,14 @@ def best_minus_second(scores_N: Tensor, groups: Groups) -> Tensor:
 class PassAtK(ScoreEstimator):
     """Lead of the best episode of a group over the second best; 0 for all other episodes (arXiv 2503.19595).
 
-    It increases the probability that at least one of k episodes succeeds, not the probability of each.
+    This estimator increases the probability that at least one of k episodes succeeds, not the success probability of
+    each episode.
 
     Args:
         divide_by_std: whether to divide the lead by the group's standard deviation, as in GRPO.
         eps: number added to the standard deviation.
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     def __init__(

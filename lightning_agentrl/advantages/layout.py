@@ -1,7 +1,8 @@
 """A layout with the action tokens of each episode side by side, and statistics over action tokens of all ranks.
 
 Suffixes: B rows, T columns (any tokens), N episodes, L action tokens of the longest episode. An episode may be one row
-with several turns or several rows with one turn each. The layout is the same, so estimators do not depend on it.
+with several turns or several rows with one turn each. The layout is the same in both cases, so estimators do not depend
+on the rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Layout:
     """Indices of each episode's action tokens, in the order of sampling; see :func:`compress`."""
 
     mask_BT: Tensor
-    source_NL: Tensor  # index into the flattened [B*T], 0 off ``mask_NL``
+    source_NL: Tensor  # index into a flattened [B, T] tensor, 0 off ``mask_NL``
     mask_NL: Tensor  # True on action tokens, left-aligned
     last_row_N: Tensor  # row of the last action token of each episode
 
@@ -72,7 +73,7 @@ class Layout:
         has_next_NL = torch.zeros_like(mask_NL)
         has_next_NL[:, :-1] = mask_NL[:, 1:]
         ends_NL = mask_NL & (~has_next_NL | (ids_NL != ids_NL.roll(-1, 1)))
-        before_NL = ends_NL.cumsum(1) - ends_NL.long()  # turns that ended before the token
+        before_NL = ends_NL.cumsum(1) - ends_NL.long()  # number of turns that ended before each token
         count_N = ends_NL.sum(1)
         place_J = torch.arange(int(count_N.max()) if len(count_N) else 0, device=mask_NL.device)
         return Turns(mask_NL, torch.where(mask_NL, before_NL, 0), ends_NL, place_J < count_N[:, None])
@@ -113,12 +114,12 @@ def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
 
     Args:
         mask_BT: action mask, bool or 0/1.
-        turn_ids_BT: number of the turn of each action token, non-decreasing along a row.
+        turn_ids_BT: id of each action token's turn, non-decreasing along a row.
         episode_B: episode label of each row; rows with equal labels are one episode.
 
     Raises:
         ValueError: shapes do not fit, or turn ids do not determine the order of an episode's tokens, since a turn is in
-            two rows or turn ids decrease. Results would then depend on the order of rows.
+            two rows or turn ids decrease. With such rows, results would depend on the order of rows.
     """
     mask = mask_BT.bool()
     if mask.dim() != 2 or turn_ids_BT.shape != mask.shape or episode_B.shape != mask.shape[:1]:
@@ -196,7 +197,7 @@ def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> Tenso
         x_BT: numbers of any floating dtype; statistics are computed in float64.
         mask_BT: action mask.
         reduce: function that sums a small float64 tensor over ranks; called twice on each rank, even on ranks without
-            tokens. None: there is only one rank.
+            tokens. None means that there is only one rank.
 
     Returns:
         [B, T] in float32 or better, 0 off the mask. With fewer than two tokens in total, numbers are not changed.
@@ -220,7 +221,8 @@ def global_moments(x_MK: Tensor, reduce: Reduce | None = None) -> tuple[float, T
 
     Args:
         x_MK: numbers in float64.
-        reduce: function that sums a small float64 tensor over ranks; called twice. None: there is only one rank.
+        reduce: function that sums a small float64 tensor over ranks; called twice. None means that there is only one
+            rank.
     """
     reduce = reduce or (lambda tensor: tensor)
     count, *totals = reduce(torch.cat([x_MK.new_tensor([len(x_MK)]), x_MK.sum(0)])).tolist()
@@ -232,9 +234,10 @@ def global_moments(x_MK: Tensor, reduce: Reduce | None = None) -> tuple[float, T
 class ValueStatistics:
     """Statistics of values and returns over the action tokens of all ranks, with population standard deviations.
 
-    ``explained_variance`` is ``1 - var(returns - values) / var(returns)``. 1: the critic predicts the returns up to a
-    constant; 0: no better than a constant; below 0: worse. It is NaN if all returns are equal up to rounding.
-    ``value_error`` is the root mean square of ``returns - values``, so it includes a constant offset.
+    ``explained_variance`` is ``1 - var(returns - values) / var(returns)``. At 1, the critic predicts the returns up to
+    a constant; at 0, the critic is no better than a constant; below 0, it is worse. The explained variance is NaN if
+    all returns are equal up to rounding. ``value_error`` is the root mean square of ``returns - values``, so it
+    includes a constant offset.
     """
 
     value_mean: float
@@ -249,14 +252,14 @@ class ValueStatistics:
 def value_statistics(
     values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None
 ) -> ValueStatistics:
-    """Measure how well values predict returns; all NaN without action tokens.
+    """Measure how well values predict returns; all results are NaN without action tokens.
 
     Args:
         values_BT: values before the update.
         returns_BT: returns, the targets of the values.
         mask_BT: action mask.
-        reduce: function that sums a small float64 tensor over ranks; called twice on each rank. None: there is only one
-            rank.
+        reduce: function that sums a small float64 tensor over ranks; called twice on each rank. None means that there
+            is only one rank.
     """
     mask = mask_BT.bool()
     values_M, returns_M = values_BT[mask].double(), returns_BT[mask].double()
@@ -264,7 +267,7 @@ def value_statistics(
     if not count:
         return ValueStatistics(*[math.nan] * 6)
     value_std, return_std, error_std = (squares / count).sqrt().tolist()
-    # Returns are advantages plus values, so equal returns can differ by the rounding of values, which may be larger.
+    # Returns are advantages plus values, so equal returns can differ by the rounding error of larger values.
     flat = return_std <= FLAT * math.hypot(float(mean[0]), value_std, float(mean[1]))
     return ValueStatistics(
         value_mean=float(mean[0]),

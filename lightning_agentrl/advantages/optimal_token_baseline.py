@@ -26,10 +26,10 @@ def optimal_token_baseline(
     zero_tail: bool = True,
     leave_one_out: bool = False,
 ) -> Tensor:
-    """Compute a baseline for every action token: the group's mean reward to go at its index, weighted by energy.
+    """Compute a baseline for every action token: the group's energy-weighted mean reward to go at the token's index.
 
-    With W_ik the sum of the energies of episode i's action tokens up to the k-th, and sums over the episodes of the
-    group that have a k-th action token::
+    W_ik is the sum of the energies of episode i's action tokens up to the k-th. Sums are over the episodes of the group
+    that have a k-th action token::
 
         B_k = sum_i G_ik W_ik / (sum_i W_ik + 1e-8)
 
@@ -38,8 +38,8 @@ def optimal_token_baseline(
         energy_NL: energies of the tokens, see :func:`token_energy`.
         mask_NL: action tokens that exist, left-aligned.
         groups: groups of the N episodes.
-        zero_tail: whether the baseline is 0 at indices that only the longest episode of a group reaches; off: it is
-            almost the episode's own reward to go there.
+        zero_tail: whether the baseline is 0 at indices that only the longest episode of a group reaches; if False, the
+            baseline there is almost the episode's own reward to go.
         leave_one_out: whether to leave an episode out of its own baseline, which removes a bias of order 1/N.
 
     Returns:
@@ -61,14 +61,14 @@ class OptimalTokenBaseline(GroupEstimator):
     The baseline is the mean reward to go of the group's episodes at the same index, weighted by the energy of their
     tokens so far, which minimizes the variance of the gradient with respect to logits. Indices count action tokens
     only. An episode that is alone in its group has no baseline, and by default neither has the tail of the longest
-    episode. Importance weights of a ``correction`` also weight the energy, and tokens that it rejects have none; the
+    episode. Importance weights of a ``correction`` also weight the energy, and rejected tokens have no energy. The
     ratio that replaces these weights under ``Bypass`` is not included. Returns are the rewards to go.
 
-    It has not been shown here that its gradient is less noisy than with a leave-one-out baseline; see
+    This project has not shown that the gradient is less noisy than with a leave-one-out baseline; see
     ``docs/results/gradients.md``.
 
     Args:
-        zero_tail: whether the baseline is 0 at indices that only the longest episode of a group reaches; off: the
+        zero_tail: whether the baseline is 0 at indices that only the longest episode of a group reaches; if False, the
             advantage there is about 0.
         leave_one_out: whether to leave an episode out of its own baseline.
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.

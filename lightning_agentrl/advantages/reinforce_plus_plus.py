@@ -22,7 +22,7 @@ def rewards_to_go(
     Args:
         rewards_BT: reward of each token.
         mask_BT: action mask.
-        turn_ids_BT: number of the turn of each token, non-decreasing along a row.
+        turn_ids_BT: id of each token's turn, non-decreasing along a row.
         episode_B: episode label of each row; rows with equal labels are one episode.
         gamma: discount from action token to action token, also across turns.
 
@@ -36,7 +36,7 @@ def rewards_to_go(
 class ReinforcePlusPlus(AdvantageEstimator):
     """Rewards to go, whitened over all tokens of all ranks (arXiv 2501.03262); needs neither critic nor groups.
 
-    Rewards after the end of the rollout are missing in them, so episodes should end within a rollout.
+    Rewards to go lack the rewards after the end of the rollout, so episodes should end within a rollout.
 
     Args:
         gamma: discount from action token to action token.
@@ -59,7 +59,7 @@ class ReinforcePlusPlusBaseline(DrGRPO):
 
     Args:
         whiten: whether to scale advantages to mean 0 and variance 1 over all trained tokens of all ranks.
-        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for its score.
+        group_of_one: advantage of an episode that is alone in its group: ``zero``, or ``raw`` for the episode's score.
     """
 
     def __init__(self, whiten: bool = True, group_of_one: GroupOfOne = "zero") -> None:

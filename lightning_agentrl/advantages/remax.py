@@ -22,7 +22,7 @@ def minus_greedy(
     Args:
         rewards_BT: reward of each token.
         mask_BT: action mask.
-        turn_ids_BT: number of the turn of each token, non-decreasing along a row.
+        turn_ids_BT: id of each token's turn, non-decreasing along a row.
         episode_B: episode label of each row; rows with equal labels are one episode.
         greedy_scores_B: sum of rewards of the greedy episode from the same start state; equal for all rows of an
             episode.

@@ -16,22 +16,22 @@ from lightning_agentrl.types.rollout import Reduce
 def others_at_turn(
     to_go_NJ: Tensor, numbers_NJ: Tensor, mask_NJ: Tensor, labels_N: Tensor, rounding_N: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return each turn's reward to go minus its mean over the other episodes of the group that reached that turn.
+    """Return each turn's reward to go minus the mean over the other episodes of the group that reached that turn.
 
     The baseline of a turn does not depend on the actions of its episode in this turn or later, so it does not bias the
-    gradient. Subtracting the group mean from the reward of each turn and then summing would bias it: the sum of the
-    subtracted means would depend on the number of turns that the episode took.
+    gradient. Subtracting the group mean from the reward of each turn and then summing would bias the gradient: the sum
+    of the subtracted means would depend on the number of turns that the episode took.
 
     Args:
         to_go_NJ: reward to go of each turn.
-        numbers_NJ: number of the turn in its episode.
+        numbers_NJ: index of each turn in its episode.
         mask_NJ: turns that exist.
         labels_N: group labels of the episodes.
-        rounding_N: largest rounding error of each episode's numbers, see :class:`Groups`.
+        rounding_N: largest rounding error of each episode's rewards to go, see :class:`Groups`.
 
     Returns:
         Differences [N, J], 0 off the mask and at turns that no other episode of the group reached; and a mask [N, J] of
-        these turns.
+        the turns that no other episode reached.
     """
     differences_NJ, alone_NJ = torch.zeros_like(to_go_NJ), torch.zeros_like(mask_NJ)
     labels_M2 = torch.stack([labels_N[:, None].expand(mask_NJ.shape)[mask_NJ], numbers_NJ[mask_NJ]], 1)
@@ -43,7 +43,7 @@ def others_at_turn(
 
 
 class TurnLeaveOneOut(GroupEstimator):
-    """Reward to go of a turn minus its mean over the other episodes of the group that reached that turn.
+    """Reward to go of a turn minus the mean over the other episodes of the group that reached that turn.
 
     Returns are the rewards to go of the turns.
 

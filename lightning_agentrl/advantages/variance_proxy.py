@@ -29,11 +29,11 @@ def token_energy(logps: Tensor, sum_pi_squared: Tensor, weights: Tensor | None =
 
 @dataclass(frozen=True)
 class VarianceProxies:
-    """Result of :func:`variance_proxies`; noise is NaN for fewer than 2 rows or an unknown norm, power without rows."""
+    """Result of :func:`variance_proxies`. Noise is NaN with fewer than 2 rows or no norm; power is NaN without rows."""
 
     proxy1_signal_strength: float
     proxy2_total_power: float
-    proxy3_pure_noise: float  # at least 0
+    proxy3_pure_noise: float  # the raw noise, but at least 0
     proxy3_pure_noise_raw: float
     token_total_power: float
 
@@ -48,7 +48,7 @@ def variance_proxies(
 ) -> VarianceProxies:
     """Compute signal, power and noise of a mini-batch's gradient (arXiv 2602.07078); only their trends are meaningful.
 
-    Over the N rows with action tokens, with A_i the mean advantage of a row's action tokens and W_i the sum of their
+    For the N rows with action tokens, A_i is the mean advantage of row i's action tokens and W_i is the sum of their
     energies::
 
         signal = |g|^2,   power = mean_i W_i A_i^2,   noise = (power - signal) / (N - 1)
@@ -62,7 +62,8 @@ def variance_proxies(
         energy_BT: energies of the tokens, see :func:`token_energy`.
         mask_BT: action mask.
         grad_norm: norm of the gradient of all rows before clipping; NaN: unknown.
-        reduce: function that sums a small float64 tensor over ranks; called once. None: there is only one rank.
+        reduce: function that sums a small float64 tensor over ranks; called once. None means that there is only one
+            rank.
 
     Raises:
         ValueError: shapes differ.

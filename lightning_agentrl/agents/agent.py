@@ -60,15 +60,17 @@ class Agent(L.LightningModule, ABC):
 
     Subclasses define what is learned (:meth:`shape_rewards`, :meth:`policy_loss`, :meth:`value_loss`) and which
     quantities must be computed for it (:attr:`needs`). Lightning's hooks are not empty here: a subclass that overrides
-    one (``setup``, ``on_fit_start``, ``on_train_epoch_end``, ``on_save_checkpoint``, ...) must call ``super()`` first.
+    a hook (``setup``, ``on_fit_start``, ``on_train_epoch_end``, ``on_save_checkpoint``, ...) must call ``super()``
+    first.
 
     Args:
         model: hub id, local folder, or ``demo`` (``demo-tools``: with tools) for the bundled model.
-        critic: module that computes values; by default a separate backbone if the estimator needs values, else none.
+        critic: module that computes values; by default one with a separate backbone if the estimator needs values, else
+            no critic.
         advantage: estimator of advantages and returns; dual-discount GAE by default.
         correction: correction of differences between the log-probs of engine and trainer; None: no correction, or
             ``TruncatedWeights`` if rollouts are collected ahead (``max_staleness``).
-        group_filter: filter that selects the groups of a rollout to train on; None: all.
+        group_filter: filter that selects the groups of a rollout to train on; None: all groups.
         lora: adapters to train on the frozen model; None: train all weights.
         train_tower: whether to train the vision tower of a model with images, too.
         optim: learning rates and their schedules, weight decay and gradient clips of both parameter groups.
@@ -95,7 +97,7 @@ class Agent(L.LightningModule, ABC):
         variance_proxy: bool = False,
     ) -> None:
         super().__init__()
-        self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
+        self.automatic_optimization = False  # each training_step takes one optimizer step from several micro-batches
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
         with warnings.catch_warnings():
@@ -108,10 +110,12 @@ class Agent(L.LightningModule, ABC):
         critic = check_kind(critic, Critic, f"{KEYS}.critic")
         self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)
         self.correction = check_kind(correction, OffPolicyCorrection, f"{KEYS}.correction")
-        self.chosen_correction: OffPolicyCorrection | None = None  # default of a run that configures none
+        # Default correction of a run that configures no correction.
+        self.chosen_correction: OffPolicyCorrection | None = None
         self.group_filter = check_kind(group_filter, GroupFilter, f"{KEYS}.group_filter")
         self.lora = check_kind(lora, LoRA, f"{KEYS}.lora")
-        self.strict_loading = lora is None  # checkpoints lack frozen weights; `check_weights` compares the others
+        # Checkpoints lack frozen weights; `check_weights` compares the other weights.
+        self.strict_loading = lora is None
         self.train_tower = train_tower
         self.optim = check_kind(optim, Optim, f"{KEYS}.optim") or Optim()
         self.compute = check_kind(compute, Compute, f"{KEYS}.compute") or Compute()
@@ -124,7 +128,7 @@ class Agent(L.LightningModule, ABC):
         self.recent_episodes = RecentEpisodes()
         self.resume_with_changes: Sequence[str] = ()  # keys whose values may differ from those of the checkpoint
         self.clock = StageClock()
-        self._stop_requested = False  # the current iteration is finished first
+        self._stop_requested = False  # whether the run stops after the current iteration
         self.further_needs = Needs()  # needs of callbacks
         self.validation_metrics = EpisodeMetrics()
         self._rollout_metrics: dict[str, float] = {}  # metrics of the current rollout
@@ -133,7 +137,7 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def needs(self) -> Needs:
-        """Quantities to compute for a rollout. Override it with ``super().needs | Needs(...)``."""
+        """Quantities to compute for a rollout. Override this property with ``super().needs | Needs(...)``."""
         return self.further_needs | Needs(
             old_logps=self.correction is not None and self.correction.needs_old_logps,
             values=self.critic is not None,
@@ -184,7 +188,7 @@ class Agent(L.LightningModule, ABC):
     def pick_tokens(self, batch: Rollout, logps: Tensor) -> Tensor | None:
         """Return a mask [B, A] (bool) of tokens that the policy loss treats differently, available as ``batch.picked``.
 
-        Called if ``needs.mini_batch_logps``, which costs one more forward pass in each step but the first.
+        Called if ``needs.mini_batch_logps`` is set, which costs one more forward pass in each step but the first.
 
         Args:
             batch: a whole mini-batch.
@@ -248,7 +252,7 @@ class Agent(L.LightningModule, ABC):
         self._stop_between_iterations(self.trainer.is_last_batch)
 
     def _stop_between_iterations(self, iteration_done: bool) -> None:
-        """Delay a stop requested inside an iteration to the iteration's end, from which a checkpoint can continue."""
+        """Delay a stop requested inside an iteration until the iteration ends, since a run resumes only from there."""
         self._stop_requested |= self.trainer.should_stop
         self.trainer.should_stop = self._stop_requested and iteration_done
 
@@ -262,11 +266,11 @@ class Agent(L.LightningModule, ABC):
         self._stop_between_iterations(iteration_done=False)
         self.clock.read()  # discard the time between two iterations
         assert self.datamodule.stream is not None
-        self.datamodule.stream.begin_iteration()  # in a hook, so that the methods it calls may log
+        self.datamodule.stream.begin_iteration()  # called in a hook, so that the stream's methods may log
 
     def on_train_epoch_end(self) -> None:
         times = over_ranks(self.clock.read(self.trainer.world_size))
-        if "time/update_seconds" in times:  # absent when a resumed run ends its last epoch once more
+        if "time/update_seconds" in times:  # the time is absent when a resumed run ends its last epoch once more
             self.log_dict(times)
             self.steps.step_scheduler(self, "epoch", self.trainer.current_epoch + 1)
 
@@ -312,12 +316,13 @@ class Agent(L.LightningModule, ABC):
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is set up; later calls keep them."""
-        self.sequence_group = sequence_group_for(self)  # again in each fit, which may have new process groups
+        # Create the group again in each fit, since a fit may have new process groups.
+        self.sequence_group = sequence_group_for(self)
         if hasattr(self, "models"):
             check_rounded(self)
             return
         self.models = models_for(self)
-        self.actor = self.models.actor  # registered before the critic, as in the optimizer's groups
+        self.actor = self.models.actor  # the actor is registered before the critic, as in the optimizer's groups
         if self.critic is not None:
             self._modules["critic"] = self._modules.pop("critic")
         check_sharded(self)
@@ -381,7 +386,7 @@ class Agent(L.LightningModule, ABC):
 
     def _connect(self) -> None:
         if (reference := self.models.reference) is not None:
-            kept = self.lora is not None or self.models.rounded  # its dtype is final already
+            kept = self.lora is not None or self.models.rounded  # whether the reference has its final dtype
             reference.to(self.device, dtype=None if kept else self.actor.lm.dtype)
         self.reader = reader_for(self)
         connection = Connection(

@@ -36,11 +36,11 @@ PART = ".part"  # suffix of a checkpoint that is being written
 LEFT_SECONDS = 3600.0  # age from which a `.part` file is a leftover and not another run's unfinished save
 MANIFEST = "manifest.json"  # checksums of the files in a folder
 METADATA = "meta.pt"  # file for everything but tensors in a folder of ModelParallelStrategy
-OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # file for all but the optimizer in a folder of DeepSpeed
+OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # DeepSpeed's file for everything but the optimizer's state
 NOT_OURS = "cannot be read: it was not saved by agentrl fit, or is damaged"
 _PLAIN = "use plain types in the state_dict of your callbacks, and in all else that your code adds to checkpoints"
 _UNREADABLE = (RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError)
-_IS_FOLDER = 0x10  # if damage sets this bit of an entry, torch silently leaves its tensor uninitialized
+_IS_FOLDER = 0x10  # if damage sets this bit of an entry, torch silently leaves the entry's tensor uninitialized
 # NotImplementedError and RuntimeError: a damaged entry claims to be compressed or encrypted.
 # OSError: a damaged entry claims to start before the file.
 _BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, OSError)
@@ -97,7 +97,7 @@ def guard_checkpoints(trainer: L.Trainer) -> None:
 
 
 def last_good_checkpoint(trainer: L.Trainer) -> str:
-    """Return the checkpoint that a run saved last, else the one that it was resumed from, else an empty string.
+    """Return the checkpoint that a run saved last, else the checkpoint that it resumed from, else an empty string.
 
     ``last_model_path`` of a callback is not reliable, since Lightning sets it before it saves.
     """
@@ -106,7 +106,7 @@ def last_good_checkpoint(trainer: L.Trainer) -> str:
 
 @contextmanager
 def written_whole(target: Path, before: str) -> Iterator[Path]:
-    """Provide a temporary path beside the target to write to, then sync it to disk and rename it.
+    """Provide a temporary path beside the target to write to; then sync the data to disk and rename the path.
 
     Args:
         target: path of the checkpoint.
@@ -121,7 +121,7 @@ def written_whole(target: Path, before: str) -> Iterator[Path]:
         yield part
         for path in [*part.rglob("*"), part]:
             _sync(path)
-        if part.is_dir():  # written last: a folder with a manifest is complete
+        if part.is_dir():  # the manifest is written last, so a folder with a manifest is complete
             write_manifest(part)
             _sync(part / MANIFEST)
         _put_in_place(part, target)
@@ -134,7 +134,7 @@ def written_whole(target: Path, before: str) -> Iterator[Path]:
 
 
 def _put_in_place(part: Path, checkpoint: Path) -> None:
-    """Rename a complete checkpoint. If the process is killed before the rename, :func:`clean` does it later."""
+    """Rename a complete checkpoint. If the process is killed before that, :func:`clean` renames it later."""
     if checkpoint.is_dir() or (part.is_dir() and checkpoint.exists()):
         remove(checkpoint)
     part.replace(checkpoint)
@@ -151,7 +151,7 @@ def clean(folder: Path) -> None:
 
 
 def exists(checkpoint: Path) -> bool:
-    """Return whether a checkpoint exists, possibly a complete one that was not renamed yet."""
+    """Return whether a checkpoint exists, including a complete checkpoint that was not renamed yet."""
     return checkpoint.exists() or (part_of(checkpoint) / MANIFEST).is_file()
 
 
@@ -180,13 +180,14 @@ def _sync(path: Path) -> None:
 
 
 def whole_checkpoint(given: Path) -> Path:
-    """Verify a checkpoint and return its path; for a link to a damaged one, return the previous checkpoint instead.
+    """Verify a checkpoint and return its path; for a link to a damaged file, return the previous checkpoint.
 
     A link such as ``last.ckpt`` means the newest checkpoint, so an older one may replace it; any other path means
     exactly that checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read or is damaged; names the newest undamaged one beside it.
+        CheckpointError: the checkpoint cannot be read or is damaged; the message names the newest undamaged checkpoint
+            in the same folder.
     """
     with _reading():
         if not (reason := damage(given)):
@@ -218,7 +219,7 @@ def refuse_unsound_folder(given: str | Path | None) -> None:
     if path.is_dir():
         with _reading():
             check_folder(path)
-        if first:  # one rank only, since it reads the whole folder
+        if first:  # one rank only, since this check reads the whole folder
             whole_checkpoint(path)
 
 
@@ -240,7 +241,7 @@ def _reading() -> Iterator[None]:
 
 
 def damage(checkpoint: Path) -> str:
-    """Return a description of damage to a checkpoint's files, as the predicate of a sentence; empty if there is none.
+    """Return a description of damage to a checkpoint's files, as the predicate of a sentence; empty if undamaged.
 
     A file is compared with the checksums that torch writes into the archive, a folder with those in its manifest.
 
@@ -249,7 +250,7 @@ def damage(checkpoint: Path) -> str:
     """
     if not checkpoint.is_dir():
         return _archive_damage(checkpoint)
-    if not (checkpoint / MANIFEST).exists():  # saved by a script with another trainer
+    if not (checkpoint / MANIFEST).exists():  # a script with another trainer saved this folder
         return next(filter(None, map(_archive_damage, checkpoint.rglob("*.pt"))), "")
     try:
         manifest: dict[str, int] = json.loads((checkpoint / MANIFEST).read_text())
@@ -263,7 +264,7 @@ def damage(checkpoint: Path) -> str:
 
 
 def _archive_damage(file: Path) -> str:
-    file.open("rb").close()  # raises if it cannot be read
+    file.open("rb").close()  # raise an OSError if the file cannot be read
     try:
         with zipfile.ZipFile(file) as archive:
             folders = (entry.filename for entry in archive.infolist() if entry.external_attr & _IS_FOLDER)
@@ -303,7 +304,7 @@ def newest_of(folders: Iterable[Path]) -> Path | None:
     A link such as ``last.ckpt`` names the checkpoint that its run saved last, even after the run was resumed from an
     earlier iteration. Other callbacks may have saved later without a link; such a checkpoint is newer only if both its
     iteration and its file time are later. Of sibling folders ``version_N`` only the last is searched, since a logger
-    creates one at each start.
+    creates such a folder at each start.
     """
     paths = [path for folder in folders for path in folder.glob("*.ckpt") if is_complete(path)]
     versions = {path: next((p for p in path.parents if version_of(p) >= 0), None) for path in paths}
@@ -323,9 +324,9 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def in_order(checkpoints: Iterable[Path]) -> list[Path]:
-    """Sort checkpoints from oldest to newest: by run, the run that wrote last at the end, then by iteration.
+    """Sort checkpoints from oldest to newest: by run (the run that wrote last is at the end), then by iteration.
 
-    Copies lose file times, so these only decide between runs, and between iterations that are equal or not recorded.
+    Copying loses file times, so file times decide only between runs and between equal or unrecorded iterations.
     """
     by_age = sorted(checkpoints, key=_age)
     records = {path: recorded(path) for path in by_age}
@@ -334,7 +335,7 @@ def in_order(checkpoints: Iterable[Path]) -> list[Path]:
 
 
 def recorded(checkpoint: Path) -> tuple[str, int, int, int]:
-    """Return a checkpoint's run id, numbers of started and completed iterations, and steps; -1 if not recorded."""
+    """Return a checkpoint's run id and counts of started iterations, completed iterations and steps; -1: unknown."""
     try:
         saved = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)
         counts = saved["loops"]["fit_loop"]["epoch_progress"]["current"]
@@ -349,10 +350,10 @@ def main_file(checkpoint: Path) -> Path:
 
 
 def read_weights(checkpoint: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the entries of a checkpoint, and its weights by name; for a folder, tensors on the meta device.
+    """Return the entries of a checkpoint, and its weights by name; for a folder, weights are on the meta device.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the checkpoint cannot be read.
     """
     with _reading():
         entries = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)

@@ -44,7 +44,7 @@ def read_metadata(file: Path) -> Metadata:
     """Read the metadata of a checkpoint folder: which tensors it holds, and where.
 
     Raises:
-        pickle.UnpicklingError: the file has an object of a class that torch does not write there, or is damaged.
+        pickle.UnpicklingError: the file is damaged, or has an object of a class that torch does not write to metadata.
     """
     with file.open("rb") as opened:
         return cast(Metadata, _MetadataReader(opened).load())
@@ -53,12 +53,15 @@ def read_metadata(file: Path) -> Metadata:
 def check_folder(checkpoint: Path) -> None:
     """Refuse a checkpoint folder that holds objects other than tensors and plain types; ignore checkpoint files.
 
-    torch unpickles the metadata and entries other than tensors without ``weights_only``, and DeepSpeed everything.
+    Without ``weights_only``, torch unpickles metadata and entries other than tensors, and DeepSpeed unpickles all
+    files.
 
     Raises:
-        pickle.UnpicklingError: the folder has such an object; the message is that of torch.load with ``weights_only``.
+        pickle.UnpicklingError: the folder has an object of another class; the message equals that of torch.load with
+            ``weights_only``.
     """
-    for file in checkpoint.glob("*.metadata"):  # without the common one, torch reads one per rank
+    # Without the common metadata file, torch reads one metadata file per rank.
+    for file in checkpoint.glob("*.metadata"):
         metadata = read_metadata(file)
         for index, piece in metadata.storage_data.items():
             if not isinstance(metadata.state_dict_metadata.get(index.fqn), TensorStorageMetadata):
@@ -71,4 +74,4 @@ def check_folder(checkpoint: Path) -> None:
 
 
 def _refusal(name: str) -> pickle.UnpicklingError:
-    return pickle.UnpicklingError(f"Unsupported global: GLOBAL {name}")  # the message of torch.load
+    return pickle.UnpicklingError(f"Unsupported global: GLOBAL {name}")  # same message as torch.load

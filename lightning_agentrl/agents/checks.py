@@ -32,7 +32,7 @@ _CUTS = (
 )
 _COMPUTE = "model.init_args.compute"
 _OPTIMIZER = "changes the optimizer, but the agent controls gradients, learning rates and steps; "
-CALLBACKS = {  # unsupported callbacks, by name since some versions of Lightning lack some of them
+CALLBACKS = {  # unsupported callbacks, by class name since some versions of Lightning lack some of these classes
     "StochasticWeightAveraging": _OPTIMIZER
     + "let the rates fall with model.init_args.optim.schedule, and keep the best checkpoint with RunCheckpoints",
     "WeightAveraging": "copies the agent with its engine and data; keep the best checkpoint with RunCheckpoints",
@@ -54,12 +54,12 @@ def check_run(agent: Any, stage: str, on_gpu: bool | None = None) -> None:
         on_gpu: whether the run uses a GPU; None: taken from the trainer's accelerator.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     trainer, data = agent.trainer, agent.trainer.datamodule
     if data is None:
         raise ValueError("an agent needs a RolloutDataModule; pass it to the trainer: trainer.fit(agent, data)")
-    if "training_step" in vars(agent):  # set by Lightning when it unwraps a compiled module
+    if "training_step" in vars(agent):  # Lightning sets this when it unwraps a compiled module
         raise ValueError(
             "an agent cannot be compiled as a whole: pass it to the trainer without torch.compile, and set "
             "model.init_args.compute.kernels to compiled to compile the layers of its models"
@@ -92,7 +92,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
         lora: whether adapters are trained.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     if trainer.precision not in PRECISIONS:
         raise ValueError(no_precision(trainer.precision))
@@ -113,7 +113,7 @@ def check_tower(train_tower: bool, model: str, lora: bool) -> None:
     """Refuse to train a vision tower if the model has none, or if LoRA freezes everything but adapters.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     key = "model.init_args.train_tower"
     if train_tower and lora:
@@ -128,7 +128,7 @@ def check_critic(critic: Critic | None, strategy: Strategy) -> None:
     """Refuse critics that change weights outside the optimizer under ZeRO, which keeps copies of the weights.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     if critic is None or not isinstance(strategy, DeepSpeedStrategy):
         return
@@ -149,7 +149,7 @@ def check_sequence(agent: Any) -> None:
     """Refuse sequence parallelism that the number of ranks, the strategy or one of the models does not support.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     parts, key = agent.compute.sequence_parallel, f"{_COMPUTE}.sequence_parallel"
     world = agent.trainer.num_devices * agent.trainer.num_nodes
@@ -183,7 +183,7 @@ def check_rounded(agent: Any) -> None:
     """Refuse to use an agent without autocast if an earlier run under autocast has rounded its frozen weights.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     trainer = trainer_of(agent)
     reads_rounded = agent.lora is not None or (trainer is not None and trainer.state.fn == TrainerFn.FITTING)
@@ -203,7 +203,7 @@ def check_groups(
     """Refuse estimators, filters and aggregations that compare episodes of a group if rollouts have no groups.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     name = type(advantage).__name__
     if groups is None and (advantage.needs_groups or advantage.needs_greedy_baseline):
@@ -234,7 +234,7 @@ def check_forks(
     """Refuse forks if the interaction cannot restore a state, or if branches and rollout would not be comparable.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     if advantage.needs_forks is None:
         return
@@ -270,7 +270,7 @@ def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction
         interaction: interaction that may subtract a penalty for invalid replies.
 
     Raises:
-        ValueError: the settings are not supported; names the keys to change.
+        ValueError: the settings are not supported; the message names the keys to change.
     """
     penalty = isinstance(interaction, TurnInteraction) and interaction.invalid_penalty > 0
     keys = [
@@ -297,7 +297,7 @@ def warn_of_kl_in_groups(advantage: AdvantageEstimator, kl_in_reward: bool, grou
 
 def choose_correction(agent: Any) -> None:
     """Use ``TruncatedWeights`` if rollouts are sampled with older weights and no correction is configured."""
-    if agent.correction is agent.chosen_correction:  # chosen in an earlier run
+    if agent.correction is agent.chosen_correction:  # an earlier run has chosen this correction
         agent.correction = None
     staleness = agent.datamodule.max_staleness
     if agent.correction is None and staleness > 0:
@@ -323,10 +323,10 @@ def refuse_foreign_keys(trainer: Mapping[str, Any]) -> None:
         trainer: arguments of the Trainer by name.
 
     Raises:
-        ConfigError: the settings are not supported; names the key to change.
+        ConfigError: the settings are not supported; the message names the key to change.
     """
     precision = str(trainer.get("precision"))
-    if precision in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would silently replace it
+    if precision in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would silently replace float16
         raise ConfigError(no_precision(precision))
     for key in ("gradient_clip_val", "gradient_clip_algorithm"):
         if trainer.get(key) is not None:
@@ -346,14 +346,15 @@ def check_keys(trainer: L.Trainer) -> None:
     """Refuse arguments and callbacks of the Trainer that would interfere with an iteration.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     given: Any = cast(Any, trainer)
     if given.overfit_batches:
         raise ValueError(f"trainer.overfit_batches {_CUTS}")
     if _is_not_all(given.limit_train_batches) and not given.fast_dev_run:
         raise ValueError(f"trainer.limit_train_batches {_CUTS}")
-    if _is_not_all(getattr(given, "val_check_interval", None)):  # not set if it was given as a time
+    # Lightning does not set this attribute for a time interval.
+    if _is_not_all(getattr(given, "val_check_interval", None)):
         raise ValueError(f"trainer.val_check_interval would validate inside an iteration; {_VALIDATION}")
     if (every := given.check_val_every_n_epoch) is None or every < 1:
         raise ValueError(f"trainer.check_val_every_n_epoch must be at least 1, got {every}; {_VALIDATION}")

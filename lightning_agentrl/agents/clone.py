@@ -33,10 +33,11 @@ class CloneAgent(Agent):
         action_share: fraction of a reply's weight on the tokens that name the action, if the reply has a thought.
         lora: adapters to train on the frozen model; None: train all weights.
         train_tower: whether to train the vision tower of a model with images, too.
-        optim: learning rate, weight decay and gradient clip of the actor. By default the rate is 2e-5 and decays
-            linearly to 0 at the end of the run.
+        optim: learning rate, weight decay and gradient clip of the actor. By default the learning rate is 2e-5 and
+            decays linearly to 0 at the end of the run.
         compute: settings that trade memory for time.
-        temperature: temperature of log-probs and of held-out episodes; use the one at which the policy will be sampled.
+        temperature: temperature of log-probs and of held-out episodes; use the temperature at which the policy will be
+            sampled.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class CloneAgent(Agent):
     ) -> None:
         super().__init__(
             model,
-            advantage=ReinforcePlusPlus(),  # not used; it requires neither a critic nor groups
+            advantage=ReinforcePlusPlus(),  # not used; this estimator requires neither a critic nor groups
             lora=lora,
             train_tower=train_tower,
             optim=optim or Optim(lr_actor=LR, schedule=FALLING),

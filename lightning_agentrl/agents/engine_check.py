@@ -25,20 +25,21 @@ from lightning_agentrl.types import Rollout
 
 Action = Literal["stop", "warn", "off"]
 JUMP = 5.0  # warn if the mismatch exceeds this many times the median of earlier rollouts
-REMEMBERED = 8  # rollouts in the median
-PART = 16  # rows of a rollout that are scored again
+REMEMBERED = 8  # number of rollouts in the median
+PART = 16  # number of rows of a rollout that are scored again
 
 
 class EngineCheck(RolloutCallback):
     """Check that the engine samples from the current policy, and stop the run if it does not.
 
-    Agents add this callback to a trainer that has none. Before the first rollout, weights with large random changes are
-    sent to the engine, and the log-probs of engine and trainer are compared on several hundred tokens. Later, the
+    An agent adds this callback to a trainer that lacks it. Before the first rollout, weights with large random changes
+    are sent to the engine, and the log-probs of engine and trainer are compared on several hundred tokens. Later, the
     log-probs of each rollout are compared before training on it. With ``max_staleness`` the weights have changed by
     then, so a few tokens are sampled and compared after each weight transfer instead.
 
     Args:
-        action: action if they differ by more than rounding: ``stop`` the run or ``warn``; ``off`` disables the check.
+        action: action if the log-probs differ by more than rounding: ``stop`` the run or ``warn``; ``off`` disables the
+            check.
     """
 
     def __init__(self, action: Action = "stop") -> None:
@@ -85,8 +86,8 @@ class EngineCheck(RolloutCallback):
         if mean is not None and mean <= self._comparison.bounds.mean:
             self._warn_of_jump(mean)
             return
-        # Either the mismatch is large, which the policy's own rounding may explain, or the iteration did not compute
-        # log-probs.
+        # Score some rows again: the mismatch is large, maybe due to the policy's own rounding, or the iteration did not
+        # compute log-probs.
         part = rollout.select(list(range(min(len(rollout), PART))))
         seen = self._comparison.compare(action_rows(part), part.rollout_logps[part.action_mask].double())
         if (seen.mean if mean is None else mean) > seen.allowed.mean:
@@ -95,7 +96,7 @@ class EngineCheck(RolloutCallback):
     def _mean_mismatch(self, logps: Tensor, rollout: Rollout) -> float:
         """Return the mean absolute difference of the trainer's log-probs [B, A] to the engine's, over all ranks."""
         mismatch = (logps - rollout.rollout_logps)[rollout.action_mask].abs().double()
-        mismatch = mismatch[mismatch.isfinite()]  # rows with other numbers are not trained on
+        mismatch = mismatch[mismatch.isfinite()]  # rows with non-finite log-probs are not trained on
         totals, counts = zip(*all_gather((float(mismatch.sum()), len(mismatch))), strict=True)
         return sum(totals) / sum(counts) if sum(counts) else math.nan
 
@@ -125,7 +126,7 @@ class EngineCheck(RolloutCallback):
 
 
 def comparison_of(agent: Any) -> EngineComparison:
-    """Return the comparison for a connected agent; it reports no progress, and a requested stop ends it."""
+    """Return the comparison for a connected agent. The comparison reports no progress, and a requested stop ends it."""
     data = agent.datamodule
     return EngineComparison(
         data.engine,

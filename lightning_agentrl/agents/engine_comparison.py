@@ -32,17 +32,17 @@ from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.types import ModelInput, Row
 
-LEAST_TOKENS = 512  # sampled tokens in a round over all ranks, at least
-REPLIES, TOKENS = 8, 32  # replies in a batch, and tokens in a reply at most
-MOST_BATCHES = 64  # batches in a round at most, if replies are short
-FEW_TOKENS = 8  # tokens in a reply at most, for the check between two rollouts
-VARIED, FRESH = 8, 24  # random ids at the end of a prompt of the run, and in a prompt without a common prefix
+LEAST_TOKENS = 512  # smallest number of sampled tokens in a round, over all ranks
+REPLIES, TOKENS = 8, 32  # number of replies in a batch, and largest number of tokens in a reply
+MOST_BATCHES = 64  # largest number of batches in a round, needed if replies are short
+FEW_TOKENS = 8  # largest number of tokens in a reply, for the check between two rollouts
+VARIED, FRESH = 8, 24  # number of random ids at the end of a prompt of the run, and in a prompt without a common prefix
 SEED = 90210  # separates these seeds from those of the run
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A request and its reply; ``fresh`` if its prompt shares no prefix with earlier prompts."""
+    """A request and its reply; ``fresh`` means that the prompt shares no prefix with earlier prompts."""
 
     request: SamplingRequest
     reply: Reply
@@ -73,7 +73,7 @@ class EngineComparison:
 
     Args:
         engine: engine that was started.
-        handle: handle of the policy that it samples from.
+        handle: handle of the policy that the engine samples from.
         prompts: at least one prompt of the run.
         tokenizer: tokenizer of the policy.
         reader: settings of forward passes, as in training.
@@ -98,7 +98,7 @@ class EngineComparison:
         self.bounds = bounds_for(self.engine.dtype, str(self.handle.computes_in))
 
     def rounds(self, count: int, version: int) -> Iterator[Round]:
-        """Compare after each of several weight transfers; the last one sends the policy's unchanged weights.
+        """Compare after each of several weight transfers; the last transfer sends the policy's unchanged weights.
 
         Args:
             count: number of rounds; 1: the unchanged weights only.
@@ -111,12 +111,12 @@ class EngineComparison:
                 samples = self._sample_round(number)
                 seen = self.compare([each.row for each in samples], logps_of(samples))
             yield Round(number, moves, samples, seen)
-        self.engine.sync(version)  # clears the prefix cache of these prompts
+        self.engine.sync(version)  # the transfer clears the prefix cache of these prompts
 
     def few(self) -> Comparison:
         """Compare 8 short replies to the same random prompts at each call.
 
-        The prompts share no prefix with any other, so the engine's prefix cache still serves the run's prompts as
+        The prompts share no prefix with other prompts, so the engine's prefix cache still serves the run's prompts as
         before, and the next rollout is the same to the bit.
         """
         samples = self._ask(self._fresh(0, 0, FEW_TOKENS), fresh=True)
@@ -143,8 +143,8 @@ class EngineComparison:
     def _read_in_other_precision(self, rows: Sequence[Row]) -> Tensor | None:
         """Compute the trainer's log-probs in another precision, to measure the policy's own rounding error.
 
-        For a trainer in 16 bits this is float32, for a trainer in float32 the engine's 16-bit dtype. If both use
-        float32 on a GPU, it switches TF32 on or off, since vLLM's attention may multiply in TF32.
+        For a trainer in 16 bits, the other precision is float32; for a trainer in float32, it is the engine's 16-bit
+        dtype. If both use float32 on a GPU, TF32 is switched on or off, since vLLM's attention may multiply in TF32.
 
         Returns:
             Log-probs [N]; None if both sides use the same precision, and for sharded weights in 16 bits.
@@ -225,7 +225,7 @@ class EngineComparison:
 
     @cached_property
     def _plain_ids(self) -> list[int]:
-        """All token ids but special and added ones."""
+        """All token ids except those of special and added tokens."""
         added = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
         size = min(len(self.tokenizer), int(self.handle.policy.lm.config.get_text_config().vocab_size))
         return [token for token in range(size) if token not in added]

@@ -18,11 +18,11 @@ from lightning_agentrl.types import Rollout
 class RolloutCallback(L.Callback, ABC):
     """Base class of callbacks that receive every collected rollout, with scores and advantages, before the update."""
 
-    held_out_watched = 0  # number of held-out episodes to receive at each validation, those with the first seeds
+    held_out_watched = 0  # number of held-out episodes to receive at each validation, starting from the first seed
 
     @abstractmethod
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
-        """Process the rollout of this rank. Called on every rank; its time counts as stage ``log``."""
+        """Process the rollout of this rank. Called on every rank; the time of the call counts as stage ``log``."""
 
     def on_engine_sync(self, trainer: L.Trainer, agent: Any) -> None:
         """Use the engine after it has loaded new weights and before it samples a rollout. Called on every rank."""
@@ -30,7 +30,7 @@ class RolloutCallback(L.Callback, ABC):
     def on_held_out(self, trainer: L.Trainer, agent: Any, episodes: Sequence[WholeEpisode]) -> None:
         """Receive held-out episodes of this rank, in the order of their seeds.
 
-        There may be more than ``held_out_watched`` of this callback, if another callback has a larger number.
+        There may be more episodes than this callback's ``held_out_watched``, if another callback requests more.
         """
 
 
@@ -74,10 +74,10 @@ class Attempt:
     """An optimizer step that is about to be taken.
 
     Args:
-        number: number of steps attempted before it.
+        number: number of steps attempted before this step.
         index: index of the step within its iteration.
         metrics: means of losses and other metrics over the mini-batch and all ranks.
-        norms: gradient norms before clipping by parameter group, over all ranks; empty under ZeRO, which computes them
+        norms: gradient norms before clipping by parameter group, over all ranks; empty under ZeRO, which computes norms
             later.
         rollout: metrics of the iteration's rollout over all ranks, as they are logged; empty within a round of the
             critic warm-up, after its first iteration.

@@ -1,7 +1,7 @@
 """Float32 master weights of 16-bit weights, for `trainer.precision: bf16-true`.
 
 A small step would be lost in a bfloat16 weight, and a small gradient in a bfloat16 sum. So gradients of micro-batches
-are summed in float32, the optimizer updates float32 copies, and these are rounded into the model after each step.
+are summed in float32, the optimizer updates float32 copies, and the copies are rounded into the model after each step.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ class MasterWeights:
         """Copy rounded master weights to the model after each step of the optimizer.
 
         Raises:
-            ConfigError: the optimizer has a 16-bit weight instead of its master weight, which alone gets gradients.
+            ConfigError: the optimizer has a 16-bit weight instead of its master weight; only master weights get
+                gradients.
         """
         if any(weight in self._masters for group in optimizer.param_groups for weight in group["params"]):
             raise ConfigError(
                 "16-bit weights are trained through float32 master weights: configure_optimizers must return an "
                 "optimizer of the parameters in the groups of super().configure_optimizers()"
             )
-        if self._masters:  # there are none under ZeRO, whose optimizer does not support hooks
+        if self._masters:  # there are no master weights under ZeRO, whose optimizer does not support hooks
             optimizer.register_step_post_hook(self._round)
 
     def in_place_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -32,19 +32,20 @@ from lightning_agentrl.metrics.rollout import (
 from lightning_agentrl.types import Rollout
 
 WINDOW = "rollout/success_window"
-Began = tuple[int, int]  # start of an episode: rollout, and turn of its environment in it (0 for all with groups)
+# Start of an episode: index of the rollout, and turn of the environment in this rollout (always 0 with groups).
+Began = tuple[int, int]
 
 
 def describe_prepared(
     agent: Any, rollout: Rollout, faulty_B: Tensor, faults: Sequence[str], lost_B: Tensor, chosen: Rollout
 ) -> dict[str, float]:
-    """Return the metrics of a prepared rollout, and warn of turns that are left out; every rank must call it.
+    """Return the metrics of a prepared rollout, and warn of turns that are left out; every rank must call this.
 
     Args:
         agent: an ``Agent``.
         rollout: scored rollout with advantages and returns.
         faulty_B: mask of rows with non-finite numbers.
-        faults: descriptions of these numbers: name and turns.
+        faults: descriptions of the non-finite numbers: name and turns.
         lost_B: mask of rows that cannot be trained on, since an environment failed.
         chosen: the rows to train on.
 
@@ -79,11 +80,11 @@ def describe(
     left_out_B: Tensor | None = None,
     returned_BA: Tensor | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of a rollout (see ``docs/metrics.md``); every rank must call it.
+    """Return the metrics of a rollout (see ``docs/metrics.md``); every rank must call this function.
 
     Args:
-        rollout: scored rollout with advantages and returns. It has a ``loss_mask`` on all ranks if a correction rejects
-            tokens, and on none otherwise.
+        rollout: scored rollout with advantages and returns. The rollout has a ``loss_mask`` on all ranks if a
+            correction rejects tokens, else on no rank.
         reduce: function that sums a tensor over ranks.
         left_out_B: mask of rows with non-finite scores, which are ignored; their turns are still counted.
         returned_BA: mask of tokens that have returns; None: all action tokens.
@@ -95,7 +96,7 @@ def describe(
     numbers |= text_numbers(rollout.turns)
     if rollout.scores.values is not None and rollout.returns is not None:
         values = value_statistics(rollout.scores.values, rollout.returns, returned_BA, reduce)
-        if not math.isnan(values.value_mean):  # there are tokens
+        if not math.isnan(values.value_mean):  # the mean is NaN without tokens
             numbers |= {f"critic/{name}": value for name, value in asdict(values).items()}
     if scored.loss_mask is not None:
         kept = scored.loss_mask.double() if scored.weights is None else scored.weights * scored.loss_mask
@@ -104,7 +105,7 @@ def describe(
 
 
 def describe_collected(agent: Any, rollout: Rollout) -> dict[str, float]:
-    """Return metrics of how a rollout was collected; every rank must call it once per rollout."""
+    """Return metrics of how a rollout was collected; every rank must call this function once per rollout."""
     numbers, data = agent.recent_episodes.update(rollout), agent.datamodule
     if data.max_staleness:
         held = agent.steps.held(agent.trainer)
@@ -118,7 +119,7 @@ def describe_collected(agent: Any, rollout: Rollout) -> dict[str, float]:
 def describe_step(
     agent: Any, rollout: Rollout, means: Mapping[str, float], norms: Mapping[str, float], taken: bool
 ) -> dict[str, float]:
-    """Return the metrics of an optimizer step; every rank must call it.
+    """Return the metrics of an optimizer step; every rank must call this function.
 
     Args:
         agent: an ``Agent``.
@@ -137,7 +138,7 @@ def describe_step(
 
 
 def describe_gradient(rollout: Rollout, norm: float, reduce: Reduce) -> dict[str, float]:
-    """Return signal and noise of the policy's gradient over a mini-batch as metrics; every rank must call it.
+    """Return signal and noise of the policy's gradient over a mini-batch as metrics; every rank must call this.
 
     Args:
         rollout: this rank's part of the mini-batch, with sums of squared probabilities and advantages.
@@ -159,8 +160,8 @@ class RecentEpisodes:
     """Success rate of recent episodes of all ranks, in the order in which they began.
 
     An episode is counted once all episodes that began before it or together with it have ended. Counting episodes as
-    they end would be biased toward short ones. Among episodes that began together, those of environments with lower
-    numbers are dropped first.
+    they end would be biased toward short ones. Among episodes that began together, episodes of environments with lower
+    indices are dropped first.
 
     Args:
         size: number of recent episodes to average over.
@@ -179,10 +180,10 @@ class RecentEpisodes:
         self._ended: list[tuple[Began, int, int, bool]] = []
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Add the turns of a rollout and return the success rate as a metric; every rank must call it."""
+        """Add the turns of a rollout and return the success rate as a metric; every rank must call this method."""
         own = [(t.env, t.episode, t.index, t.group is not None, t.done, t.succeeded) for t in rollout.turns]
         turns = sorted(turn for part in all_gather(own) for turn in part)
-        running = {}  # built anew, so that episodes of failed environments are dropped
+        running = {}  # a new dictionary, so that episodes of failed environments are dropped
         for env, played in groupby(turns, itemgetter(0)):
             began = self._running.get(env, (self._rollouts, -1))
             ended = False

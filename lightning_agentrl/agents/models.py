@@ -46,10 +46,10 @@ class Compute:
 
     Args:
         max_tokens_per_micro_batch: largest number of tokens in one forward and backward pass; affects memory and speed,
-            not the gradient. Scoring uses four times as many, since it keeps no activations.
+            not the gradient. Scoring uses four times as many tokens, since it keeps no activations.
         gradient_checkpointing: whether to recompute activations in the backward pass.
         recompute_logits: whether to recompute the logits of sampled tokens in the backward pass, 1024 tokens at a time.
-            Off: keep the logits of a micro-batch, which is faster but needs memory for tokens x vocabulary.
+            False keeps the logits of a micro-batch, which is faster but needs memory for tokens x vocabulary.
         kernels: ``torch``: no changes; ``compiled``: compile the decoder layers once per run; ``liger``: use Liger's
             kernels, on a GPU only; ``auto``: ``compiled`` on a GPU if vLLM samples and weights are not sharded, else
             ``torch``. Speedups were measured on one GPU (docs/results/gpu.md).
@@ -75,7 +75,7 @@ class Models:
 
     actor: LanguageModel
     critic: Critic | None
-    reference: LanguageModel | None  # frozen; not registered in the agent, so neither optimized nor saved
+    reference: LanguageModel | None  # frozen and not registered in the agent, so it is neither optimized nor saved
     rounded: bool = False  # whether frozen weights are stored rounded to bfloat16, for autocast
 
     @property
@@ -94,7 +94,7 @@ def readers_for(agent: Any) -> tuple[PreTrainedTokenizerBase, FamilyReader | Non
     """Return an agent's tokenizer, its image reader or None, and the smallest context length of its models.
 
     Raises:
-        ValueError: the critic or reference has a different tokenizer or too short a context; names the key.
+        ValueError: the critic or reference has a different tokenizer or too short a context; the message names the key.
     """
     tokenizer = load_tokenizer(agent.model)
     context_length = _shared_context_length(agent, tokenizer, read_context_length(agent.model))
@@ -110,7 +110,7 @@ def _shared_context_length(agent: Any, tokenizer: PreTrainedTokenizerBase, own: 
         own: context length of the policy in tokens.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     critic = agent.critic.model if isinstance(agent.critic, SeparateCritic) else None
     lengths = [own]
@@ -137,7 +137,7 @@ def _check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str,
         Context length of the model in tokens; None: unlimited.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     own, others = tokenizer.get_vocab(), load_tokenizer(other, key).get_vocab()
     if own != others:
@@ -181,7 +181,7 @@ def models_for(agent: Any) -> Models:
 
 
 def sequence_group_for(agent: Any) -> SequenceGroup | None:
-    """Return this rank's group for sequence parallelism; None if it is off. All ranks must call it together."""
+    """Return this rank's group for sequence parallelism; None if it is off. All ranks must call this together."""
     trainer, size = trainer_of(agent), agent.compute.sequence_parallel
     trains = trainer is not None and trainer.state.fn == TrainerFn.FITTING
     return sequence_group(size) if trains and size > 1 else None
@@ -215,7 +215,7 @@ def build_models(
         model: hub id or folder of the actor's model.
         critic: critic whose weights are created here; None: no critic.
         reference: hub id or folder of the frozen reference model; under LoRA, if it equals ``model``, the frozen base
-            is used. None: no reference.
+            is used. None means no reference.
         lora: adapters on one frozen base that all three models share, or with a mesh on separate bases of actor and
             critic; None: train all weights.
         compute: settings of activations and layers.
@@ -282,7 +282,7 @@ def _check_images(actor: LanguageModel, reference: LanguageModel, name: str) -> 
     """Refuse a reference that does not process images in the same way as the actor.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     own, others = actor.image_reader, reference.image_reader
     if own is not None and (others is None or others.settings != own.settings):
@@ -296,7 +296,7 @@ def _check_critic_images(actor: LanguageModel, critic: Critic) -> None:
     """Refuse a separate critic whose model does not process images in the same way as the actor.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     if not isinstance(critic, SeparateCritic) or critic.model is None or actor.image_reader is None:
         return

@@ -40,7 +40,7 @@ class Schedule:
 
     Args:
         shape: course of the rate after the warm-up: ``constant``, ``linear`` decay, or ``cosine`` decay (half a wave).
-        warmup_steps: number of steps of linear warm-up; the step after them is the first at the full rate.
+        warmup_steps: number of steps of linear warm-up; the next step is the first step at the full rate.
         steps: number of steps until the decay ends, warm-up included; null: the length of the run, by
             ``trainer.max_epochs`` or ``trainer.max_steps``.
         final: fraction of the full rate at the end of the decay.
@@ -70,7 +70,7 @@ class Schedule:
         """Return the learning rate of the next step as a fraction of the full rate.
 
         Args:
-            taken: number of steps taken before.
+            taken: number of steps taken before the next step.
             run: number of steps in the whole run; None: unknown, in which case :attr:`steps` must be set.
         """
         if taken < self.warmup_steps:
@@ -160,7 +160,7 @@ def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> No
         steps: number of steps that each group takes in the run; None: unknown.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     for name, schedule in schedules.of.items():
         key, run = f"model.init_args.optim.schedule.{name}", steps[name]
@@ -194,8 +194,8 @@ def make_optimizer(
         masters: float32 master weights, which replace 16-bit weights.
         optim: learning rates and weight decay.
         zero: whether DeepSpeed wraps the optimizer.
-        sharded: whether FSDP2 shards the weights. Adam's state is then created at once, since distributed checkpoints
-            must not lack any.
+        sharded: whether FSDP2 shards the weights. With FSDP2, Adam's state is created at once, since distributed
+            checkpoints must contain it.
     """
     named: list[tuple[str, nn.Module | None]] = [("actor", models.actor), ("critic", models.critic)]
     groups: list[dict[str, Any]] = [
@@ -247,9 +247,9 @@ def sync_gradients(
 ) -> None:
     """Average the gradients of a step over ranks under DDP; other strategies have done so already.
 
-    One more backward pass of a zero loss that depends on every parameter makes DDP average them. All ranks take part,
-    whatever their micro-batches left out (a frozen actor, or all rows). DDP does not handle gradients in master
-    weights: they are averaged here, except those of held groups.
+    One more backward pass of a zero loss that depends on every parameter makes DDP average the gradients. All ranks
+    take part, even if their micro-batches left out a frozen actor or all rows. DDP does not handle gradients in master
+    weights, so this function averages them, except those of held groups.
 
     Args:
         model: the model as wrapped by the strategy.
@@ -276,8 +276,8 @@ def sync_gradients(
 def clip_by_group(optimizer: Any, limits: Mapping[str, float], held: Collection[str] = ()) -> dict[str, float]:
     """Clip each parameter group by its own norm, and drop the gradients of held groups.
 
-    A held group does not change in the step. With a zero gradient instead, Adam would still move it and decay its
-    state.
+    A held group does not change in the step. With a zero gradient, Adam would still move the group's weights and decay
+    their state.
 
     Args:
         optimizer: optimizer whose parameters have the gradients of a whole mini-batch.
@@ -285,7 +285,8 @@ def clip_by_group(optimizer: Any, limits: Mapping[str, float], held: Collection[
         held: names of the held groups; the same on all ranks.
 
     Returns:
-        Norms before clipping of the groups that have gradients; empty under ZeRO, which does all this in its step.
+        Norms before clipping of the groups that have gradients; empty under ZeRO, which clips and drops gradients in
+        its step.
     """
     norms = {}
     for group in optimizer.param_groups:
@@ -294,7 +295,7 @@ def clip_by_group(optimizer: Any, limits: Mapping[str, float], held: Collection[
             group.update(max_norm=limits[name], held=name in held)
             continue
         if name in held:
-            # Use the parameters in the group, since sharded modules may hide theirs.
+            # Use the parameters in the group, since sharded modules may hide their parameters.
             for parameter in group["params"]:
                 parameter.grad = None
         parameters = [p for p in group["params"] if p.grad is not None]
@@ -344,7 +345,7 @@ class Steps:
     def __init__(self, optim: Optim) -> None:
         self.optim = optim
         self.attempts = 0
-        self.skipped = 0  # skipped attempts of the whole run, also before it was resumed
+        self.skipped = 0  # number of skipped attempts since the first start of the run
         self.warmup = 0  # steps taken while the actor was held
         self.not_finite = 0  # consecutive attempts with non-finite loss or gradient, up to now
         self.masters = MasterWeights((), {})
@@ -389,7 +390,7 @@ class Steps:
         return ScheduleLR(optimizer, [lambdas[group["name"]] for group in optimizer.param_groups])
 
     def check_optimizer(self, trainer: L.Trainer) -> None:
-        """Check the result of ``configure_optimizers``, and record its rates and decay. Call it before loading states.
+        """Check the result of ``configure_optimizers``, and record its rates and decay, before states are loaded.
 
         Raises:
             ValueError: the optimizer has unexpected groups, or learning rates are set twice.
@@ -425,8 +426,8 @@ class Steps:
             agent: an ``Agent`` whose checkpoint, if any, was loaded.
         """
         trainer = agent.trainer
-        self.masters.attach(optimizer := trainer.optimizers[0])  # possibly created by a subclass
-        zero = isinstance(trainer.strategy, DeepSpeedStrategy)  # its optimizer holds copies of the parameters
+        self.masters.attach(optimizer := trainer.optimizers[0])  # a subclass may have created the optimizer
+        zero = isinstance(trainer.strategy, DeepSpeedStrategy)  # DeepSpeed's optimizer holds copies of the parameters
         if left := [] if zero else not_stepped_on(agent.named_parameters(), self.masters, optimizer):
             rank_zero_warn(
                 f"{len(left)} of the agent's parameters are in no group of the optimizer and are not trained, such as "
@@ -464,14 +465,14 @@ class Steps:
         Args:
             agent: an ``Agent`` attached to a trainer.
             interval: unit that has just ended: ``step`` or ``epoch``.
-            number: number of this step or epoch, from 1.
+            number: index of this step or epoch, counted from 1.
         """
         trainer = agent.trainer
         for config in trainer.lr_scheduler_configs:
             if config.interval == interval and number % config.frequency == 0:
                 self.write_rates(
                     trainer, guarded=False
-                )  # schedulers that multiply the current rate must read it without the factors of guards
+                )  # a scheduler that multiplies the current rate must not read the factors of guards
                 agent.lr_scheduler_step(config.scheduler, None)
                 self._rates = config.scheduler.get_last_lr()
                 self.write_rates(trainer)
@@ -483,15 +484,15 @@ class Steps:
 
         Args:
             trainer: trainer of the run.
-            attempt: the step.
-            fault: description of a non-finite loss on this rank; empty if there is none.
+            attempt: the step that is about to be taken.
+            fault: description of a non-finite loss on this rank; empty if the loss is finite.
 
         Raises:
             RunStoppedError: on all ranks, if a guard stops the run, or after too many consecutive non-finite steps.
         """
         verdict, reason = self.judge(fault, attempt.norms)
         if verdict is Verdict.STEP and (guards := _guards(trainer)):
-            # The most severe verdict applies; among equal ones, that of the first guard on the lowest rank.
+            # The most severe verdict applies; among equal verdicts, the one of the first guard on the lowest rank.
             own = max((guard.before_step(trainer, attempt) for guard in guards), key=itemgetter(0))
             verdict, reason = max(all_gather(own), key=itemgetter(0))
         if verdict is Verdict.STOP:
@@ -503,10 +504,10 @@ class Steps:
         return True
 
     def judge(self, fault: str, norms: Mapping[str, float]) -> tuple[Verdict, str]:
-        """Return a verdict on whether loss and gradient are finite, with a reason if not; every rank must call it.
+        """Return a verdict on whether loss and gradient are finite, with a reason if not; every rank must call this.
 
         Args:
-            fault: description of a non-finite loss on this rank, with its turns; empty if there is none.
+            fault: description of a non-finite loss on this rank, with its turns; empty if the loss is finite.
             norms: norms of the whole gradient by group, as far as they are known.
         """
         wrong = [f"the gradient of the {name} has the norm {x}" for name, x in norms.items() if not math.isfinite(x)]
@@ -539,7 +540,7 @@ class Steps:
             trainer.should_stop = True
 
     def held(self, trainer: L.Trainer) -> range:
-        """Return the numbers of this run's attempts in which the actor does not change."""
+        """Return the indices of this run's attempts in which the actor does not change."""
         began = self.attempts - self.skipped - trainer.global_step
         return range(began, began + held_steps(trainer))
 
@@ -573,7 +574,7 @@ def held_steps(trainer: L.Trainer) -> int:
 
 
 def stop_run(trainer: L.Trainer, reason: str) -> NoReturn:
-    """Stop the run on all ranks; every rank must call it.
+    """Stop the run on all ranks; every rank must call this function.
 
     Raises:
         RunStoppedError: always; contains the reason and the last good checkpoint.

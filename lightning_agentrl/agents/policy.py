@@ -51,7 +51,7 @@ class Policy:
 
     Args:
         saved: the saved policy, from :func:`find_policy`.
-        settings: prompt settings; those of its training by default.
+        settings: prompt settings; by default those of the policy's training.
         engine: engine that samples replies; ``TransformersEngine`` by default.
 
     Raises:
@@ -103,10 +103,10 @@ class Policy:
         Args:
             env: id of the environment, or its configuration.
             seed: seed of the episode.
-            temperature: sampling temperature; that of training by default.
+            temperature: sampling temperature; by default the temperature of training.
 
         Returns:
-            The episode: its turns, and its samples with the ids of prompts and replies.
+            The episode with its turns, and with samples that contain the ids of prompts and replies.
         """
         pool = EnvPool([self.settings.worded(EnvConfig(env) if isinstance(env, str) else env)])
         try:
@@ -122,21 +122,22 @@ class Policy:
         Args:
             env: environment whose optional attributes are read, such as ``actions``; it is never stepped here.
             seed: seed of the sampled replies.
-            temperature: sampling temperature; that of training by default.
+            temperature: sampling temperature; by default the temperature of training.
         """
         source = self.settings.worded(EnvConfig(env.spec.id if env.spec else type(env).__name__))
         worker = _CallersEnv(env, source)
         return History(self._heated(EnvPool([source]), temperature), worker, seed)
 
     def act(self, history: History, observation: Any, info: Mapping[str, Any] | None = None) -> Act:
-        """Return the next action. Its turn is added to the history when the next observation is passed.
+        """Return the next action. The action's turn is added to the history when the next observation is passed.
 
-        Prompts are those of training, since the same turn loop runs; only the environment's steps are the caller's.
+        Prompts are those of training, since the same turn loop runs; only the environment is stepped by the caller.
 
         Args:
             history: history from :meth:`begin`.
             observation: observation that ``reset`` or ``step`` of the environment returned last.
-            info: info returned with it; required if the environment reports texts or the executed action there.
+            info: info returned with the observation; required if the environment reports texts or the executed action
+                in it.
 
         Raises:
             ConfigError: the interaction has ended the episode, for example after ``max_turns``.
@@ -201,7 +202,7 @@ class _CallersEnv(EnvWorker):
 
     Args:
         env: the caller's environment, which is never closed here.
-        source: configuration with the wording.
+        source: configuration with the texts and the wording of the environment.
     """
 
     def __init__(self, env: gymnasium.Env, source: EnvConfig) -> None:

@@ -111,7 +111,7 @@ class PPOAgent(Agent):
         self.first_token_weight = first_token_weight
 
     def _configured_coefficient(self) -> KLCoefficient:
-        """Return the initial KL coefficient of a run; a copy, so that adaptation does not change the configured one."""
+        """Return the initial KL coefficient of a run; a copy, so that adaptation does not change the configuration."""
         reward = self.kl.reward
         return FixedKL(reward) if isinstance(reward, int | float) else deepcopy(reward)
 
@@ -129,7 +129,7 @@ class PPOAgent(Agent):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage == "fit" and self.trainer.global_step == 0:  # otherwise continue with the adapted coefficient
+        if stage == "fit" and self.trainer.global_step == 0:  # a resumed run keeps its adapted coefficient
             self.kl_coefficient = self._configured_coefficient()
         if stage == "fit" and self.datamodule.groups is None:  # groups have an unknown number of turns
             with raise_once():
@@ -153,7 +153,7 @@ class PPOAgent(Agent):
         if "kl/reference" in prepared.metrics:
             prepared.metrics["kl/coefficient"] = self.kl_coefficient.value
             if self.phase == "train":
-                turns = int(self.ranks.sum(torch.tensor(len(rollout.turns))))  # includes turns that are not trained on
+                turns = int(self.ranks.sum(torch.tensor(len(rollout.turns))))  # including turns that are not trained on
                 self.kl_coefficient.update(prepared.metrics["kl/reference"], turns)
         return prepared
 

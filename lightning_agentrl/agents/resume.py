@@ -34,7 +34,7 @@ from lightning_agentrl.rollout.policy_settings import PolicySettings
 from lightning_agentrl.types.plain_config import by_key, to_plain
 
 KEY = "agent"
-FORMAT = 5  # raise it when the entries of a checkpoint change (entries: tests/agents/test_checkpoint_format.py)
+FORMAT = 5  # raise FORMAT when the entries of a checkpoint change (entries: tests/agents/test_checkpoint_format.py)
 OTHER_MODEL = "restore model.init_args.model and model.init_args.critic, or remove ckpt_path"
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
@@ -49,7 +49,7 @@ MAY_CHANGE = (
     r"cuda_graphs|urls|weights_folder|.*_seconds)\b.*",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(retries|worker|(judge_|scorer_)?timeout_seconds)",
     r"trainer\.callbacks\.CriticWarmup\.init_args\.min_explained_variance",
-    # These determine running episodes, so the collector checks them itself.
+    # These keys determine running episodes, so the collector checks these keys itself.
     r"data\.init_args\.(seed|groups\.(size|per_rollout))",
     r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(id|kwargs|share|path)\b.*",
 )
@@ -68,7 +68,7 @@ def settings_of(agent: Any) -> dict[str, Any]:
         if isinstance(source, AgentProgram):
             found[f"{source.key}.files"] = source.files
     if data.groups is not None:
-        del found["data.init_args.num_envs"]  # does not affect results if there are groups
+        del found["data.init_args.num_envs"]  # this key does not affect results if there are groups
     for callback in agent.trainer.callbacks:
         if isinstance(callback, RolloutSource):
             found |= by_key(to_plain(callback, strict=False), f"trainer.callbacks.{type(callback).__name__}")
@@ -101,7 +101,7 @@ def versions() -> dict[str, str]:
 
 
 def begin_run(agent: Any) -> None:
-    """Start a new run of an agent; loading a checkpoint later replaces its id. Every rank must call it."""
+    """Start a new run of an agent; loading a checkpoint later replaces the run id. Every rank must call this."""
     with raise_once():  # only the first rank reads the weights
         weights = "" if rank() else weights_checksum(agent.model)
         agent.made_of = {"settings": agent.settings(), "weights": weights, "versions": versions()}
@@ -145,10 +145,10 @@ def save_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def numbered_as_sharded(agent: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optimizer state with parameters numbered as under FSDP2, so that a run with FSDP2 can load it.
+    """Return the optimizer state with parameters indexed as under FSDP2, so that a run with FSDP2 can load it.
 
-    FSDP2 numbers all parameters of the module, an optimizer only the parameters in its groups. Weights that two models
-    share have two numbers under FSDP2.
+    FSDP2 indexes all parameters of the module; other optimizers index only the parameters in their groups. Weights that
+    two models share have two indices under FSDP2.
     """
     weights = agent.steps.masters.of(
         [*agent.parameters(recurse=False), *(p for child in agent.children() for p in child.parameters())]
@@ -168,7 +168,7 @@ def numbered_as_sharded(agent: Any, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None:
-    """Refuse to save weights or optimizer states that are not finite; every rank must call it.
+    """Refuse to save weights or optimizer states that are not finite; every rank must call this function.
 
     Raises:
         RunStoppedError: on all ranks, if any rank has non-finite numbers.
@@ -199,7 +199,7 @@ def not_finite_in(state: Any, path: str = "") -> Iterator[str]:
 
 
 def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
-    """Load an agent and the state of its run from a checkpoint; every rank must call it.
+    """Load an agent and the state of its run from a checkpoint; every rank must call this function.
 
     Args:
         agent: an ``Agent``.
@@ -207,8 +207,8 @@ def load_agent(agent: Any, checkpoint: dict[str, Any]) -> None:
 
     Raises:
         ValueError: the checkpoint and this run have different adapters.
-        CheckpointError: the checkpoint is of another program, version or model; or training cannot continue, since it
-            contains only weights, or settings differ that were not accepted.
+        CheckpointError: the checkpoint is of another program, version or model; or training cannot continue, since the
+            checkpoint contains only weights or differs in settings that were not accepted.
     """
     saved = _described_run(agent, checkpoint)
     if agent.lora is not None and saved["model"] != durable_name(agent.model):
@@ -262,7 +262,7 @@ def _described_run(agent: Any, checkpoint: Mapping[str, Any]) -> Mapping[str, An
 
 
 def check_sharded(agent: Any) -> None:
-    """Compare the weights of a checkpoint with those of sharded models, before Lightning reads it.
+    """Compare the weights of a checkpoint with those of sharded models, before Lightning reads the checkpoint.
 
     Lightning would ignore missing adapters, and report other differences only by the name of one tensor.
 
@@ -273,7 +273,7 @@ def check_sharded(agent: Any) -> None:
         ValueError: the checkpoint and this run have different adapters.
         CheckpointError: the checkpoint is of another program, version or model.
     """
-    # An attribute of lightning_agentrl.Trainer, which sharded strategies require.
+    # Sharded strategies require lightning_agentrl.Trainer, which sets this attribute.
     given = getattr(trainer_of(agent), "reads", None)
     if agent.device_mesh is not None and given is not None and Path(given).exists():
         entries, weights = read_weights(Path(given))
@@ -293,7 +293,7 @@ def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
     """Check that a checkpoint has the weights of this model, by names and shapes.
 
     Raises:
-        CheckpointError: it has not; gives the number of weights that differ.
+        CheckpointError: weights differ; the message gives their number.
     """
     found = []
     if lacking := [name for name in own if name not in saved]:
@@ -308,7 +308,7 @@ def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
 
 
 def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Sequence[str]) -> None:
-    """Report differences between a checkpoint's run and this one, and refuse those that would change the result.
+    """Report differences between a checkpoint's run and this run, and refuse those that would change the result.
 
     Args:
         saved: ``settings``, ``weights`` and ``versions`` in the checkpoint.
@@ -316,7 +316,7 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
         accepted: keys, or prefixes of keys, that may differ.
 
     Raises:
-        CheckpointError: settings differ that are not accepted; lists them.
+        CheckpointError: settings that are not accepted differ; the message lists these settings.
     """
     changes = _differences(saved["settings"], own["settings"])
     if saved["weights"] and own["weights"]:

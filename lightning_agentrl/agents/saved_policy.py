@@ -36,12 +36,12 @@ class SavedPolicy:
 
     Args:
         source: checkpoint, folder or hub id.
-        model: hub id or folder of its model; for a checkpoint, of the model that the run started from.
+        model: hub id or folder of the policy's model; for a checkpoint, of the model that the run started from.
         tokenizer: tokenizer of the model.
         context_length: context length of the model in tokens.
         image_reader: converter of images to model inputs; None: the model reads text only.
-        settings: prompt settings of its training; None: not saved.
-        lora: its adapters; None: it has none.
+        settings: prompt settings of the policy's training; None if they were not saved.
+        lora: adapters of the policy; None: no adapters.
         weights: weights of a checkpoint by name; None: use the weights of the model.
     """
 
@@ -94,7 +94,7 @@ def find_policy(source: str | Path, model: str | None = None) -> SavedPolicy:
     lora = None if about["lora"] is None else LoRA(**about["lora"])
     if lora is not None:
         lora.check(name)
-    plain = about.get("policy")  # checkpoints of earlier formats have none
+    plain = about.get("policy")  # checkpoints of earlier formats have no such entry
     settings = None if plain is None else PolicySettings.from_plain(plain, f"the checkpoint '{source}'")
     own = {key.removeprefix(PREFIX): weights[key] for key in weights if key.startswith(PREFIX)}
     return _saved(str(source), name, tokenizer, settings, lora, own)

@@ -35,13 +35,13 @@ class Needs:
 
     Args:
         old_logps: log-probs and entropies of sampled tokens before the update. If an iteration is one optimizer step
-            without dropout, and nothing else needs them, log-probs of the step itself are used instead.
+            without dropout, and nothing else needs old log-probs, log-probs of the step itself are used instead.
         ref_logps: log-probs under the reference: the frozen initial policy, or another model such as a teacher.
         values: values at sampled tokens, and of the states at which the rollout is cut.
         sum_pi_squared: sum of squared probabilities over the vocabulary, at each sampled token.
         mini_batch_logps: current log-probs of a whole mini-batch before its first micro-batch.
         greedy_baseline: one greedy episode from each start state.
-        forks: continuations from states of the rollout; None: none.
+        forks: continuations from states of the rollout; None: no continuations.
     """
 
     old_logps: bool = False
@@ -82,9 +82,9 @@ class Reader:
         device: device of the models.
         share: whether to compute common prefixes of a micro-batch's rows once.
         advance: function called with the number of rows processed, for the progress display.
-        agree: function that returns the largest number of micro-batches over all ranks. It is set if models are
+        agree: function that returns the largest number of micro-batches over all ranks. ``agree`` is set if models are
             sharded: ranks with fewer micro-batches add empty ones, since each pass needs all ranks.
-        images: image reader of the models; None: they read text only.
+        images: image reader of the models; None: the models read text only.
         trains_tower: whether to add a blank image to each pass with gradients that has no image, so that the vision
             tower gets gradients on all ranks.
         precision: function that returns a context with the trainer's precision.
@@ -106,7 +106,7 @@ class Reader:
         """Yield the row indices and packed inputs of each micro-batch.
 
         With a group, the rows of all its ranks are packed together, and indices refer to this rank's rows. All ranks of
-        a group must call it, also without rows.
+        a group must call this method, even without rows.
         """
         if self.group is None:
             for index in self.micro_batches(rows):
@@ -146,7 +146,7 @@ def cached_precision(plugin: Precision) -> Iterator[None]:
         yield
         return
     with plugin.forward_context():
-        torch.set_autocast_cache_enabled(True)  # Lightning disables it; autocast restores the setting on exit
+        torch.set_autocast_cache_enabled(True)  # Lightning disables this cache; autocast restores the setting on exit
         yield
 
 
@@ -185,7 +185,7 @@ def reader_for(agent: Any) -> Reader:
     """Return the reader of an agent whose run has started."""
     strategy = agent.trainer.strategy
     lockstep = in_lockstep(strategy)
-    alone = not lockstep and agent.sequence_group is None  # otherwise ranks must not leave a pass separately
+    alone = not lockstep and agent.sequence_group is None  # whether this rank may leave a pass separately
     return Reader(
         agent.temperature,
         agent.compute.max_tokens_per_micro_batch,
@@ -205,7 +205,7 @@ class _Passes:
     """Forward passes over a rollout before training on it."""
 
     policy: bool
-    values_with_policy: bool  # in the pass of the policy, whose trunk the critic shares
+    values_with_policy: bool  # whether the policy's pass also computes values, since the critic shares its trunk
     reference: bool
     values: bool
 
@@ -226,7 +226,8 @@ def needs_before_update(agent: Any) -> Needs:
     """Return the agent's needs, plus old log-probs if an iteration has several steps or dropout."""
     drops = agent.lora is not None and agent.lora.dropout > 0
     several = drops or agent.datamodule.steps_per_iteration > 1
-    bypass = agent.correction is not None and agent.correction.bypass  # use the engine's log-probs as old log-probs
+    # Whether the engine's log-probs are used as old log-probs.
+    bypass = agent.correction is not None and agent.correction.bypass
     return agent.needs | Needs(old_logps=several and not bypass)
 
 
@@ -288,7 +289,7 @@ def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
 
 
 def to_columns(flat_R: Tensor, mask_BA: Tensor) -> Tensor:
-    """Arrange numbers [R] of logit positions as [B, A]: at the action tokens, and 0 elsewhere."""
+    """Arrange numbers [R] at logit positions as [B, A]: each at its action token, 0 elsewhere."""
     columns = flat_R.new_zeros(mask_BA.shape)
     return columns.masked_scatter(mask_BA.to(flat_R.device), flat_R)
 

@@ -17,8 +17,9 @@ from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.losses import Gather, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.types import Rollout, StopReason, Turn
 
-SHOWN = 3  # turns or tensors named in a message at most
-MAY_LACK = ("greedy_scores", "state_values", "forked_end_values")  # NaN for lost episodes and states without branches
+SHOWN = 3  # largest number of turns or tensors named in a message
+# These are NaN for lost episodes or states without branches.
+MAY_LACK = ("greedy_scores", "state_values", "forked_end_values")
 
 
 def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tuple[Rollout, Rollout]:
@@ -33,7 +34,7 @@ def select(agent: Any, rollout: Rollout, faulty_B: Tensor, lost_B: Tensor) -> tu
     Returns:
         The rollout with all rows, and the rollout with the chosen rows.
     """
-    # The warm-up uses lost rows if values bootstrap them; otherwise their returns are wrong.
+    # The warm-up uses lost rows only if values bootstrap them, since returns of lost rows are wrong without values.
     takes_lost = agent.phase == "critic_warmup" and agent.advantage.needs_values
     chosen_B = ~(faulty_B if takes_lost else faulty_B | lost_B)
     if agent.group_filter is not None and agent.phase == "train":
@@ -71,8 +72,9 @@ def without_not_finite(rollout: Rollout) -> tuple[Rollout, Tensor, list[str]]:
         rollout: scored rollout with shaped rewards.
 
     Returns:
-        The rollout with these rows masked and non-finite numbers replaced by 0; a mask [B] of these rows, which must
-        not be passed through a model again, since NaN times 0 is NaN; and descriptions of the numbers: name and turns.
+        The rollout with the episodes masked and non-finite numbers replaced by 0; a mask [B] of the masked rows, which
+        must not be passed through a model again, since NaN times 0 is NaN; and descriptions of the non-finite numbers:
+        name and turns.
     """
     rows_B = torch.zeros(len(rollout), dtype=torch.bool)
     zeroed: dict[str, Tensor] = {}
@@ -122,7 +124,7 @@ def turns_at(rollout: Rollout, where_BA: Tensor) -> list[Turn]:
 def report_left_out(
     rollout: Rollout, faulty_B: Tensor, names: Sequence[str], stop: Callable[[str], object]
 ) -> dict[str, float]:
-    """Warn of turns on all ranks that are left out of training, and return their number; every rank must call it.
+    """Warn of turns on all ranks that are left out of training, and return their number; every rank must call this.
 
     Args:
         rollout: rollout of this rank.
@@ -158,9 +160,9 @@ def kept_rows(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> Te
 def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Tensor:
     """Return a mask [B] of rows that cannot be trained on, since an environment failed.
 
-    With groups these are the rows of incomplete groups. Without groups they are the rows of episodes that ended by a
-    fault, unless the estimator bootstraps them. With forks they also include episodes whose first state, or the state
-    after their last turn, has no value because all its branches were lost.
+    With groups, these are the rows of incomplete groups. Without groups, these are the rows of episodes that ended by a
+    fault, unless the estimator bootstraps such episodes. With forks, the mask also includes episodes whose first state,
+    or the state after their last turn, has no value because all its branches were lost.
 
     Args:
         rollout: collected rollout.
@@ -175,7 +177,7 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
         return torch.isin(rollout.episode, rollout.episode[failed_B]) | unvalued_B
     if rollout.greedy_scores is not None:
         failed_B |= rollout.greedy_scores.isnan()
-    groups = [sample.turns[0].group for sample in rollout.samples]  # of all sides, since a side may have no turn
+    groups = [sample.turns[0].group for sample in rollout.samples]  # groups of all sides, since a side may have no turn
     places: dict[int | None, set[int]] = {}
     for group, sample in zip(groups, rollout.samples, strict=True):
         places.setdefault(group, set()).add(sample.turns[0].env)
@@ -187,7 +189,7 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
 def _unvalued(rollout: Rollout) -> Tensor:
     """Return a mask [B] of rows with a missing state value that their advantages require.
 
-    These are the states after the last turn of an episode, and before its first turn in the rollout.
+    Advantages require the values of the states before an episode's first turn in the rollout and after its last turn.
     """
     values_BA, ends_B = rollout.state_values, rollout.forked_end_values
     if values_BA is None or ends_B is None:

@@ -47,7 +47,7 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
     """Refuse strategies, and settings of strategies, that give wrong results or are untested.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     strategy, processes = trainer.strategy, trainer.num_devices * trainer.num_nodes
     if isinstance(strategy, ModelParallelStrategy):
@@ -74,7 +74,7 @@ def check_mesh(strategy: Strategy) -> None:
     """Refuse tensor parallelism, which ModelParallelStrategy uses by default. Call it after processes have started.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     if isinstance(strategy, ModelParallelStrategy) and (parts := strategy.device_mesh["tensor_parallel"].size()) != 1:
         processes = parts * strategy.device_mesh["data_parallel"].size()
@@ -119,7 +119,7 @@ def _clip_shares(shares: list[Tensor], max_norm: float) -> float:
 
 
 def is_grouped(optimizer: Any) -> bool:
-    """Return whether the optimizer, or the one it wraps, is a :class:`GroupedAdamW`."""
+    """Return whether the optimizer, or the optimizer that it wraps, is a :class:`GroupedAdamW`."""
     return "max_norm" in optimizer.param_groups[0]
 
 
@@ -147,13 +147,13 @@ class GradientWatch:
 class AutocastUnderZero(DeepSpeedPrecision):
     """``bf16-mixed`` by torch's autocast under DeepSpeed.
 
-    DeepSpeed's own bfloat16 mode would round all weights and sum gradients in bfloat16. Here its engine gets float32
-    weights and runs steps without autocast, and the agent enters autocast.
+    DeepSpeed's own bfloat16 mode would round all weights and sum gradients in bfloat16. Here, DeepSpeed's engine gets
+    float32 weights and runs steps without autocast, and the agent enters autocast.
     """
 
     def __init__(self, device: str) -> None:
         super().__init__("32-true")
-        self.precision = "bf16-mixed"  # as Lightning reports it
+        self.precision = "bf16-mixed"  # same name as in Lightning
         self._device = device
 
     def forward_context(self) -> AbstractContextManager:
@@ -171,9 +171,9 @@ def prepare_zero(strategy: DeepSpeedStrategy) -> None:
     config: Any = strategy.config
     if strategy.precision_plugin.precision == "bf16-mixed":
         strategy.precision_plugin = AutocastUnderZero(strategy.root_device.type)
-        config["bf16"] = {"enabled": False}  # otherwise Lightning enables it
+        config["bf16"] = {"enabled": False}  # Lightning enables bf16 unless this is set
     config["managed_gradient_accumulation"] = False
-    # Only used in DeepSpeed's logs. Without it, Lightning would request a loader too early.
+    # DeepSpeed uses this key only in its logs. Without this key, Lightning would request a data loader too early.
     config.setdefault("train_micro_batch_size_per_gpu", 1)
     if config["zero_optimization"]["stage"] < 2:
         config["zero_optimization"]["overlap_comm"] = False  # stage 1 reduces gradients only before the step
@@ -183,7 +183,7 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
     """Refuse settings of DeepSpeed that give wrong results or are untested.
 
     Raises:
-        ValueError: the settings are not supported; names the key to change.
+        ValueError: the settings are not supported; the message names the key to change.
     """
     config: Any = strategy.config or {}
     zero = config.get("zero_optimization", {})

@@ -25,7 +25,8 @@ def try_own_parts(agent: Any) -> list[str]:
         agent: an ``Agent``.
 
     Raises:
-        ValueError: one of them raised an error, or returned another shape than [B, A]; names it.
+        ValueError: an estimator or loss raised an error, or returned a shape other than [B, A]; the message names the
+            estimator or loss.
     """
     advantage, loss = agent.advantage, agent if _is_own(agent) else getattr(agent, "loss", agent)
     parts: dict[str, tuple[object, Callable[[Rollout], Any]]] = {

@@ -23,7 +23,7 @@ from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
 
 GAP = "mismatch/logp_gap_mean"
-FREED_MEMORY = FreedMemory()  # one per process, shared by all agents
+FREED_MEMORY = FreedMemory()  # one object per process, shared by all agents
 LOSSES = ("policy/loss", "critic/loss")
 
 
@@ -46,7 +46,7 @@ class Gradient:
 
     Args:
         means: means of losses and metrics over the trained tokens of the mini-batch on all ranks.
-        fault: description of the first non-finite loss on this rank, with its turns; empty if there is none.
+        fault: description of the first non-finite loss on this rank, with its turns; empty if all losses are finite.
         norms: gradient norms before clipping, by parameter group; empty under ZeRO, which computes them in its step.
         held: names of the parameter groups that do not change in this phase.
     """
@@ -93,7 +93,7 @@ def take_step(agent: Any, gradient: Gradient, allowed: bool, first: bool) -> dic
     """
     optimizer = agent.optimizers()
     norms = gradient.norms | step_or_discard(optimizer, agent.trainer.strategy, allowed)
-    optimizer.zero_grad(set_to_none=True)  # now, to free the memory before replies are sampled
+    optimizer.zero_grad(set_to_none=True)  # free the memory of gradients before replies are sampled
     agent.steps.count(agent, gradient.held, allowed)
     if agent.critic is not None and agent.critic.fitted:
         not_finite = agent.steps.not_finite > 0
@@ -133,7 +133,7 @@ def accumulate_gradients(agent: Any, rollout: Rollout, first: bool) -> tuple[dic
     sums: dict[str, Tensor] = {}  # sums of metrics over trained tokens, float64
     gaps: list[Tensor] = []  # largest log-prob mismatch of each micro-batch, float64
     losses: list[tuple[str, Tensor, Rollout]] = []  # name, loss per token, and micro-batch
-    # Dropout is seeded by the number of the step, since checkpoints do not contain random states.
+    # Dropout is seeded by the index of the step, since checkpoints do not contain random states.
     seed = derive_seed(agent.datamodule.seed, agent.policy_version, agent.trainer.global_rank)
     # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
     with without_sync(agent.trainer.strategy.model), reader.precision(), random_from(seed, ranks.device):
@@ -179,7 +179,7 @@ def _ready_for_loss(agent: Any, rollout: Rollout, first: bool) -> Rollout:
     if current is None:
         with evaluation_mode(agent):
             scores, _ = score_policy(agent.actor, rollout, replace(agent.reader, advance=lambda count: None))
-        torch.clear_autocast_cache()  # it holds weights that were cast without gradients
+        torch.clear_autocast_cache()  # the cache holds weights that were cast without gradients
         current = scores.old_logps
     return replace(rollout, picked=agent.pick_tokens(rollout, current))
 
@@ -189,8 +189,8 @@ def micro_batch_losses(
 ) -> Iterator[tuple[Tensor | None, Tensor | None, dict[str, Tensor]]]:
     """Yield policy loss, value loss and metrics, each per action token [B, A]; a loss is None if it is not trained.
 
-    The first item belongs to the actor, and to a critic that shares its trunk; the second to a separate critic. So the
-    graph of the first is freed before the second is built.
+    The first item is for the actor and for a critic that shares the actor's trunk; the second item is for a separate
+    critic. So the graph of the first item is freed before the graph of the second item is built.
     """
     models, mask, critic = agent.models, micro.action_mask, agent.models.critic
     shared = critic is not None and critic.shares_trunk
@@ -225,7 +225,8 @@ def _value_loss(agent: Any, micro: Rollout, packed: Packed, hidden_RH: Tensor | 
         agent: an ``Agent`` with a critic.
         micro: rows of a micro-batch.
         packed: packed inputs of these rows.
-        hidden_RH: hidden states of the actor if the critic shares its trunk, else None. A fitted critic stores them.
+        hidden_RH: hidden states of the actor if the critic shares the actor's trunk, else None. A fitted critic stores
+            these hidden states.
     """
     mask, critic = micro.action_mask, agent.models.critic
     if hidden_RH is not None and critic.fitted:

@@ -78,7 +78,7 @@ class Chain(RolloutCallback):
             write_link(path, read_link(path) | link)
 
     def _path(self, trainer: L.Trainer, before: int = 0) -> Path:
-        """Return the file of the current iteration, or of the one ``before`` iterations earlier."""
+        """Return the file of the iteration that is ``before`` iterations before the current one."""
         return link_path(self._folder, trainer.current_epoch + 1 - before, trainer.global_rank)
 
 
@@ -98,8 +98,8 @@ def drop_links(folder: Path, behind: int, rank: int, world: int) -> None:
     Args:
         folder: folder of the files.
         behind: current iteration.
-        rank: rank whose files are removed for iterations after it. Rank 0 also removes the files of ranks that no
-            longer exist, from the current iteration on.
+        rank: rank whose files of later iterations are removed. Rank 0 also removes the files of ranks that no longer
+            exist, from the current iteration on.
         world: number of ranks.
     """
     for path in folder.glob("*.npz"):
@@ -134,7 +134,7 @@ def read_link(path: Path) -> Link:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except FileNotFoundError as error:  # removed by a run that is still writing
+    except FileNotFoundError as error:  # a run that is still writing has removed the file
         raise ValueError(f"the file '{path}' is gone: a run keeps only the latest files of its chain") from error
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
         raise ValueError(f"the file '{path}' of the chain is damaged: {error}") from error
@@ -143,7 +143,7 @@ def read_link(path: Path) -> Link:
 def rollout_fields(rollout: Rollout) -> Link:
     """Return the record of a rollout: collected data by turn [T] and token [N], and computed data by token or row [B].
 
-    The observation of a turn comes first, then its reply, then its outcome, as a difference would propagate.
+    Fields are in the order in which a difference would propagate: a turn's observation, its reply, its outcome.
     """
     turns = rollout.turns
     placed = [one for sample in rollout.samples for one in sample.placed_turns()]

@@ -17,7 +17,7 @@ from lightning_agentrl.types import Rollout, rollout_from_plain
 
 
 class CriticWarmup(L.Callback, RolloutSource):
-    """Critic warm-up: collect rollouts with the frozen policy, and train the critic on samples of them in rounds.
+    """Critic warm-up: collect rollouts with the frozen policy, and train the critic on samples of this data in rounds.
 
     Each round recomputes the values and targets of all data with the current critic, then trains once on a sample drawn
     without replacement. The actor does not change and has no optimizer state. A round takes as many epochs as its
@@ -120,7 +120,8 @@ class CriticWarmup(L.Callback, RolloutSource):
             self.prepared, metrics = prepared.rollout, prepared.metrics
             kept = {id(sample) for sample in self.prepared.samples}  # samples without non-finite numbers
             buffer = buffer.select([i for i, sample in enumerate(buffer.samples) if id(sample) in kept])
-            self.buffer = buffer.union(scores=self.prepared.scores)  # keeps log-probs; values will be recomputed
+            # The buffer keeps log-probs; values will be recomputed.
+            self.buffer = buffer.union(scores=self.prepared.scores)
         places = stream.places_of(self.prepared, round_, 1)
         return Prepared(self.prepared.select(split(places, self.portions, upto=self.fraction)[portion]), metrics)
 

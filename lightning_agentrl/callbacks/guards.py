@@ -20,7 +20,7 @@ Action = Literal["warn", "skip", "lower", "stop"]
 
 
 class Guard(StepGuard):
-    """Bound one metric of a run. All processes act together, and checkpoints contain the state.
+    """Bound one metric of a run. All processes act together, and checkpoints contain the guard's state.
 
     Args:
         metric: name of the metric, as it is logged. Metrics of a rollout are checked once, before the update; metrics
@@ -52,7 +52,7 @@ class Guard(StepGuard):
             raise ValueError(f"{name} needs a factor between 0 and 1 and patience >= 1, got {factor} and {patience}")
         if low is None and high is None:
             raise ValueError(f"{name} needs low or high")
-        self.metrics: Sequence[str] = [metric]  # the first of these that is logged is checked
+        self.metrics: Sequence[str] = [metric]  # names of metrics; the first metric that is logged is checked
         self.low, self.high = low, high
         self.action, self.factor, self.patience = action, factor, patience
         self.in_a_row = 0
@@ -225,7 +225,8 @@ class GradientSpikes(Guard):
     skips one step only.
 
     Args:
-        deviations: number of these units (each at least a factor of 1.1) above the median from which a norm is a spike.
+        deviations: number of median absolute deviations (each at least a factor of 1.1) above the median from which a
+            norm is a spike.
         window: number of previous steps to compare with.
         after: number of steps at the start that never count as spikes.
         action: action if the bound is exceeded: ``warn``, ``skip``, ``lower`` or ``stop``, see :class:`Guard`.
@@ -267,7 +268,7 @@ class GradientSpikes(Guard):
         return ", ".join(filter(None, found)) if found else None
 
     def _spike(self, name: str, norm: float) -> str:
-        """Compare a norm with earlier ones and add it to them; return a message if it is a spike, else empty."""
+        """Compare a norm with earlier norms and record it; return a message if it is a spike, else an empty string."""
         seen = self.norms.setdefault(name, deque(maxlen=self.window))
         known, log = list(seen), math.log(norm)
         seen.append(log)

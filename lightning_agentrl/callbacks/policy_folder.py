@@ -28,7 +28,7 @@ class PolicyFolder(L.Callback):
     Adapters are merged into the model. The folder can be used as ``model.init_args.model`` of another run.
 
     Args:
-        folder: folder to create; files of an earlier export are overwritten. It must not be the folder of the model
+        folder: folder to create; files of an earlier export are overwritten. The folder must not be that of the model
             that the run starts from.
     """
 
@@ -63,7 +63,8 @@ class PolicyFolder(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         agent = cast(Agent, pl_module)
-        # In 16 bits the actor has rounded weights: those with master weights, gathered shards, and the base under LoRA.
+        # In 16 bits, the actor's weights are rounded if they have master weights, are gathered shards, or are LoRA's
+        # base.
         sharded, bf16 = bool(units(agent.actor)), "bf16" in str(trainer.precision)
         rounds = bf16 and any((agent.steps.masters, sharded, agent.lora))
         # Merging adapters copies layers, which is not possible for sharded layers.
@@ -79,10 +80,10 @@ class PolicyFolder(L.Callback):
 
 
 def exact_weights(agent: Agent) -> dict[str, Tensor]:
-    """Return the unrounded weights of the policy, as in a checkpoint, on the first rank; every rank must call it."""
+    """Return the unrounded weights of the policy, as in a checkpoint, on the first rank; every rank must call this."""
     actor = agent.actor
     if units(actor):
-        adapted = agent.lora is not None  # frozen weights are loaded from the model, since these may be rounded
+        adapted = agent.lora is not None  # load frozen weights from the model, since the run's copies may be rounded
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapted)
         return cast(dict[str, Tensor], get_model_state_dict(actor, options=options))
     weights = agent.steps.masters.in_place_of(actor.state_dict())

@@ -35,8 +35,8 @@ LINE_SECONDS = 30.0  # interval of lines inside an iteration, without a terminal
 class StageProgress(ProgressBar):
     """Progress of iteration, phase and stage, the main metrics of the last iteration, and the time left.
 
-    ``success`` is the success rate of the last 100 episodes that began before all running ones; a dash if there are
-    fewer than 20.
+    ``success`` is the success rate of the last 100 episodes that began before all running episodes, or a dash if there
+    are fewer than 20 such episodes.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class StageProgress(ProgressBar):
         self._durations.clear()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._iteration_started = time.monotonic()  # excludes the time of callbacks between iterations
+        self._iteration_started = time.monotonic()  # set here to exclude the time of callbacks between iterations
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # The time is None if a resumed run ends its last iteration once more.
@@ -164,7 +164,7 @@ class StageProgress(ProgressBar):
 
     def _numbers(self, trainer: L.Trainer) -> str:
         metrics = trainer.callback_metrics
-        texts = {name: f"{float(metrics[name]):z.3f}" for name in SHOWN if name in metrics}  # z: no -0.000
+        texts = {name: f"{float(metrics[name]):z.3f}" for name in SHOWN if name in metrics}  # the flag z avoids -0.000
         if trainer.training and "rollout/reward_per_turn" in texts:
             texts.setdefault(WINDOW, "-")
         return " ".join(f"{short} {texts[name]}" for name, short in SHOWN.items() if name in texts)

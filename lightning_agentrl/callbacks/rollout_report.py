@@ -51,20 +51,20 @@ def log_histogram(loggers: Sequence[Logger], name: str, numbers: Sequence[float]
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_histogram(name, drawn, step)
         elif isinstance(logger, WandbLogger):
-            import wandb  # installed, since the logger requires it
+            import wandb  # wandb is installed, since its logger requires it
 
             cast(Any, logger).log_metrics({name: wandb.Histogram(drawn.tolist())}, step=step)
 
 
-TURNS = 20  # turns of an episode to show, the last ones
+TURNS = 20  # number of last turns of an episode to show
 WIDTH = 110  # characters per line
-FRAMES = 8  # images in a filmstrip at most
+FRAMES = 8  # largest number of images in a filmstrip
 
 
 class RolloutReport(RolloutCallback):
     """Log readable episodes, histograms and images of rollouts, if the logger supports them.
 
-    Histograms are of turns per episode, tokens per reply and reward per turn, over all processes.
+    The histograms show turns per episode, tokens per reply and reward per turn, over all processes.
 
     Args:
         episodes: number of episodes of the first process to show as text in each report, finished ones first.
@@ -144,7 +144,7 @@ def _why_invalid(turn: Turn) -> str:
 
 
 def filmstrip(frames: Sequence[bytes]) -> np.ndarray:
-    """Return PNGs side by side as one image [H, W, 3], smaller ones padded with black."""
+    """Return PNGs side by side as one image [H, W, 3], with smaller images padded with black."""
     images = [np.asarray(Image.open(io.BytesIO(frame)).convert("RGB")) for frame in frames]
     height = max(image.shape[0] for image in images)
     return np.concatenate([np.pad(i, ((0, height - i.shape[0]), (0, 2), (0, 0))) for i in images], axis=1)

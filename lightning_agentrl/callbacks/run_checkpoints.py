@@ -90,7 +90,8 @@ def _last_of_run(trainer: L.Trainer) -> Path | None:
             folder = Path(callback.dirpath) if callback.dirpath else run_folder(trainer) / "checkpoints"
             versions = folder.parent.parent.glob(f"version_*/{folder.name}")
             folders = {folder, *(versions if folder.parent.name.startswith("version_") else ())}
-            damaged = (link for place in folders if (link := place / LAST).exists())  # refused when it is loaded
+            # A damaged checkpoint is refused when it is loaded.
+            damaged = (link for place in folders if (link := place / LAST).exists())
             return newest_of(folders) or next(damaged, None)
     return None
 
@@ -99,14 +100,14 @@ class RunCheckpoints(ModelCheckpoint):
     """Save checkpoints at the ends of iterations, and keep the last ones and the best.
 
     Checkpoints are named ``iteration-00012.ckpt``. The last iteration of a run is always saved. The link ``last.ckpt``
-    points to the newest complete checkpoint, and ``--ckpt_path last`` follows it. If the newest is damaged, both mean
-    the one before it.
+    points to the newest complete checkpoint, and ``--ckpt_path last`` follows this link. If the newest checkpoint is
+    damaged, both mean the checkpoint before it.
 
     Args:
         every_n_epochs: number of iterations from one checkpoint to the next.
-        keep: number of recent checkpoints to keep; with 1 there is no fallback if it is damaged.
-        monitor: metric whose best value is saved and kept, too, also in iterations without a regular checkpoint. None:
-            no best checkpoint.
+        keep: number of recent checkpoints to keep; with 1 there is no fallback for a damaged checkpoint.
+        monitor: metric whose best value is saved and kept, too, also in iterations without a regular checkpoint. None
+            means no best checkpoint.
         mode: whether the best value is the largest (``max``) or the smallest (``min``).
         dirpath: folder to save to; by default ``checkpoints`` in the folder of the run.
     """
@@ -143,7 +144,8 @@ class RunCheckpoints(ModelCheckpoint):
         self.saved_step = trainer.global_step  # do not save again when a resumed run ends its last iteration once more
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if cast(Any, trainer).fast_dev_run or trainer.global_step == self.saved_step:  # saved already, or no new step
+        # Skip iterations that were saved already or took no step.
+        if cast(Any, trainer).fast_dev_run or trainer.global_step == self.saved_step:
             return
         score = None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
         if score is not None and (torch.isnan(score) or not self._is_best(score)):
@@ -165,12 +167,12 @@ class RunCheckpoints(ModelCheckpoint):
         return best is None or bool(score > best if self.mode == "max" else score < best)
 
     def save(self, trainer: L.Trainer, best_score: Tensor | None = None, name: str = "") -> str:
-        """Save a checkpoint, update the link, and remove all but the last ones and the best. All ranks must call it.
+        """Save a checkpoint, update the link, remove old checkpoints except the best. All ranks must call this method.
 
         Args:
             trainer: trainer at the end of an iteration, or at any time if a name is given.
             best_score: value of the metric if it is the best so far.
-            name: file name without extension; by default that of the current iteration.
+            name: file name without extension; by default the name for the current iteration.
 
         Returns:
             The path of the checkpoint.
@@ -181,14 +183,14 @@ class RunCheckpoints(ModelCheckpoint):
             self.best_model_path, self.best_model_score = path, best_score
         known = [*(other for other in self.saved if other != path), path]
         kept = {self.best_model_path, *known[-self.keep :]}
-        # Set this before saving, since the checkpoint contains it.
+        # Set this list before saving, since the checkpoint contains the list.
         self.saved = [other for other in known if other in kept]
         self.last_model_path = path
         trainer.save_checkpoint(path)
         name_last(trainer, path)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.after_save_checkpoint(self)
-        continued = Path(str(trainer.ckpt_path)).absolute()  # never removed
+        continued = Path(str(trainer.ckpt_path)).absolute()  # the checkpoint that the run resumed from is never removed
         for other in map(Path, set(known) - kept):
             if other.parent == Path(str(self.dirpath)) and other.absolute() != continued:
                 trainer.strategy.remove_checkpoint(other)
@@ -196,7 +198,7 @@ class RunCheckpoints(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        return type(self).__qualname__  # independent of the arguments
+        return type(self).__qualname__  # the key does not depend on the arguments
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"saved": self.saved}
@@ -205,7 +207,7 @@ class RunCheckpoints(ModelCheckpoint):
         """Continue to manage the checkpoints if the folder is the same; those in another folder stay unchanged."""
         if state_dict["dirpath"] == self.dirpath:
             self.saved, self.last_model_path = state_dict["saved"], state_dict["last_model_path"]
-        elif not any(all_gather(exists(Path(state_dict["best_model_path"])))):  # it may be visible on one node only
+        elif not any(all_gather(exists(Path(state_dict["best_model_path"])))):  # one node alone may see the file
             return
         if state_dict["monitor"] == self.monitor:
             self.best_model_path = state_dict["best_model_path"]
@@ -213,7 +215,7 @@ class RunCheckpoints(ModelCheckpoint):
 
 
 def name_last(trainer: L.Trainer, path: str, folder: Path | None = None) -> None:
-    """Point the link ``last.ckpt`` to a checkpoint, replacing it atomically. All ranks must call it.
+    """Point the link ``last.ckpt`` to a checkpoint, replacing it atomically. All ranks must call this function.
 
     Args:
         trainer: trainer of the run.
@@ -222,7 +224,7 @@ def name_last(trainer: L.Trainer, path: str, folder: Path | None = None) -> None
     """
     if trainer.is_global_zero:
         link = (folder or Path(path).parent) / f"{LAST}.part"
-        link.parent.mkdir(parents=True, exist_ok=True)  # missing before the first checkpoint
+        link.parent.mkdir(parents=True, exist_ok=True)  # the folder is missing before the first checkpoint
         remove(link)
         link.symlink_to(os.path.relpath(path, link.parent))
         link.replace(link.with_name(LAST))
@@ -234,8 +236,8 @@ def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:
 
     Args:
         word: ``last``; ``best``; or ``hpc`` for a checkpoint saved at SLURM's signal, which Lightning finds itself.
-        trainer: trainer of the run. Its root, the folders of its checkpoint callbacks and the folder of its first
-            logger are searched with all subfolders. Its callbacks define the metric for ``best``.
+        trainer: trainer of the run. The trainer's root, the folders of its checkpoint callbacks and the folder of its
+            first logger are searched with all subfolders. The trainer's callbacks define the metric for ``best``.
 
     Raises:
         ConfigError: there is no such checkpoint.

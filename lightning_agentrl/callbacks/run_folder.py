@@ -32,9 +32,9 @@ from lightning_agentrl.run_files import FACTS, json_object
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """Return the folder of this run, with the logger's files and checkpoints; without a logger the trainer's root.
+    """Return the folder of this run, with the logger's files and checkpoints; without a logger: the trainer's root.
 
-    Every rank must call it and gets the first rank's result.
+    Every rank must call this function, which returns the first rank's result.
     """
     logger = trainer.logger
     folder = Path(trainer.default_root_dir)
@@ -76,7 +76,7 @@ def claim(folder: Path) -> int:
         The file descriptor that holds the lock until :func:`release`, or until the process ends.
 
     Raises:
-        ConfigError: another run has locked it; names the keys to change.
+        ConfigError: another run has locked the folder; the message names the keys to change.
     """
     folder.mkdir(parents=True, exist_ok=True)
     opened = os.open(folder, os.O_RDONLY)
@@ -111,7 +111,7 @@ class RunRecord(SaveConfigCallback):
     that is refused before it begins, does not overwrite an existing record, which may belong to another run.
     """
 
-    began: str  # time before which nothing of the run was written; set in setup
+    began: str  # time before which the run wrote nothing; set in setup
     _claimed: int | None = None  # file descriptor of the folder's lock during training
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -124,7 +124,7 @@ class RunRecord(SaveConfigCallback):
         """Lock the folder for this run.
 
         Raises:
-            ConfigError: another run is writing to it; names the keys to change.
+            ConfigError: another run is writing to the folder; the message names the keys to change.
         """
         folder = run_folder(trainer)
         with raise_once():
@@ -153,7 +153,7 @@ class RunRecord(SaveConfigCallback):
             self.parser.save(self.config, beside, skip_unset=False, skip_validation=True, overwrite=True)
         self.already_saved = True
         for logger in trainer.loggers:
-            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # these have the file in their folder
+            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # these two loggers have the file in their folder
                 logger.log_hyperparams(self.config.as_dict())
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -166,7 +166,7 @@ class RunRecord(SaveConfigCallback):
 
     @rank_zero_only
     def _write(self, folder: Path, content: dict[str, Any]) -> None:
-        """Write ``run.json``. A run that is resumed in its folder keeps the time of its first start there."""
+        """Write ``run.json``. A run that is resumed in the same folder keeps the time of its first start."""
         record = folder / FACTS
         before = json_object(record)
         began = None if content["continues"] else self.began
@@ -230,7 +230,7 @@ def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:
 
 
 def _commit() -> str:
-    """Return the git commit of the working folder, marked if files differ; empty outside a repository."""
+    """Return the git commit of the working folder, with a mark if files differ; empty outside a repository."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

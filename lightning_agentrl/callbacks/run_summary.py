@@ -23,16 +23,16 @@ from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means
 from lightning_agentrl.rollout import RolloutDataModule
 
 KEYS = ("success", "success_low", "success_high", "return", "episodes", "mean_turns", "valid_action_ratio")
-LOST = "lost_episodes"  # reported if there are any
+LOST = "lost_episodes"  # entry for lost episodes, present only if there are any
 NAME = "summary.json"
 
 
 class RunSummary(L.Callback):
     """Play held-out episodes before and after training; print a summary and write it to ``summary.json``.
 
-    The file is in the folder of the run. A copy in ``default_root_dir`` belongs to the run that ended last, named by
-    its entry ``version``. A resumed run keeps the results from before its first start and adds up its minutes. The
-    checkpoint in the summary has the weights that played the last episodes.
+    The file is in the folder of the run. A copy in ``default_root_dir`` is from the run that ended last; the copy's
+    entry ``version`` names that run. A resumed run keeps the results from before its first start and adds up the
+    minutes of all starts. The checkpoint in the summary has the weights that played the last episodes.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class RunSummary(L.Callback):
         path = trainer.strategy.broadcast(found)  # other nodes may not see the files, but all ranks must act alike
         if self._saved_at != trainer.global_step or not path:
             if isinstance(callback, RunCheckpoints):
-                path = callback.save(trainer, name="final")  # also updates last.ckpt
+                path = callback.save(trainer, name="final")  # this call also updates last.ckpt
             else:
                 path = str(Path(callback.dirpath) / "final.ckpt")
                 trainer.save_checkpoint(path, weights_only=False)
@@ -110,7 +110,7 @@ class RunSummary(L.Callback):
 
     @rank_zero_only
     def _set_aside(self, path: Path) -> None:
-        """Rename the summary of an earlier run in the same folder, which happens without a logger."""
+        """Rename the summary that an earlier run left in the same folder; without a logger, runs share a folder."""
         if path.exists():
             path.replace(path.with_name(f"earlier_{path.name}"))
 

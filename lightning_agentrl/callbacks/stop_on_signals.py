@@ -27,9 +27,10 @@ from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import rank
 from lightning_agentrl.rollout.stopping import Stopped, Stopping
 
-SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2  # file name that Lightning searches in a requeued job; files to keep
+# Pattern of file names that Lightning searches in a requeued job, and number of such files to keep.
+SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2
 LOOK_SECONDS = 0.5  # interval at which the thread checks the deadline, and requests that are not signals
-SECOND_AFTER = 1.0  # seconds; earlier signals are duplicates: `timeout` signals the process and its group
+SECOND_AFTER = 1.0  # seconds within which a signal is a duplicate: `timeout` signals the process and its process group
 
 
 class StopOnSignals(L.Callback):
@@ -51,8 +52,8 @@ class StopOnSignals(L.Callback):
     put it first in the list of callbacks. ``fit`` raises ``SystemExit`` after saving.
 
     Args:
-        grace_seconds: seconds from the first signal after which the process ends even if it could not save. The last
-            checkpoint is named in any case.
+        grace_seconds: seconds from the first signal after which the process ends even if it could not save. A message
+            names the last checkpoint in any case.
     """
 
     def __init__(self, grace_seconds: float = 30.0) -> None:
@@ -87,8 +88,8 @@ class StopOnSignals(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._close()
 
-    # Python runs a handler only when its main thread is free, and that may wait inside torch for minutes. The
-    # interpreter writes the number of a signal to a pipe at once, so a thread reads it there.
+    # Python runs a handler only when the main thread is free, but this thread may wait inside torch for minutes. The
+    # interpreter writes the number of a signal to a pipe at once, so another thread reads the number from the pipe.
 
     def _begin(self, trainer: L.Trainer) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -140,7 +141,7 @@ class StopOnSignals(L.Callback):
 
     def _came(self, trainer: L.Trainer, number: int) -> None:
         stopping, launcher = _stopping(trainer), trainer.strategy.launcher
-        if launcher is not None:  # pass the signal on to the processes that this one started
+        if launcher is not None:  # pass the signal on to the processes that this process started
             launcher.kill(cast(Any, number))
         if number == signal.SIGHUP:
             _drop_lost_outputs()
@@ -171,11 +172,11 @@ class StopOnSignals(L.Callback):
         _say(self._sentence(trainer, stopped.number, done))
 
     def _save(self, trainer: L.Trainer, what: str) -> str:
-        """Save beside the other checkpoints, if the run saves any; return a description. All ranks must call it."""
+        """Save beside the run's other checkpoints, if there are any; return a description. All ranks must call this."""
         callback, name = trainer.checkpoint_callback, f"{what}-{trainer.current_epoch}"
         if callback is None:
             return "nothing is saved, since trainer.enable_checkpointing is false"
-        if isinstance(callback, RunCheckpoints):  # which later removes it like its other checkpoints
+        if isinstance(callback, RunCheckpoints):  # the callback later removes this checkpoint like its other ones
             return f"{callback.save(trainer, name=name)} is saved"
         path = Path(getattr(callback, "dirpath", None) or run_folder(trainer) / "checkpoints", f"{name}.ckpt")
         trainer.save_checkpoint(path, weights_only=False)
@@ -211,7 +212,7 @@ def _drop_lost_outputs() -> None:
     """Redirect output to a lost terminal or a closed pipe to /dev/null, so that no error ends the run unsaved."""
     polled = select.poll()
     for number in (1, 2):
-        polled.register(number, 0)  # errors are always reported
+        polled.register(number, 0)  # poll always reports errors
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number, event in polled.poll(0):
         if event & (select.POLLERR | select.POLLHUP):
@@ -235,7 +236,8 @@ def _how_to_continue(path: str, command: Sequence[str]) -> str:
 def _requeue_signal(trainer: L.Trainer) -> int:
     """Return the signal after which the SLURM job is requeued; 0 if there is none."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    # Strategies for one device do not have it. Lightning sets a handler only if the job is to be requeued.
+    # Strategies for one device have no `cluster_environment`. Lightning sets a handler only if the job is to be
+    # requeued.
     if environment is None and SLURMEnvironment.detect() and callable(signal.getsignal(signal.SIGUSR1)):
         environment = SLURMEnvironment()
     if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
@@ -244,7 +246,7 @@ def _requeue_signal(trainer: L.Trainer) -> int:
 
 
 def _save_for_slurm(trainer: L.Trainer) -> str:
-    """Save to the path that the requeued job reads, keep the last two, return a description. All ranks must call it."""
+    """Save to the path that the requeued job reads, keep the last two, return a description. All ranks call this."""
     root, callback = Path(trainer.default_root_dir), trainer.checkpoint_callback
     by_number = {int(path.stem.rpartition("_")[2]): path for path in root.glob(SLURM_SAVED)}
     number = max(by_number, default=0) + 1

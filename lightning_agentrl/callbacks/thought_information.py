@@ -23,8 +23,8 @@ COMPARED = 16  # number of thoughts to compare on each process
 class ThoughtInformation(RolloutCallback):
     """Log the mutual information of prompts and thoughts, which falls to 0 if all prompts get the same thought.
 
-    Some thoughts of a rollout are scored after each other's prompts; common prefixes are computed once. Entropy does
-    not detect this collapse, since one thought can be worded in many ways.
+    Each thought in a sample of the rollout's thoughts is scored after every prompt in the sample; common prefixes are
+    computed once. Entropy does not detect this collapse, since one thought can be worded in many ways.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class ThoughtInformation(RolloutCallback):
 
 
 def thoughts_of(rollout: Rollout) -> list[tuple[ModelInput, tuple[int, ...]]]:
-    """Return the prompt of the last turn of each sample and the ids of its thought, if there is one."""
+    """Return the prompt of the last turn of each sample and the ids of the thought, if the turn has a thought."""
     found = []
     for sample in rollout.samples:
         count = sample.turns[-1].thought_tokens

@@ -35,7 +35,7 @@ def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints:
         (StopOnSignals, StopOnSignals, True),
     ]
     missing = [make() for kind, make, wanted in defaults if wanted and not any(isinstance(one, kind) for one in given)]
-    # It must come before callbacks that play episodes.
+    # `StopOnSignals` must come before callbacks that play episodes.
     return sorted([*given, *missing], key=lambda callback: not isinstance(callback, StopOnSignals))
 
 

@@ -24,7 +24,7 @@ from lightning_agentrl.run_files import run_in
 from lightning_agentrl.types import ModelInput, Rollout, Scores, Segment, Turn, input_of
 
 FILE_MB = 50.0  # size of a full file in megabytes
-KEPT = 20  # number of full files to keep per process; older ones are removed
+KEPT = 20  # number of full files to keep per process; older files are removed
 
 
 class TurnFiles:
@@ -41,10 +41,10 @@ class TurnFiles:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.rank = rank
-        self._number: int | None = None  # number of the file being written
+        self._number: int | None = None  # sequence number of the file that is being written
 
     def cut(self, iteration: int, world: int, run_id: str) -> None:
-        """Remove the turns of a run from an iteration on, of this rank and of the former ranks that it cleans up.
+        """Remove the turns of a run from an iteration on, for this rank and for the former ranks that it cleans up.
 
         Files of other runs are not changed. A file without a readable run id counts as this run's.
 
@@ -90,12 +90,12 @@ class TurnFiles:
         return self.folder / f"rank{rank}-{number:06d}.jsonl"
 
     def _ranks(self, world: int) -> list[int]:
-        """Return the ranks whose files this rank cleans up: those equal to it modulo the number of ranks."""
+        """Return the ranks whose files this rank cleans up: the ranks equal to it modulo the number of ranks."""
         found = (re.fullmatch(r"rank(\d+)-\d+\.jsonl", path.name) for path in self.folder.iterdir())
         return sorted({rank for match in found if match and (rank := int(match[1])) % world == self.rank})
 
     def _numbers(self, rank: int) -> list[int]:
-        """Return the sorted numbers of the files of a rank."""
+        """Return the sorted sequence numbers of a rank's files."""
         found = (re.fullmatch(rf"rank{rank}-(\d+)\.jsonl", path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
@@ -121,13 +121,13 @@ def cut_from(log: Path, iteration: int) -> int:
     return kept
 
 
-DIGITS = 7  # significant digits of numbers
+DIGITS = 7  # number of significant digits in the log
 
 
 def turn_records(
     rollout: Rollout, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield one dictionary per turn. Lists of numbers have one entry per token of the reply; None: not computed.
+    """Yield one dictionary per turn. Lists of numbers have one entry per token of the reply; None means not computed.
 
     Args:
         rollout: rollout whose turns are recorded.
@@ -218,7 +218,7 @@ def _number(x: float) -> float | None:
     return float(f"{x:.{DIGITS}g}") if math.isfinite(x) else None  # JSON has no NaN
 
 
-HELD_OUT = "held_out"  # subfolder of held-out turns, and name of their phase
+HELD_OUT = "held_out"  # name of the subfolder and of the phase of held-out turns
 
 
 class TurnLog(RolloutCallback):
@@ -226,14 +226,14 @@ class TurnLog(RolloutCallback):
 
     Each process writes separate files ``rank<R>-<number>.jsonl``. A new file begins at 50 MB, and the last 20 full
     files are kept. A turn takes about 4 kB with a short reply and 60 kB with 500 tokens. Each line has the ``run_id``
-    of its run. A run that is resumed in the same folder first removes the turns after its checkpoint, since they are
-    played again; a new run first removes the files of ranks that it does not have.
-    Turns of held-out episodes are in the subfolder ``held_out``, with the number of iterations before the validation.
+    of its run. A run that is resumed in the same folder first removes the turns after its checkpoint, since these turns
+    are played again; a new run first removes the files of ranks that it does not have. Turns of held-out episodes are
+    in the subfolder ``held_out``, with the number of iterations before the validation.
 
     Args:
         folder: folder to write to; by default ``turns`` in the folder of the run.
         every: number of iterations from one logged rollout to the next.
-        held_out: number of episodes to log in each validation, those with the first seeds; 0: none.
+        held_out: number of episodes to log in each validation, starting from the first seed; 0: no episodes.
     """
 
     def __init__(self, folder: str | None = None, every: int = 1, held_out: int = 32) -> None:
@@ -260,7 +260,7 @@ class TurnLog(RolloutCallback):
             return
         iteration = trainer.current_epoch + 1
         head = _head(trainer, agent, iteration, agent.phase)
-        # A run that was stopped in a validation resumes after it, so this iteration is the first one to rewrite.
+        # A run that was stopped in a validation resumes after it, so this iteration is the first to be rewritten.
         records = (head | record for record in self._records(agent, rollout))
         self._write(trainer, agent, self._folder, iteration, records)
 
@@ -269,7 +269,7 @@ class TurnLog(RolloutCallback):
             done = trainer.current_epoch + trainer.validating  # a validation inside an epoch comes after the update
             head = _head(trainer, agent, done, HELD_OUT)
             own = (episode for episode in episodes if episode.place < self.held_out_watched and episode.samples)
-            # Another callback may play episodes in its on_train_start, before this callback's.
+            # Another callback may play episodes in its on_train_start, before this callback's on_train_start.
             first = trainer.current_epoch + 1 if self._first is None else self._first
             self._write(trainer, agent, self._folder / HELD_OUT, first, self._held_out(agent, head, own))
 

@@ -92,11 +92,11 @@ def aggregate(x_BT: Tensor, mask_BT: Tensor, weights_B: Tensor, scale: float = 1
     Args:
         x_BT: loss per token.
         mask_BT: tokens that count.
-        weights_B: weights of these rows from :func:`row_weights`.
+        weights_B: weights of the rows from :func:`row_weights`.
         scale: number of data-parallel ranks, to undo the averaging of gradients over ranks.
 
     Returns:
-        Scalar in float32 or better. Without tokens it is 0 and still has a graph.
+        Scalar in float32 or better. Without tokens the loss is 0 and still has a graph.
 
     Raises:
         ValueError: shapes differ.
@@ -130,7 +130,7 @@ def reply_weights(tokens: int, thought_tokens: int, valid: bool, action_share: f
     Args:
         tokens: number of tokens in the reply.
         thought_tokens: number of tokens in the thought at its beginning.
-        valid: whether the reply names an action; otherwise all weights are 0.
+        valid: whether the reply names an action; if False, all weights are 0.
         action_share: fraction of the weight on the action, from 0 to 1.
 
     Returns:
@@ -170,7 +170,7 @@ def first_tokens(mask_BA: Tensor, turn_ids_BA: Tensor) -> Tensor:
     mask = mask_BA.bool()
     never = torch.full_like(turn_ids_BA[:, :1], torch.iinfo(turn_ids_BA.dtype).min)
     turns = torch.where(mask, turn_ids_BA, never)
-    latest = torch.cat([never, turns], 1).cummax(1).values[:, :-1]  # newest turn so far
+    latest = torch.cat([never, turns], 1).cummax(1).values[:, :-1]  # largest turn id so far
     return mask & (turns != latest)
 
 

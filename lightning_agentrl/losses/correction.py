@@ -42,7 +42,7 @@ def at_level(x_BT: Tensor, mask_BT: Tensor, level: RejectionLevel) -> Tensor:
 def ratio_inside(log_ratio_BT: Tensor, mask_BT: Tensor, level: RejectionLevel, low: float, high: float) -> Tensor:
     """Return a mask [B, T]: ``log low <= log r <= log high`` for the token, or for the sum or mean over its row.
 
-    At the level ``max`` every token of the row must be inside.
+    At the level ``max`` the ratios of all tokens in the row must be inside the bounds.
     """
     if level == "max":
         highest, lowest = (at_level(x, mask_BT, "max") for x in (log_ratio_BT, -log_ratio_BT))
@@ -66,14 +66,14 @@ def divergence_below(
 
 
 class Rejection(ABC):
-    """Base class of rejections, which decide which action tokens to keep. Several are combined by logical and."""
+    """Base class of rejections, which choose the action tokens to keep. Several rejections are combined by ``and``."""
 
     @abstractmethod
     def keep(self, log_ratio_BA: Tensor, mask_BA: Tensor) -> Tensor:
         """Return a mask [B, A] of the tokens to keep.
 
         Args:
-            log_ratio_BA: log of trainer / engine, 0 off the action mask, clamped to [-20, 20].
+            log_ratio_BA: log of the ratio trainer / engine, 0 off the action mask, clamped to [-20, 20].
             mask_BA: action mask.
         """
 
@@ -84,8 +84,8 @@ class RatioRejection(Rejection):
     The defaults reject rows by the geometric mean of their ratios.
 
     Args:
-        level: ``token``: the ratio of each token; ``sum``: the product of a row's ratios; ``mean``: their geometric
-            mean; ``max``: every ratio in the row must be inside.
+        level: ``token``: the ratio of each token; ``sum``: the product of a row's ratios; ``mean``: the geometric mean
+            of a row's ratios; ``max``: all ratios in the row must be in the interval.
         low: lower end of the interval.
         high: upper end of the interval.
     """
@@ -153,7 +153,7 @@ def normalised_weights(weights_BT: Tensor, keep_BT: Tensor, level: WeightLevel, 
         weights_BT: weights of the tokens; equal within a row at the level ``sequence``.
         keep_BT: tokens that are not rejected.
         level: whether the mean is over tokens (``token``) or rows (``sequence``).
-        reduce: function that sums a small float64 tensor over ranks. None: there is only one rank.
+        reduce: function that sums a small float64 tensor over ranks. None means that there is only one rank.
     """
     keep = keep_BT.bool()
     total = torch.where(keep, weights_BT, 0).double()
@@ -162,7 +162,7 @@ def normalised_weights(weights_BT: Tensor, keep_BT: Tensor, level: WeightLevel, 
     else:
         sums = torch.stack([row_mean(total, keep).sum(), keep.any(1).sum().double()])
     weight, count = (sums if reduce is None else reduce(sums)).tolist()
-    return weights_BT * (count / weight) if weight > 0 else weights_BT  # if all are 0, do not divide by 0
+    return weights_BT * (count / weight) if weight > 0 else weights_BT  # do not divide by 0 if all weights are 0
 
 
 @torch.no_grad()
@@ -203,11 +203,11 @@ class OffPolicyCorrection(ABC):
             old_logps_BA: log-probs of the trainer before the update, for all rows of the rollout on this rank.
             rollout_logps_BA: log-probs of the engine that sampled.
             mask_BA: action mask; values off the mask are ignored.
-            reduce: function that sums a small float64 tensor over ranks. None: there is only one rank.
+            reduce: function that sums a small float64 tensor over ranks. None means that there is only one rank.
 
         Returns:
-            Weights [B, A] in float32 or better, 0 off the action mask, None if all are 1; and a mask [B, A] of the kept
-            tokens.
+            Weights [B, A] in float32 or better, 0 off the action mask, None if all weights are 1; and a mask [B, A] of
+            the kept tokens.
 
         Raises:
             ValueError: shapes differ.
@@ -221,7 +221,7 @@ class OffPolicyCorrection(ABC):
     def weights(
         self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None
     ) -> Tensor | None:
-        """Return weights [B, A] given masked log-ratios; None if all are 1."""
+        """Return weights [B, A] given masked log-ratios; None if all weights are 1."""
 
 
 class ImportanceWeights(OffPolicyCorrection):
@@ -306,7 +306,7 @@ class RejectOnly(OffPolicyCorrection):
 
     Args:
         rejections: rejections that a token must all pass to be trained on; null: ``RatioRejection`` with its defaults,
-            which rejects rows by their geometric mean.
+            which rejects rows by the geometric mean of their ratios.
     """
 
     def __init__(self, rejections: list[Rejection] | None = None) -> None:
@@ -319,11 +319,11 @@ class RejectOnly(OffPolicyCorrection):
 class Bypass(OffPolicyCorrection):
     """Use the engine's log-probs as old log-probs of the policy loss, so that the loss's ratio is the correction.
 
-    There are no additional weights, which would correct twice. Without rejections the trainer does not compute old
-    log-probs.
+    There are no additional weights, since these would correct twice. Without rejections the trainer does not compute
+    old log-probs.
 
     Args:
-        rejections: rejections that a token must all pass to be trained on; they require the trainer's log-probs.
+        rejections: rejections that a token must all pass to be trained on; rejections require the trainer's log-probs.
     """
 
     bypass: ClassVar[bool] = True

@@ -1,6 +1,6 @@
 """Clip-Cov and KL-Cov: restrict the update of a few tokens with a high covariance of log-prob and advantage.
 
-These tokens reduce the entropy most. They are chosen from the mini-batches of all ranks.
+These tokens reduce the entropy most, and are chosen from the mini-batches of all ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _first(keys_M2: Tensor, count: int) -> Tensor:
 
 
 class ClipCov(PPOClip):
-    """PPO without a random sample of the tokens with a high covariance (Clip-Cov).
+    """PPO that leaves out a random sample of the tokens with a high covariance (Clip-Cov).
 
     Args:
         share: fraction of the tokens of a mini-batch to leave out; at least one token.
@@ -126,7 +126,7 @@ class KLCov(PolicyLoss):
 
     Args:
         share: fraction of the tokens of a mini-batch to penalize; at least one token.
-        penalty: weight of the absolute value of their log-ratio.
+        penalty: weight of the penalty on a picked token, the absolute value of its log-ratio.
         mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 

@@ -63,7 +63,7 @@ def widest_groups(scores: Mapping[int, list[float]], share: float) -> set[int]:
 
 
 def covering_groups(scores: Mapping[int, list[float]], share: float, of: Literal["std", "variance"]) -> set[int]:
-    """Return the smallest set of groups, widest first, with this fraction of the summed standard deviation or variance.
+    """Return the smallest set of groups whose spreads, measured by ``of``, add up to a fraction ``share`` of the total.
 
     The set is empty if every group has equal scores.
     """
@@ -81,7 +81,7 @@ def _by_spread(scores: Mapping[int, list[float]]) -> list[int]:
 
 
 class GroupFilter(ABC):
-    """Base class of group filters, which decide by the scores of groups which rows to keep."""
+    """Base class of group filters, which choose the rows to keep by the scores of their groups."""
 
     def __call__(
         self, groups_B: Tensor, scores_B: Tensor, episode_B: Tensor | None = None, gather: Gather = alone
@@ -96,7 +96,7 @@ class GroupFilter(ABC):
 
 
 class DropEqualScores(GroupFilter):
-    """Filter that drops groups whose scores are all equal, single episodes included: they have no advantage."""
+    """Filter that drops groups with equal scores, including single episodes, since such groups have no advantage."""
 
     def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
         return varied_groups(scores)
@@ -118,10 +118,10 @@ class KeepWidest(GroupFilter):
 
 
 class KeepCovering(GroupFilter):
-    """Filter that keeps the fewest groups with a given fraction of the summed spread of scores (arXiv 2604.06268).
+    """Filter that keeps the smallest set of groups whose spreads add up to a fraction of the total (arXiv 2604.06268).
 
     Args:
-        share: fraction of the sum to keep.
+        share: fraction of the total spread to keep.
         of: measure of spread that is summed: the standard deviation (``std``) or ``variance`` of each group.
     """
 

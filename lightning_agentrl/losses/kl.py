@@ -19,15 +19,15 @@ KLLossKind = Literal["k1", "abs", "k2", "k3", "k1+", "k3+"]
 def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor:
     """Estimate KL(policy || reference) at each sampled token, in nats (J. Schulman, "Approximating KL divergence").
 
-    With ``d = logps - ref_logps``: ``k1``: d; ``abs``: its absolute value; ``k2``: d²/2; ``k3``: exp(-d) + d - 1 with
-    the exponent clamped to [-20, 20] and the value to [-10, 10]. k1 is unbiased. k3 is unbiased unless a token reaches
-    the bound of 10, which it does if it is 14 times as likely under the reference. As a loss, only k2 has the gradient
-    of the KL.
+    With ``d = logps - ref_logps``: ``k1``: d; ``abs``: the absolute value of d; ``k2``: d²/2; ``k3``: exp(-d) + d - 1
+    with the exponent clamped to [-20, 20] and the value to [-10, 10]. k1 is unbiased. k3 is unbiased unless the value
+    of a token reaches the bound of 10, as for tokens that are 14 times as likely under the reference. As a loss, only
+    k2 has the gradient of the KL.
 
     Args:
         logps: log-probs of the sampled tokens, any shape.
         ref_logps: log-probs under the reference, same shape.
-        kind: estimator.
+        kind: name of the estimator.
 
     Returns:
         Estimates of the same shape, float32 or better.
@@ -52,14 +52,14 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor
 def kl_loss(logps: Tensor, old_logps: Tensor, ref_logps: Tensor, kind: KLLossKind = "k3+") -> Tensor:
     """Return KL(policy || reference) as a loss at each sampled token, for tokens that the old policy sampled.
 
-    It is :func:`kl_estimate` times the importance ratio ``sg(exp(logps - old_logps))``. ``k1+`` and ``k3+`` have the
-    value of k1 and k3 and the gradient of k2, the only one that has the gradient of the KL.
+    The loss is :func:`kl_estimate` times the importance ratio ``sg(exp(logps - old_logps))``. ``k1+`` and ``k3+`` have
+    the value of k1 and k3 and the gradient of k2, the only one that has the gradient of the KL.
 
     Args:
         logps: log-probs of the sampled tokens, any shape.
         old_logps: log-probs under the policy that sampled, same shape; constants.
         ref_logps: log-probs under the reference, same shape; constants.
-        kind: estimator.
+        kind: name of the estimator.
 
     Returns:
         Loss of the same shape, float32 or better.
@@ -92,7 +92,7 @@ class KLCoefficient(ABC):
         """
 
     def check_turns(self, turns: int) -> None:
-        """Raise a ConfigError if rollouts with this number of turns are not supported; by default, all are."""
+        """Raise a ConfigError if rollouts with this number of turns are not supported. By default, all are."""
         return
 
     def state_dict(self) -> dict[str, float]:
@@ -124,7 +124,7 @@ class FixedKL(KLCoefficient):
 class AdaptiveKL(KLCoefficient):
     """An adaptive coefficient that controls the KL to a target (Ziegler et al. 2019, arXiv 1909.08593).
 
-    A resumed run continues with the coefficient in the checkpoint; a new run starts with the initial one.
+    A resumed run continues with the coefficient in the checkpoint; a new run starts with the initial coefficient.
 
     Args:
         value: initial coefficient.

@@ -46,7 +46,7 @@ def row_sum(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def row_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean [B, 1] over each row's tokens on the mask, 0 for rows without any."""
+    """Return the mean [B, 1] over each row's tokens on the mask, 0 for rows without such tokens."""
     return row_sum(x_BT, mask_BT) / mask_BT.bool().sum(1, keepdim=True).clamp_min(1)
 
 
@@ -107,7 +107,7 @@ class PolicyLoss(ABC):
 
         Raises:
             ValueError: shapes of the arguments or of the loss differ.
-            TypeError: the result of :meth:`token_loss` does not depend on the log-probs; names the class.
+            TypeError: the result of :meth:`token_loss` does not depend on the log-probs; the message names the class.
         """
         logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
         loss = self.token_loss(logps, old_logps, advantages, mask)
@@ -143,7 +143,7 @@ class PolicyLoss(ABC):
             advantages_BA: advantages.
             mask_BA: tokens that count.
             noise_BA: random numbers in [0, 1), which do not depend on the rank of a token.
-            gather: function that gathers a tensor from all ranks, to choose tokens among all of them.
+            gather: function that gathers a tensor from all ranks, to choose tokens among those of all ranks.
         """
         return torch.zeros_like(mask_BA, dtype=torch.bool)
 

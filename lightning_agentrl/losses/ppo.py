@@ -33,8 +33,8 @@ def ppo_clip_loss(
         dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
 
     Returns:
-        Loss per token of the same shape, float32 or better. There is no mask, so inputs must be finite everywhere;
-        otherwise gradients are NaN even where the loss is multiplied by 0. :class:`PPOClip` handles masks.
+        Loss per token of the same shape, float32 or better. There is no mask, so inputs must be finite everywhere:
+        non-finite inputs make gradients NaN even where the loss is multiplied by 0. :class:`PPOClip` handles masks.
 
     Raises:
         ValueError: shapes differ.
@@ -62,7 +62,7 @@ def clip_fractions(
 ) -> tuple[Tensor, Tensor]:
     """Return masks of the tokens at which :func:`ppo_clip_loss` has no gradient: by the ratio clip, by the dual clip.
 
-    Arguments are as in :func:`ppo_clip_loss`. The masks have their shape and do not overlap.
+    Arguments are as in :func:`ppo_clip_loss`. The masks have the shape of the arguments and do not overlap.
     """
     ratio, advantages = _ratio(logps, old_logps, advantages)
     clipped = outside_clip(ratio, advantages, clip_low, clip_high)

@@ -15,8 +15,8 @@ Interval = tuple[float, float]
 def pass_at_k(successes: NDArray[np.bool_], k: int) -> NDArray[np.float64]:
     """Return an unbiased estimate of the probability that at least one of ``k`` episodes succeeds, for each seed.
 
-    With c successes in N episodes it is 1 - C(N - c, k) / C(N, k), as a product that does not overflow (Chen et al.
-    2021, Evaluating Large Language Models Trained on Code).
+    With c successes in N episodes, the estimate is 1 - C(N - c, k) / C(N, k), computed as a product that does not
+    overflow (Chen et al. 2021, Evaluating Large Language Models Trained on Code).
 
     Args:
         successes: success of each episode [..., N].
@@ -34,7 +34,7 @@ def pass_at_k(successes: NDArray[np.bool_], k: int) -> NDArray[np.float64]:
 
 
 def bootstrap_interval(x_ES: NDArray[np.float64], level: float = 0.95, seed: int = 0) -> Interval:
-    """Return the bootstrap percentile interval of the mean over environments of their means over seeds (Efron 1979).
+    """Return the bootstrap percentile interval (Efron 1979) of the mean over seeds, then over environments.
 
     Seeds are drawn with replacement within each environment, so environments have equal weights and episodes of one
     seed stay together. For a paired comparison, pass the differences of two policies on the same seeds.

@@ -27,9 +27,10 @@ class EpisodeResult:
     turns: int
     valid_turns: int
     lost: bool = False  # whether the environment failed
-    progression: float = 0.0  # as reported by the environment; otherwise 1 for success, 0 for failure
-    source: int = 0  # index of its environment in the list of sources
-    metrics: Mapping[str, float] = field(default_factory=dict)  # reported in the last turn; tool calls over all turns
+    progression: float = 0.0  # as the environment reports it; by default 1 for success and 0 for failure
+    source: int = 0  # index of the episode's environment in the list of sources
+    # Metrics of the last turn; tool metrics are sums over all turns.
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> EpisodeResult:
@@ -44,7 +45,7 @@ def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> Epi
 
 
 def reported_means(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
-    """Return the mean of each metric that environments reported at the end of episodes, over episodes that have it."""
+    """Return the mean of each metric that environments reported at the end of episodes, over those with the metric."""
     every = [result.metrics for result in results]
     names = sorted({name for metrics in every for name in metrics})
     return {
@@ -88,12 +89,12 @@ def _rates(sums: Sequence[float]) -> dict[str, float]:
 
 
 def _standard_error(deviations: float, count: float) -> float:
-    """Return the standard error of a mean, given the sum of squared deviations from it and the count (at least 2)."""
+    """Return the standard error of a mean, given the sum of squared deviations from the mean and the count (from 2)."""
     return math.sqrt(deviations / (count - 1) / count)
 
 
 def _joined(parts: Tensor) -> Tensor:
-    """Merge the sums [P, S, 9] of several parts to those of all episodes, [S, 9]; see :class:`EpisodeMetrics`.
+    """Merge the sums [P, S, 9] of several parts into sums [S, 9] over all episodes; see :class:`EpisodeMetrics`.
 
     Squared deviations are from the mean of each part and are merged (Chan et al. 1979), since sums of squares lose
     precision if returns are large compared with their spread.
@@ -118,7 +119,7 @@ class EpisodeMetrics(Metric):
     """Metric that accumulates episodes; :meth:`compute` returns means over all ranks.
 
     Args:
-        sources: names of the environments. If there are several, each also has separate metrics,
+        sources: names of the environments. With several environments, each environment also has separate metrics,
             ``source/<name>/<metric>``.
     """
 

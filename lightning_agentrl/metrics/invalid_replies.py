@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-ALIAS_WORDS = 6  # most words of a suggested alias, and of a text that is treated as the name of an action
+ALIAS_WORDS = 6  # largest number of words in a suggested alias, and in a text that counts as an action's name
 CLOSE = 0.75  # similarity from which a text counts as a misspelled action
-_KEY = re.compile(r"\W*actions?\b")  # the parser reads this as the key before an action, not as part of its name
+# The parser reads this as the key before an action, not as part of the action's name.
+_KEY = re.compile(r"\W*actions?\b")
 _NOT = re.compile(r"\b(?:not|never|no|don't|cannot|can't|won't|avoid)\b")
 
 
@@ -33,7 +34,7 @@ class InvalidReplies:
 
     kinds: Mapping[Invalid, int]
     texts: Mapping[str, int]  # texts in place of a valid action
-    invented: Mapping[str, int]  # those texts that are names of actions that do not exist
+    invented: Mapping[str, int]  # texts that are names of actions that do not exist
     aliases: Mapping[str, tuple[str, int]]  # suggested aliases: text -> (action, count)
 
 
@@ -41,8 +42,8 @@ def invalid_replies(replies: Sequence[tuple[str, bool, bool, Mapping[str, str]]]
     """Classify and count invalid replies.
 
     Args:
-        replies: for each reply, the text that should name its action, without formatting; whether it names one; whether
-            it was cut; and the actions by their spellings, without formatting.
+        replies: for each reply, the text that should name the action, without formatting; whether this text names an
+            action; whether the reply was cut; and the actions by their spellings, without formatting.
     """
     kinds: Counter[Invalid] = Counter()
     texts: Counter[str] = Counter()
@@ -59,7 +60,7 @@ def invalid_replies(replies: Sequence[tuple[str, bool, bool, Mapping[str, str]]]
             aliases[alias, action] += 1
     suggested: dict[str, tuple[str, int]] = {}
     for (alias, action), count in aliases.most_common():
-        suggested.setdefault(alias, (action, count))  # the most frequent action, since actions differ by episode
+        suggested.setdefault(alias, (action, count))  # keep the most frequent action, since actions differ by episode
     return InvalidReplies(dict(kinds.most_common()), dict(texts.most_common()), dict(invented.most_common()), suggested)
 
 
@@ -84,7 +85,7 @@ def judge(said: str, cut: bool, actions: Mapping[str, str]) -> tuple[Invalid, st
         alias = said[: match.end()]
         if _NOT.search(said) or len(alias.split()) > ALIAS_WORDS:
             return Invalid.TALK, "", ""
-        if alias in actions:  # the parser did not accept it, so the reply also offers something else
+        if alias in actions:  # the parser did not accept the alias, so the reply also names something else
             return Invalid.SEVERAL, "", ""
         return (Invalid.SPELLED, "", "") if _KEY.match(alias) else (Invalid.SPELLED, alias, found[longest])
     if cut:

@@ -20,14 +20,14 @@ class Bounds:
     """The largest mismatch of log-probs, in nats, that rounding can explain."""
 
     mean: float
-    largest: float  # over several hundred tokens
+    largest: float  # largest mismatch over several hundred tokens
 
     def __str__(self) -> str:
         return f"mean {self.mean:g}, largest {self.largest:g}"
 
 
-EXACT = Bounds(1e-4, 1e-3)  # both compute in float32 or better
-ROUGH = Bounds(0.1, 0.8)  # one of them computes in 16 bits
+EXACT = Bounds(1e-4, 1e-3)  # engine and trainer compute in float32 or better
+ROUGH = Bounds(0.1, 0.8)  # engine or trainer computes in 16 bits
 
 
 def bounds_for(*dtypes: str) -> Bounds:
@@ -44,8 +44,8 @@ class Comparison:
         trainer: log-probs [N] of the trainer.
         entropy: entropies [N] of the trainer's distributions.
         bounds: largest mismatch that rounding explains for both dtypes.
-        rounding: absolute differences [N] of the trainer's log-probs to its own in another precision; None: not
-            measured.
+        rounding: absolute differences [N] of the trainer's log-probs to those that it computes in another precision;
+            None: not measured.
     """
 
     engine: Tensor
@@ -90,8 +90,8 @@ class Comparison:
         log-probs of the whole distribution.
 
         The standard deviation is estimated from the sampled tokens and one artificial token with a difference of
-        ``UNSEEN``. Without it, rounding would look significant if all tokens are equally likely, and the absence of
-        other tokens if one token is nearly certain.
+        ``UNSEEN``. Without this artificial token, rounding would look significant if all tokens are equally likely, and
+        so would the absence of other tokens if one token is nearly certain.
         """
         excess = self.trainer.double() + self.entropy.double()
         return float(excess.sum()) / math.sqrt(float(excess.square().sum()) + UNSEEN**2)

@@ -20,7 +20,7 @@ from lightning_agentrl.types import Rollout, StopReason, Turn
 from lightning_agentrl.types.rounding import all_equal
 
 LIMIT = 20.0  # bound of log-ratios and of their sums over a sample
-AT_ONCE = 4096  # set members that are compared in one matrix product
+AT_ONCE = 4096  # number of set members that are compared in one matrix product
 _WORD = re.compile(r"\w+")
 
 
@@ -168,7 +168,7 @@ def group_numbers(rollout: Rollout) -> dict[str, Number]:
 
 
 def kept_groups(collected: Rollout, trained: Rollout) -> dict[str, Number]:
-    """Return the fraction of collected groups that are trained on, neither lost nor dropped by a filter."""
+    """Return the fraction of collected groups that are trained on, since they are neither lost nor filtered out."""
     assert collected.groups is not None
     assert trained.groups is not None
     return {"rollout/kept_groups": Mean(len(trained.groups.unique()), len(collected.groups.unique()))}
@@ -274,12 +274,12 @@ def bigrams(text: str) -> list[str]:
 
 
 def text_numbers(turns: Sequence[Turn]) -> dict[str, float]:
-    """Return statistics of the texts of a rollout over all ranks; every rank must call it.
+    """Return statistics of the texts of a rollout over all ranks; every rank must call this function.
 
-    They show early when thoughts collapse:
+    These statistics show early when thoughts collapse:
 
-    * ``distinct_in_turn``: fraction of distinct word pairs in a reply; low if it repeats itself
-    * ``distinct_across_turns``: the same over all replies together; low if all replies are similar
+    * ``distinct_in_turn``: fraction of distinct word pairs in a reply; low if the reply repeats itself
+    * ``distinct_across_turns``: fraction of distinct word pairs over all replies; low if all replies are similar
     * ``thought_copies``: fraction of thoughts that equal the thought of the previous turn of their episode
     * ``thought_diversity``: mean distance (1 - shared / all word pairs) between the last thoughts of two environments
     """
@@ -326,7 +326,7 @@ def mean_distance(members_Q2: Tensor) -> float | None:
         member_EW[row[here], column[here] - first] = 1
         shared_EE += member_EW @ member_EW.T
     distance_EE = 1 - shared_EE / (sizes[:, None] + sizes[None, :] - shared_EE)
-    return float(distance_EE.sum() / (len(sets) * (len(sets) - 1)))  # the diagonal is 0
+    return float(distance_EE.sum() / (len(sets) * (len(sets) - 1)))  # distances on the diagonal are 0
 
 
 def _hash(text: str) -> int:

@@ -78,7 +78,7 @@ class StageClock:
             name: name of the stage.
             turns: number of turns.
             tokens: number of tokens in prompts and replies.
-            beside: seconds that the work took in the background; None: it was not in the background.
+            beside: seconds that the work took in the background; None: the work was not in the background.
         """
         if beside is not None:
             self._beside[name] += beside
@@ -89,14 +89,14 @@ class StageClock:
         """Count the tokens of a micro-batch in the update.
 
         Args:
-            held: tokens in its rows.
-            computed: tokens that the models compute, padding included.
-            padding: padding tokens.
+            held: number of tokens in the rows of the micro-batch.
+            computed: number of tokens that the models compute, padding included.
+            padding: number of padding tokens.
         """
         self._packed.update(held=held, computed=computed, padding=padding)
 
     def read(self, world_size: int = 1) -> dict[str, Number]:
-        """Return seconds (means over ranks) and rates (of all ranks together) since the last call, and reset them."""
+        """Return seconds (means over ranks) and rates (of all ranks together) since the last call, and reset both."""
         now = time.perf_counter()
         numbers: dict[str, Number] = {"time/iteration_seconds": Mean(now - self._read_at, 1)}
         for name, seconds in self._seconds.items():

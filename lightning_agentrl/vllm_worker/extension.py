@@ -1,4 +1,4 @@
-"""The worker extension that `agentrl serve` adds to vLLM. It imports only torch, since every worker loads it."""
+"""Worker extension that `agentrl serve` adds to vLLM. This module imports only torch, since every worker loads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, after temperature
 CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, exceeds most common prefixes
-CPU_OPS = {"custom_ops": ["-rotary_embedding"]}  # vLLM 0.32's own misreads queries with a dimension for heads
+CPU_OPS = {"custom_ops": ["-rotary_embedding"]}  # vLLM 0.32's own operation misreads queries with a dimension for heads
 EXTENSION = f"{__name__}.WorkerExtension"
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtype by size in bytes
 SIZES = (
@@ -31,14 +31,14 @@ class WorkerExtension:
     """Mixin for vLLM's worker with the methods that the trainer calls besides sampling."""
 
     def policy_sizes(self) -> dict[str, Any]:
-        """Return the sizes of the running model; vLLM would silently truncate larger weights to them."""
+        """Return the sizes of the running model; vLLM would silently truncate larger weights."""
         return sizes_of(self.model_config.hf_text_config)  # type: ignore[attr-defined]
 
     def pack_experts(self) -> None:
         """Pack the weights of experts for a CPU, once after all weights were loaded.
 
         vLLM 0.32 does this when it starts but not when it reloads weights (`UnquantizedFusedMoEMethod._setup_kernel`),
-        so it would read the new weights in the wrong order.
+        so without this call, vLLM would read the new weights in the wrong order.
         """
         for module in self.get_model().modules():  # type: ignore[attr-defined]
             kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
@@ -55,7 +55,7 @@ class WorkerExtension:
 
 
 def checksum(weights: Iterable[tuple[str, Any]], device: str) -> tuple[str, str]:
-    """Return digests of the layout of tensors by name and of their bits; the latter depends on the order of rows."""
+    """Return digests of the layout and the bits of named tensors; the digest of bits depends on the order of rows."""
     layout, content = blake2b(device.encode(), digest_size=8), blake2b(digest_size=8)
     for name, weight in weights:
         layout.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())

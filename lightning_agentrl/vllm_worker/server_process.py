@@ -30,7 +30,7 @@ def end_with_parent() -> None:
 
 
 def end_with_child() -> None:
-    """End this process some seconds after one of its child processes has failed. Never returns.
+    """End this process some seconds after one of its child processes has failed. This function never returns.
 
     Without this, a server whose engine is killed while it loads weights would wait forever and keep its port.
     """
@@ -47,5 +47,5 @@ if __name__ == "__mp_main__":
     import_module("vllm.v1.engine.core")
 elif __name__ == "__main__":
     threading.Thread(target=end_with_child, daemon=True).start()
-    sys.argv = sys.argv[1:]  # the module of vLLM to run, and its options
+    sys.argv = sys.argv[1:]  # the vLLM module to run, and its options
     import_module(sys.argv[0]).main()
