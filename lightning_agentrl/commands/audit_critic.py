@@ -22,7 +22,7 @@ from lightning_agentrl.tools.replay import CONFIG, checkpoint_before
 from lightning_agentrl.tools.view import build_report
 from lightning_agentrl.types import ForkPlan
 
-LONGER = 1_000_000  # iterations added to the run's limit; the audit ends after the first of them
+LONGER = 1_000_000  # iterations added to the run's limit; the audit ends after the first added iteration
 
 
 class AuditCLI(RunConfigCLI):
@@ -30,7 +30,7 @@ class AuditCLI(RunConfigCLI):
 
     def __init__(self, run: Path, checkpoint: str | None, branches: int, every: int) -> None:
         self.run = run
-        self.plan = ForkPlan(branches, every, gamma=1.0)  # refuses wrong numbers before anything is built
+        self.plan = ForkPlan(branches, every, gamma=1.0)  # ForkPlan refuses wrong values before anything is built
         path = Path(checkpoint) if checkpoint else checkpoint_before(run, None)[0]
         if checkpoint and not Path(checkpoint).exists():
             raise ConfigError(f"there is no checkpoint '{checkpoint}'; name an existing one (argument --checkpoint)")
@@ -42,7 +42,7 @@ class AuditCLI(RunConfigCLI):
         super().__init__(["--config", str(run / CONFIG)])
 
     def before_instantiate_classes(self) -> None:
-        """Set the trainer to one device, no logger and no limit that would prevent another rollout."""
+        """Set the trainer to one device, without a logger and without limits that would prevent another rollout."""
         trainer = self.settings.trainer
         trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
         if trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -53,7 +53,7 @@ class AuditCLI(RunConfigCLI):
         super().before_instantiate_classes()
 
     def audit(self) -> tuple[Audit, list[dict[str, Any]]]:
-        """Play a rollout and compare; return the findings and the turns, as records for the page."""
+        """Play a rollout and compare values with returns; return the findings and the turns as records for the page."""
         trainer = cast(Any, self.trainer)
         forked = Forked(self.plan.branches, self.plan.every, self.model.advantage.turn_discount, whiten=False)
         callback = AuditCritic(forked)

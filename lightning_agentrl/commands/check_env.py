@@ -34,14 +34,14 @@ def check_env(
     Args:
         env: id as in a config, such as agentrl_envs:GuessNumber-v0, or the URL of an OpenEnv server.
         kwargs: arguments of the environment, such as '{max_turns: 10}'.
-        json: file for the certificate as JSON.
-        html: file for the certificate as a page.
+        json: output file for the certificate as JSON.
+        html: output file for the certificate as a page.
         train: also train a small model with three seeds and report whether its return rises.
         seconds: time limit of the checks, without imports and resets.
         cap: time limit in seconds of the whole command; the certificate names the checks that are missing.
         max_prompt_tokens: prompt limit of the planned run; report longer prompts.
-        agent: command line of an agent program to check instead of an environment, such as "python agent.py". It is
-            run twice with the same replies and must make the same calls.
+        agent: command line of an agent program to check instead of an environment, such as "python agent.py". The
+            program is run twice with the same replies and must make the same calls.
         tasks: task file of --agent.
         model: hub id or folder of a model whose chat template formats the tool calls in the replies to --agent.
             Default: the agent gets the tool calls as messages.
@@ -68,7 +68,7 @@ def check_environment(
     """Check an environment, print and write its certificate, and return whether it has no errors.
 
     Raises:
-        ValueError: a number is out of range, a file cannot be written, or an argument contains a secret.
+        ValueError: a value is out of range, a file cannot be written, or an argument contains a secret.
     """
     check_secrets(recipe_of(env, kwargs)[1])
     for name, value in (("seconds", seconds), ("cap", cap), ("max_prompt_tokens", most_tokens)):
@@ -90,7 +90,8 @@ def check_environment(
     return certificate.passed
 
 
-AGENT_SEEDS, AGENT_CALLS = (0, 1, 2), 20  # seeds of an agent's episodes, and the most calls in each
+# Seeds of an agent's episodes, and the largest number of calls in each episode.
+AGENT_SEEDS, AGENT_CALLS = (0, 1, 2), 20
 
 
 def check_agent(agent: str, tasks: str | None, model: str | None, environment: Sequence[str], seconds: float) -> bool:
@@ -99,7 +100,8 @@ def check_agent(agent: str, tasks: str | None, model: str | None, environment: S
     Args:
         agent: command line of the program.
         tasks: file of tasks, one JSON object per line.
-        model: folder or hub id of a model whose chat template formats tool calls; None: they are passed as messages.
+        model: folder or hub id of a model whose chat template formats tool calls; None: tool calls are passed as
+            messages.
         environment: names of environment variables that the program inherits.
         seconds: time limit between two calls, in seconds.
 
@@ -132,7 +134,7 @@ def check_agent(agent: str, tasks: str | None, model: str | None, environment: S
 
 
 def _trained(certificate: Certificate, env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of training, or why it was not tried; errors must not lose the rest of the certificate."""
+    """Return the result of training, or why training was not tried; errors must not discard the certificate."""
     if not certificate.passed:
         return _not_tried("there are errors to mend first")
     if certificate.texts is None or not (returns := certificate.texts.pop("returns")):

@@ -33,7 +33,7 @@ from lightning_agentrl.types import Rollout
 SEEDS = (0, 1, 2)
 ITERATIONS = 30
 NUM_ENVS, TURNS_PER_ENV, MINI_BATCHES, UPDATE_EPOCHS = 16, 12, 2, 2  # sizes of an iteration
-LONGEST = 1024  # most tokens of a prompt for the small model
+LONGEST = 1024  # largest number of prompt tokens for the small model
 MOST_REPLIES = 60
 ENTROPY_BONUS = 0.01
 POINTS = 10  # points of the mean curve in the plot
@@ -45,11 +45,11 @@ class Texts:
     """Texts of an environment that a small model needs.
 
     Args:
-        words: all words of its texts, the vocabulary.
-        replies: replies that it accepts.
+        words: all words of the environment's texts, the vocabulary.
+        replies: replies that the environment accepts.
         named: whether the replies are named actions.
-        system: system text for `PromptFormat`; None: the environment's.
-        longest: number of words of its longest prompt.
+        system: system text for `PromptFormat`; None: the environment's system text.
+        longest: number of words in the longest prompt.
     """
 
     words: Sequence[str]
@@ -60,9 +60,9 @@ class Texts:
 
 
 class _Curve(RolloutCallback):
-    """Record the mean return of the episodes that end in each iteration, or repeat the last mean if none ends.
+    """Record the mean return of the episodes that end in each iteration, or repeat the last mean if no episode ends.
 
-    Returns are sums of the environment's rewards, as for random replies.
+    Returns are sums of the environment's rewards, as in the control with random replies.
     """
 
     def __init__(self) -> None:
@@ -123,13 +123,13 @@ def train(
 
 
 def points(curves: Sequence[Sequence[float]]) -> list[dict[str, float]]:
-    """Return the mean over all seeds and a few iterations at a time, with its 95 % interval.
+    """Return means over all seeds and a few iterations at a time, each with a 95 % interval.
 
     Args:
         curves: curves of three seeds, one value per iteration.
 
     Returns:
-        For each point, the number of its last iteration, and the mean with the bounds of its interval.
+        For each point, the number of the point's last iteration, and the mean with the bounds of its interval.
     """
     length = len(curves[0])
     ends = [round((number + 1) * length / min(POINTS, length)) for number in range(min(POINTS, length))]
@@ -140,7 +140,7 @@ def points(curves: Sequence[Sequence[float]]) -> list[dict[str, float]]:
 
 
 def interval(values: Sequence[float], width: float) -> dict[str, float]:
-    """Return the mean of values, and its interval of ``width`` standard errors to each side."""
+    """Return the mean of values, and the interval of ``width`` standard errors to each side of the mean."""
     mean = statistics.fmean(values)
     half = width * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
     return {"mean": mean, "low": mean - half, "high": mean + half}

@@ -25,7 +25,7 @@ from lightning_agentrl.rollout.demonstrations import EPISODES
 class CloneCLI(RunConfigCLI):
     """Run behavior cloning on scripted players or a recorded run, with environments, prompts and model of a config.
 
-    From the agent, use the model, adapters, weight decay and clip, memory settings and temperature.
+    The config's agent provides the model, adapters, weight decay, gradient clip, memory settings and temperature.
     """
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -79,18 +79,18 @@ class CloneCLI(RunConfigCLI):
         config.trainer.default_root_dir = str(out)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Train for the number of steps given by `--steps`, and ignore the config's limits."""
+        """Train for the number of steps given by `--steps`, and ignore the limits in the config."""
         iterations = math.ceil(self.settings.steps / self.datamodule.steps_per_iteration)
         return super().instantiate_trainer(max_epochs=iterations, max_steps=-1, **kwargs)
 
     def clone(self) -> None:
-        """Train, evaluate on held-out episodes before and after, and write the model."""
+        """Train, evaluate on held-out episodes before and after training, and write the model."""
         settings, trainer = self.settings, cast(Any, self.trainer)
         data, agent = self.datamodule, self.model
         run = settings.recorded
         bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
         trainer.callbacks, trainer.loggers = [*bars, PolicyFolder(settings.out), RunSummary()], []
-        data.validation = replace(data.validation, every=0)  # RunSummary evaluates before and after
+        data.validation = replace(data.validation, every=0)  # RunSummary evaluates before and after training
         with guarded(self, "fit"):
             self.model = CloneAgent(
                 agent.model,

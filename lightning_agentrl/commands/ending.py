@@ -32,7 +32,7 @@ _NOISE = (
     r".*isinstance\(treespec, LeafSpec\).*",  # Lightning uses a deprecated function of torch
     r".*is not supported by the model summary.*",
     r".*does not have many workers.*",  # the stream is not a DataLoader
-    r".*Checkpoint directory .* exists and is not empty.*",  # a second run in one folder is fine
+    r".*Checkpoint directory .* exists and is not empty.*",  # a folder may hold several runs
 )
 _TOKENS = "model.init_args.compute.max_tokens_per_micro_batch"
 _BATCH = "the engine's batch (data.init_args.engine.init_args.max_batch)"
@@ -63,10 +63,10 @@ def leave_out_noise() -> None:
 
 
 def end_quietly() -> None:
-    """Discard standard error at exit if vLLM was used: its libraries write some 30 lines about leaked objects.
+    """Discard standard error at exit if vLLM was used: vLLM's libraries write some 30 lines about leaked objects.
 
-    nanobind has no option to turn them off from Python. Errors have been written by then. Call this function before
-    any other ``atexit.register``, so that it runs last.
+    nanobind has no option to turn these lines off from Python. Errors of the command are written earlier. Call this
+    function before any other ``atexit.register``, so that it runs last.
     """
 
     def drop() -> None:
@@ -84,12 +84,13 @@ def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
     keep their traceback.
 
     Args:
-        arguments: arguments of the command, to find the file and line of a wrong key; None: those of the process.
+        arguments: arguments of the command, to find the file and line of a wrong key; None: the arguments of the
+            process.
     """
     try:
         yield
         if sys.stdout is not None:
-            sys.stdout.flush()  # after this context an error could not be reported
+            sys.stdout.flush()  # flush here, since an error after this context could not be reported
     except KeyboardInterrupt as stop:
         _write(f"agentrl: {str(stop) or 'stopped'}")
         sys.exit(130)
@@ -97,7 +98,8 @@ def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
         if lost_reader(error):
             if notes := _notes(error):
                 _write(f"agentrl: the reader of the output is gone; {'; '.join(notes)}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports an error at exit
+            # Without a new stdout, Python reports an error at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
         wrong_input = error if isinstance(error, ConfigError) else explained(error)
         if wrong_input is not None:
@@ -112,11 +114,11 @@ def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
 
 
 def explained(error: BaseException, stage: str = "") -> ConfigError | None:
-    """Return a ConfigError for an error that a user can fix; None for all others, which need their traceback.
+    """Return a ConfigError for an error that a user can fix; None for all other errors, which need a traceback.
 
     Args:
         error: error that ended the run; not a ConfigError.
-        stage: stage of :class:`StageClock` that raised it, or ``load``; empty if unknown.
+        stage: stage of :class:`StageClock` that raised the error, or ``load``; empty if unknown.
     """
     if isinstance(error, EnvError):
         problem = Problem(str(error)) if error.kind == "contract" else None
@@ -130,12 +132,12 @@ def explained(error: BaseException, stage: str = "") -> ConfigError | None:
 
 
 def lost_reader(error: BaseException) -> bool:
-    """Return whether an error means that the reader of standard output has closed the pipe, as `head` does."""
+    """Return whether an error means that the reader of standard output has closed the pipe, for example `head`."""
     if not any(isinstance(cause, BrokenPipeError) for cause in causes(error)):
         return False
     try:
         polled = select.poll()
-        polled.register(sys.stdout, 0)  # errors are reported without being requested
+        polled.register(sys.stdout, 0)  # poll reports errors without a request
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in polled.poll(0))
     except (TypeError, ValueError, OSError):  # standard output has no file descriptor
         return False
@@ -150,7 +152,7 @@ def _memory(error: BaseException, stage: str) -> Problem | None:
 
 
 def _disk(error: BaseException) -> Problem | None:
-    """Describe a file that cannot be written, since the disk is full or access to its folder is denied."""
+    """Describe a file that cannot be written, since the disk is full or access to the folder is denied."""
     if not isinstance(error, OSError) or error.errno == errno.ENOENT:
         return None
     if isinstance(error, CheckpointNotSavedError):

@@ -14,7 +14,7 @@ from lightning_agentrl.commands.run_config import DataOnlyCLI
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.tools.evaluate import evaluate
 
-# A suite has no agent and no seed. The parser requires an agent, which is not used.
+# A suite has no agent and no seed. The parser requires an agent, but the agent is not used.
 DEFAULTS = ["--model=PPOAgent", "--model.init_args.model=demo", "--seed_everything=false", "--quiet=true"]
 
 

@@ -28,7 +28,7 @@ SHORT = {"--env": "--data.init_args.env.id", "--policy": "--model.init_args.mode
 def with_game(arguments: Sequence[str]) -> list[str]:
     """Replace `--env` and `--policy` by their full keys, and add the shipped config for any game if no config is given.
 
-    The options override the keys of the config.
+    These options override the keys of the config.
     """
     found, short = list[str](), False
     for argument in arguments:
@@ -69,14 +69,14 @@ def with_shipped_configs(arguments: Sequence[str]) -> list[str]:
 
 
 def make_folder(folder: str | Path, key: str) -> None:
-    """Create an output folder at the start of a command, since hours may pass before it is used.
+    """Create an output folder at the start of a command, since hours may pass before the folder is used.
 
     Args:
         folder: folder to create; it may exist.
-        key: key or argument that names it, for the error message.
+        key: key or argument that names the folder, for the error message.
 
     Raises:
-        ConfigError: it cannot be created.
+        ConfigError: the folder cannot be created.
     """
     try:
         Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def make_room_for(file: Path, begins: bytes, argument: str) -> None:
     """Create the folder of an output file, and refuse to replace a file that this command has not written.
 
     Args:
-        file: output file; an empty file, and one with the first bytes ``begins``, may be replaced.
+        file: output file; an empty file, or a file with the first bytes ``begins``, may be replaced.
         begins: first bytes of the output.
         argument: name of the argument that gives the file, for the error message.
 

@@ -55,13 +55,13 @@ class AgentCLI(LightningCLI):
     """LightningCLI with agent and data module by class_path, defaults for agents, and errors in one sentence.
 
     ``settings`` holds the parsed keys, of the subcommand if there is one. ``start`` holds the objects that were built
-    from them, and the checkpoint to start from.
+    from these keys, and the checkpoint to start from.
     """
 
     model: Agent
     datamodule: RolloutDataModule
     config: Any
-    place: Place | None = None  # set in a dry run
+    place: Place | None = None  # devices of the run, set in a dry run
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         parser = {"allow_abbrev": False, "exit_on_error": False}
@@ -74,7 +74,7 @@ class AgentCLI(LightningCLI):
             subclass_mode_data=True,
             trainer_class=CheckpointedTrainer,
             auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,  # the agent saves its hyperparameters itself
+            load_from_checkpoint_support=False,  # the agent saves its own hyperparameters
             save_config_callback=RunRecord,
             args=args,
             run=run,
@@ -93,7 +93,7 @@ class AgentCLI(LightningCLI):
         changes = "Comma-separated keys that may differ from those of the run that saved ckpt_path."
         add("--resume_with_changes", type=str, default="", help=changes)
 
-    # Keys
+    # Methods for keys
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments; an error names the key with its file and line."""
@@ -110,7 +110,7 @@ class AgentCLI(LightningCLI):
             raise ConfigError(config_problem(given.tree, known) or one_line(str(error))) from error
         self.settings = self.config.get(self.config.get("subcommand"), self.config)
         check_secrets(self.settings.as_dict())
-        if self.settings is not self.config:  # Lightning would read the checkpoint for arguments of the agent
+        if self.settings is not self.config:  # Lightning would read arguments of the agent from the checkpoint
             self._ckpt_path, self.settings.ckpt_path = self.settings.ckpt_path, None
         if self.settings.get("quiet"):
             for name in ("lightning.pytorch", "lightning.fabric"):
@@ -126,16 +126,17 @@ class AgentCLI(LightningCLI):
         refuse_foreign_keys(trainer)
         for arguments in (callback.get("init_args") or {} for callback in _listed(trainer.callbacks)):
             for key in [key for key, value in arguments.items() if isinstance(value, Enum)]:
-                arguments[key] = arguments[key].value  # Lightning's Timer has an enum default, which YAML cannot hold
+                arguments[key] = arguments[key].value  # Lightning's Timer has an enum default, which YAML cannot store
         limits = (trainer.max_epochs, trainer.max_steps, trainer.max_time, trainer.fast_dev_run)
-        if self.subcommand == "fit" and limits == (None, -1, None, False):  # Lightning would take 1000 epochs
+        # Without a limit, Lightning would run 1000 epochs.
+        if self.subcommand == "fit" and limits == (None, -1, None, False):
             what, key = "the key trainer.max_epochs is missing", "trainer.max_epochs"
             fix = "set it to the number of iterations, including those of a critic warm-up"
             raise ConfigError(Problem(what, key=key, missing=True, fix=fix))
         if checkpoint and checkpoint not in WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
-    # Objects
+    # Methods that build objects
 
     def instantiate_classes(self) -> None:
         """Build agent, data module and trainer; a constructor's error names its class and key."""
@@ -146,7 +147,7 @@ class AgentCLI(LightningCLI):
                 check_arguments(class_type, kwargs)
                 return class_type(*args, **kwargs)
             except (ValueError, ImportError, MisconfigurationException) as error:
-                refused.append((class_type, error))  # the parser wraps it in a long message
+                refused.append((class_type, error))  # the parser wraps the error in a long message
                 raise
 
         try:
@@ -170,7 +171,7 @@ class AgentCLI(LightningCLI):
         callbacks = with_defaults(callbacks, progress, config.enable_checkpointing is not False)
         self.signals = cast(Any, callbacks[0])
         self.signals.command = ["agentrl", *self.given]
-        if self.settings.get("dry_run"):  # nothing is written
+        if self.settings.get("dry_run"):  # a dry run writes no files
             self.place, instead = planned_trainer(config)
             self.save_config_callback, kwargs = None, {**kwargs, **instead, "logger": False}
         try:
@@ -181,17 +182,19 @@ class AgentCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         """Resolve ``ckpt_path`` to a checkpoint, and set the keys that a resumed run may change.
 
-        A job that SLURM requeued continues its own last checkpoint, even if ``ckpt_path`` names another one.
+        A job that SLURM requeued continues from its own last checkpoint, even if ``ckpt_path`` names another
+        checkpoint.
         """
         accepted = self.settings.get("resume_with_changes", "").split(",")
         self.model.resume_with_changes = [key.strip() for key in accepted if key.strip()]
         requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
-            self.start["ckpt_path"] = "last"  # it may be newer than the checkpoint that Lightning saved for SLURM
+            # The last checkpoint may be newer than the checkpoint that Lightning saved for SLURM.
+            self.start["ckpt_path"] = "last"
         if (word := self.start.get("ckpt_path")) in WORDS:
             self.start["ckpt_path"] = str(named_checkpoint(word, self.trainer))
 
-    # The run
+    # Methods for the run
 
     def fit(self, **kwargs: Any) -> None:
         with guarded(self, "fit"):

@@ -45,20 +45,22 @@ def guarded(cli: Any, stage: str) -> Iterator[None]:
         stage: Lightning's name of the stage, ``fit`` or ``validate``.
 
     Raises:
-        ConfigError: an error that a user can fix; before the first rollout every ValueError of this package is one.
+        ConfigError: an error that a user can fix, such as any ValueError of this package before the first rollout.
     """
     try:
         check_strategy(cli.trainer, cli.model.lora is not None)
         if stage == "fit":
-            check_keys(cli.trainer)  # before the setup of callbacks, which may raise other errors
+            check_keys(cli.trainer)  # check keys before the setup of callbacks, which may raise other errors
         yield
     except BaseException as error:
         playing = bool(cli.datamodule.sessions)
-        interrupted = isinstance(error.__context__, KeyboardInterrupt)  # Lightning has shut down and exits with 1
+        # After Ctrl-C, Lightning has shut down and exits with 1.
+        interrupted = isinstance(error.__context__, KeyboardInterrupt)
         with _ending(error, cli.signals.ends_at) if interrupted or isinstance(error, Stopped) else nullcontext():
-            cli.datamodule.teardown(stage)  # a thread that is inside torch at exit would abort the process
+            # `teardown` ends threads, since a thread inside torch at exit would abort the process.
+            cli.datamodule.teardown(stage)
         path = last_good_checkpoint(cli.trainer)
-        # Before the first rollout, Lightning's counts do not yet include those of the checkpoint.
+        # Before the first rollout, Lightning's counts do not yet include the checkpoint's iterations.
         when = f"after iteration {cli.trainer.current_epoch}" if playing else "before its first rollout"
         then = f"continue with --ckpt_path {path}" if path else "there is no checkpoint yet"
         continues = f"stopped {when}; {then}" if cli.subcommand == "fit" else ""
@@ -74,7 +76,7 @@ def guarded(cli: Any, stage: str) -> Iterator[None]:
 
 
 def _config_error(cli: Any, error: BaseException, playing: bool) -> ConfigError | None:
-    """Return a ConfigError for an error that a user can fix; None for others, and if it is a ConfigError already."""
+    """Return a ConfigError for an error that a user can fix; None for other errors, and for a ConfigError."""
     if isinstance(error, ConfigError):
         return None
     if isinstance(error, CheckpointError):
@@ -97,7 +99,7 @@ def _config_error(cli: Any, error: BaseException, playing: bool) -> ConfigError 
 
 
 def lost_process(error: BaseException, saved: bool) -> Problem | None:
-    """Describe a failed rendezvous of the run's processes, or the loss of one; None for other errors.
+    """Describe a failed rendezvous of the run's processes, or the loss of a process; None for other errors.
 
     Args:
         error: error that ended this process.

@@ -1,4 +1,4 @@
-"""The command `agentrl inspect`: play episodes before training, and write a page with what could stop it."""
+"""The command `agentrl inspect`: play episodes before training, and write a page about obstacles to training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Inspection:
     """Results of played episodes."""
 
     reports: Sequence[Report]  # one per source
-    turns: Sequence[dict[str, Any]]  # records for the page
+    turns: Sequence[dict[str, Any]]  # records of the turns for the page
     lost: int  # number of episodes that were lost before their first turn
 
 
@@ -112,7 +112,7 @@ def inspect_episodes(
 
 
 def _seen(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> list[SeenEpisode]:
-    """Return the observations of an episode for the report; in a game with several sides, those of each side."""
+    """Return the observations of an episode for the report; in a game, one sequence for each side."""
     names, sides = spellings(episode.contract.actions, episode.contract.aliases), dict[int, list[SeenTurn]]()
     for one in _turns(episode, names, tokenizer):
         sides.setdefault(one.turn.episode, []).append(one)

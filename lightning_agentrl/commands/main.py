@@ -121,7 +121,7 @@ OWN = {  # commands with the arguments of a function: file and name of the funct
     "serve-env": "serve_env:serve_env",
     "serve-policy": "serve_policy:serve_policy",
 }
-OPTIONS = "options"  # parameter for the options of another program, given after --
+OPTIONS = "options"  # parameter for options of another program, which follow --
 MAY_FOLLOW = {  # optional last positional argument: name and help
     "view": ("other", "folder of a second run, to compare"),
     "check-env": ("env", "id as in a config, such as agentrl_envs:GuessNumber-v0, or the URL of an OpenEnv server"),
@@ -143,7 +143,7 @@ def main() -> None:
         if arguments[0] == "--version":
             print(f"agentrl {__version__}")
             return
-        sys.path.append("")  # so that modules in the current folder can be imported
+        sys.path.append("")  # make modules in the current folder importable
         found = _run(arguments, typed=True)
         if isinstance(found, str):
             print(found)
@@ -170,7 +170,7 @@ def run(args: Sequence[str] | Mapping[str, Any] | None = None) -> Any:
 
 
 def with_flag_values(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with a value behind each flag, as the parser needs it: `true` unless one is given."""
+    """Return the arguments with a value behind each flag, as the parser requires; the default value is `true`."""
     return [
         FLAGS[argument] + ("" if value in ("true", "false") else "=true") if argument in FLAGS else argument
         for argument, value in pairwise([*arguments, ""])
@@ -238,7 +238,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> Any:
         raise ConfigError(f"{str(error).splitlines()[0]}; see agentrl {command} --help") from error
     try:
         return function(**settings, **options)
-    except ConfigError:  # already names its key
+    except ConfigError:  # the error already names its key
         raise
     except OSError as error:
         what = f"'{error.filename}' cannot be used: {error.strerror}" if error.filename else str(error)

@@ -18,7 +18,7 @@ from lightning_agentrl.models.loading import decoder_layers
 from lightning_agentrl.models.lora import has_adapters
 
 GPUS = (24, 40, 48, 80, 141)  # memory of common GPUs, in GB of 10^9 bytes
-ROOM = 1.05  # factor on the estimate, for allocator and libraries
+ROOM = 1.05  # factor on the estimate, for the allocator and libraries
 HOLES = 0.5  # fragmentation as a share of the activations; 0.25 to 0.75 were measured (docs/results/speed.md)
 
 Rows = list[tuple[str, str]]
@@ -33,7 +33,7 @@ class Place:
         on_gpu: whether the run uses GPUs rather than CPUs.
         processes: number of processes, one per device.
         nodes: number of nodes.
-        sharing: kind of sharding or data parallelism; empty: none.
+        sharing: kind of sharding or data parallelism; empty for one process.
         precision: precision of the trainer.
     """
 
@@ -90,8 +90,8 @@ class MemoryPlan:
     engine: int  # memory that the engine never releases
     sampling: int  # memory of the engine and of gathered weights during sampling; released before an update
     share: float = 0.0  # fraction of a GPU's memory that the engine reserves in addition
-    released: bool = False  # whether the engine releases that fraction before an update
-    copied: int = 0  # weights of the policy that must fit into that fraction, besides keys and values
+    released: bool = False  # whether the engine releases `share` before an update
+    copied: int = 0  # bytes of the policy's weights that must fit into `share`, besides keys and values
 
     def peaks(self, gpu: int = 0) -> tuple[int, int]:
         """Return the bytes needed by an update and by a collection; ``gpu`` is the size of the GPU in bytes."""
@@ -143,7 +143,7 @@ def memory_plan(
         step: size of an optimizer step.
         engine: memory of the engine.
         sends_layers: whether the engine gathers a sharded policy layer by layer instead of all at once.
-        program: bytes of interpreter and libraries.
+        program: bytes of the interpreter and libraries.
     """
     parts = [model for model in (models.actor, models.critic, models.reference) if model is not None]
     weights = unique(p for part in parts for p in part.parameters())
@@ -156,7 +156,8 @@ def memory_plan(
     gathered = 0
     whole = place.computes_in.itemsize * sum(p.numel() for p in unique(models.actor.parameters()))
     if place.shards > 1:
-        by_layer = 0 if has_adapters(models.actor.lm) else unit_bytes(models.actor, place)  # adapters alone are sent
+        # With adapters, only the adapters are sent to the engine.
+        by_layer = 0 if has_adapters(models.actor.lm) else unit_bytes(models.actor, place)
         gathered = by_layer if sends_layers else whole
     return MemoryPlan(
         program=program,
@@ -210,24 +211,24 @@ def activation_bytes(models: Models, compute: Compute, place: Place, tokens: int
     """Estimate the peak bytes of a micro-batch's forward and backward pass, without the accumulated gradients.
 
     A layer stores inputs of its norms, attention and feed-forward network in the dtype of matrix multiplications, and
-    the residual stream in that of the weights. With gradient checkpointing, one layer stores these, and all layers
-    store only their inputs. Log-probs and entropy store five arrays of logits, for one chunk of reply tokens if logits
-    are recomputed. After the activations are freed, up to three copies of an embedding's gradient exist, since that of
-    a tied head is added.
+    the residual stream in the dtype of the weights. With gradient checkpointing, one layer stores all of these tensors,
+    and all layers store their inputs. Log-probs and entropy store five arrays of logits, for one chunk of reply tokens
+    if logits are recomputed. After the activations are freed, up to three copies of an embedding's gradient exist,
+    since the gradient of a tied head is added.
 
     Args:
         models: models on the meta device.
         compute: compute settings of the agent.
         place: devices of the run.
         tokens: number of tokens of the micro-batch.
-        reads: number of reply tokens among them.
+        reads: number of reply tokens in the micro-batch.
     """
     lm = models.actor.lm
     embedding, head = cast(nn.Embedding, lm.get_input_embeddings()), cast(nn.Linear, lm.get_output_embeddings())
     hidden, layers, wide, queries, keys = layer_sizes(lm.config.get_text_config())
     width = place.computes_in.itemsize
     residual = 4 if place.mixed and place.shards == 1 else width
-    # Under autocast, rotary embeddings return float32, and the CPU's attention kernel stores that.
+    # Under autocast, rotary embeddings return float32, and the CPU's attention kernel stores float32 queries and keys.
     attention = 2 * (residual if not place.on_gpu else width) * (queries + keys)
     layer = 2 * (2 * residual + width) * hidden + attention + width * (4 * wide + (queries if place.mixed else 0))
     backward = width * (queries + keys + 2 * wide) + 2 * residual * hidden
@@ -255,8 +256,8 @@ def layer_sizes(config: PreTrainedConfig) -> tuple[int, int, int, int, int]:
 def cast_bytes(models: Models, place: Place) -> tuple[int, int]:
     """Return the bytes of autocast's cached casts of trained weights, and of the gradients of the policy's casts.
 
-    From the second micro-batch on, these gradients exist until the end of the backward pass. With FSDP2 both are 0,
-    since it gathers weights in bfloat16.
+    From the second micro-batch on, these gradients exist until the end of the backward pass. With FSDP2 both sizes are
+    0, since FSDP2 gathers weights in bfloat16.
     """
     if not place.mixed or place.shards > 1:
         return 0, 0
@@ -304,7 +305,7 @@ def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def count(parameters: Iterable[Tensor]) -> int:
-    """Return the total bytes of parameters."""
+    """Return the total size of parameters in bytes."""
     return sum(p.numel() * p.element_size() for p in parameters)
 
 

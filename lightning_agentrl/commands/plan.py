@@ -68,7 +68,7 @@ def planned_trainer(given: Any) -> tuple[Place, dict[str, Any]]:
     stage = (strategy.config or {})["zero_optimization"]["stage"] if isinstance(strategy, DeepSpeedStrategy) else None
     if isinstance(strategy, str) and strategy.startswith("deepspeed"):
         stage = int(strategy[-1]) if strategy[-1].isdigit() else 2  # Lightning's default
-    if stage in (1, 2):  # a Trainer with DeepSpeed requires a GPU
+    if stage in (1, 2):  # replace DeepSpeed, since a Trainer with DeepSpeed requires a GPU
         instead["strategy"] = "ddp"
     if accelerator in (*GPU, "auto"):
         instead |= {"accelerator": "cpu", "devices": devices}
@@ -122,7 +122,7 @@ class RunPlan:
         for source in data.pool.sources:
             if isinstance(source, EnvConfig):
                 source.check_id()
-        if self.shape_known:  # else the hub cannot be reached, so there may be no tokenizer and no data sets
+        if self.shape_known:  # without the hub, tokenizer and data sets may be missing
             data.pool.make_one_of_each()
             self.tokenizer, self.reader, context = readers_for(agent)
             data.check(self.tokenizer, context, self.reader)
@@ -157,7 +157,7 @@ class RunPlan:
     def _rows(self) -> list[Row]:
         """Return example rows of an optimizer step, with replies of full length; empty without a tokenizer.
 
-        They are the rows of one process, or of all processes of a sequence-parallel group.
+        The rows are for one process, or for all processes of a sequence-parallel group.
         """
         turns = step_turns(self.data, self.place.processes) * self.agent.compute.sequence_parallel
         return example_rows(self.prompts, turns, self.data) if self.prompts else []
@@ -165,12 +165,12 @@ class RunPlan:
     def _step(self) -> Step:
         """Return the size of an optimizer step on one process.
 
-        With sequence parallelism a process has a share of the tokens, but possibly all reply tokens.
+        With sequence parallelism a process has a share of all tokens, but possibly all reply tokens.
         """
         compute, reply = self.agent.compute, self.data.interaction.max_reply_tokens
         parts = compute.sequence_parallel
         budget = parts * compute.max_tokens_per_micro_batch
-        if not self.rows:  # assume turns of maximal length without common prefixes
+        if not self.rows:  # without rows, assume turns of maximal length without common prefixes
             turns, longest = step_turns(self.data, self.place.processes) * parts, self.data.longest_turn
             fitting = max(budget // longest, 1)
             tokens, reads = min(turns, fitting) * longest, min(turns, fitting) * reply
@@ -194,7 +194,7 @@ class RunPlan:
             *args, self.data.engine.memory(self.policy, at_a_time), self.data.engine.sends_layers, program
         )
 
-    # Sections
+    # Methods for sections of the text
 
     def text(self) -> str:
         """Return the plan as readable text."""
@@ -284,7 +284,7 @@ class RunPlan:
 
 
 def _take_progress(trainer: L.Trainer, checkpoint: Path) -> None:
-    """Set the progress of a trainer and its summary to that of a checkpoint."""
+    """Set the progress of a trainer and its summary to the progress of a checkpoint."""
     saved = torch.load(main_file(checkpoint), map_location="cpu", weights_only=True, mmap=True)
     counts = saved["loops"]["fit_loop"]["epoch_progress"]["current"]
     trainer.fit_loop.epoch_progress.current.completed = counts["ready"]
@@ -309,7 +309,7 @@ def first_prompts(data: RolloutDataModule, world: int = 1) -> list[ModelInput]:
 
 @contextmanager
 def first_session(data: RolloutDataModule, index: int = 0) -> Iterator[Session]:
-    """Yield a separate session at the start of its first training episode."""
+    """Yield a separate session at the start of the session's first training episode."""
     player, groups = data.player, data.sizes.groups
     if groups is None:
         kind, session = player.pool.kind(index), endless_session(player, index)
@@ -366,7 +366,7 @@ def _growth(data: RolloutDataModule) -> str:
 
 
 def step_turns(data: RolloutDataModule, world: int) -> int:
-    """Return the number of turns of an optimizer step on each process; with groups, the minimum of one per episode."""
+    """Return the number of turns of an optimizer step on each process; with groups, at least one turn per episode."""
     turns = (
         data.sizes.mini_batch_turns
         if data.groups is None
@@ -446,8 +446,8 @@ def held_out_plays(trainer: L.Trainer, validation: ValidationConfig, epochs: int
 def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataModule) -> list[Row]:
     """Return ``turns`` different rows with the given prompts and replies of full length.
 
-    If there are more rows than prompts, text prompts are repeated with other tokens after the prefix that they share
-    with the most similar prompt, since later turns share prefixes of about that length.
+    If there are more rows than prompts, text prompts are repeated with other tokens after the prefix that each prompt
+    shares with the most similar prompt; later turns share prefixes of about that length.
 
     Args:
         prompts: prompts to use.
@@ -469,7 +469,7 @@ def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataMod
 def _partings(rows: Sequence[Keys]) -> list[int]:
     """Return for each row the length of the prefix that it shares with the most similar different row.
 
-    If all rows are equal, that is the length of the row.
+    If all rows are equal, return the length of the row.
     """
     different = sorted(set(rows))  # the most similar row is adjacent
     shared = [shared_length(*pair) for pair in pairwise(different)]

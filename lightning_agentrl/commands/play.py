@@ -30,11 +30,12 @@ def play_environment(
     Args:
         id: id of the environment, as in a config, such as agentrl_envs:GuessNumber-v0. If the config has an
             environment with this id, its arguments and texts are used.
-        config: config of a run, for its prompts, memory, interaction and model. Default: the default of each key.
+        config: config of a run, for its prompts, memory, interaction and model. Default: the default values of these
+            keys.
         model: hub id or folder of the model with the chat template and tokenizer, or a checkpoint, whose prompts are
             shown unless a config is given. Default: the config's model, or demo.
         kwargs: arguments of the environment, such as '{highest: 9}'.
-        seed: seed of the first episode; it grows by 1 with each episode.
+        seed: seed of the first episode; the seed grows by 1 with each episode.
 
     Raises:
         ValueError: an argument is wrong.

@@ -21,7 +21,8 @@ class RunConfigCLI(AgentCLI):
     """Base class of commands that read a run's config."""
 
     def __init__(self, args: ArgsType = None) -> None:
-        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # about a run's callbacks
+        # The warning is about a run's callbacks.
+        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
         super().__init__(args, run=False)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -40,7 +41,7 @@ class RunConfigCLI(AgentCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments. Ignore a checkpoint in the config file: the run itself continued from that one."""
+        """Parse the given arguments. Ignore the config file's checkpoint, from which the run itself continued."""
         super().parse_arguments(parser, args)
         if "ckpt_path" not in dict(options_of(self.given)):
             self.config.ckpt_path = None
@@ -50,7 +51,7 @@ class DataOnlyCLI(RunConfigCLI):
     """Base class of commands that use the environments and prompts of a config, but not its trainer."""
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Return an unused trainer, since the config's may require devices that this machine lacks."""
+        """Return an unused trainer, since the config's trainer may require devices that this machine lacks."""
         bare: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
         return L.Trainer(**bare, enable_progress_bar=False, enable_model_summary=False)
 

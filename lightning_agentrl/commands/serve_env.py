@@ -29,10 +29,10 @@ from lightning_agentrl.errors import ConfigError, EnvError
 from lightning_agentrl.errors.secrets import check_secrets, filled
 
 _NOT_TOLD = ("render_mode", "worker", "deterministic")  # fields of the contract that matter only on the server
-_MOST_BYTES = 4 * 2**20  # largest size of a message: some million characters of an action
+_MOST_BYTES = 4 * 2**20  # largest size of a message, enough for an action of some million characters
 _MOST_WAITING = 16  # unanswered messages of a socket; clients should wait for each answer
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_PING_SECONDS = 30.0  # a client that does not answer a ping is gone, and its environment is closed
+_PING_SECONDS = 30.0  # time between pings; the environment of a client that does not answer is closed
 _ENDING_SECONDS = 3.0  # time for running steps when the server ends; a thread cannot be stopped
 _TEXT = {"type": "string"}
 _PNG = {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}
@@ -67,7 +67,7 @@ class _Played:
     known: Contract | None = None  # contract that was sent to the client
 
     async def reply(self, text: str) -> dict[str, Any] | None:
-        """Return the answer to a message, or None if it closes the socket."""
+        """Return the answer to a message, or None if the message closes the socket."""
         try:
             kind, data = _parsed(text)
             if kind == "close":
@@ -101,7 +101,7 @@ class _Played:
             raise _Refused("VALIDATION_ERROR", "an action has one field, text, a string")
         if not self.running:
             raise _Refused("EXECUTION_ERROR", "the episode is over or has not begun; send reset")
-        self.running = False  # stays False if the step fails
+        self.running = False  # if the step fails, `running` stays False
         answer = await self.worker.step(data["text"])
         self.steps += 1
         self.running = not (answer.terminated or answer.truncated)
@@ -109,7 +109,8 @@ class _Played:
 
     def _observation_data(self, answer: Answer, first: bool) -> dict[str, Any]:
         metadata: dict[str, Any] = {
-            "truncated": answer.truncated and not answer.terminated,  # if both are set, training counts termination
+            # If both flags are set, training counts termination.
+            "truncated": answer.truncated and not answer.terminated,
             "long_term_text": answer.observation,
             "short_term_text": answer.short_term,
             "metrics": {name: value for name, value in answer.metrics.items() if math.isfinite(value)},
@@ -203,7 +204,7 @@ def environment_app(recipe: Recipe, sessions: int, token: str = "") -> web.Appli
     Args:
         recipe: recipe of the environments.
         sessions: largest number of concurrent sockets.
-        token: secret that clients must send; empty: none is needed, and only loopback host names are accepted.
+        token: secret that clients must send; empty: no secret is needed, and only loopback host names are accepted.
     """
     sockets: set[web.WebSocketResponse] = set()
 
@@ -218,7 +219,7 @@ def environment_app(recipe: Recipe, sessions: int, token: str = "") -> web.Appli
             await connected.close()
             return connected
         sockets.add(connected)
-        pool = ThreadPoolExecutor(1)  # one thread per environment, so that a hanging call blocks only its own
+        pool = ThreadPoolExecutor(1)  # one thread per environment, so that a hanging call blocks only one environment
         try:
             await _play(connected, recipe, pool)
         finally:
@@ -246,7 +247,7 @@ def environment_app(recipe: Recipe, sessions: int, token: str = "") -> web.Appli
 
 
 async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPoolExecutor) -> None:
-    """Answer the messages of a socket in order, and its pings at any time.
+    """Answer the messages of a socket in order, and pings at any time.
 
     When the client disconnects, a running call is canceled if possible, and the environment is closed afterwards.
     """
@@ -260,7 +261,7 @@ async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPo
     async def reply() -> None:
         nonlocal told_to_close
         while (answer := await played.reply(await asked.get())) is not None:
-            with suppress(ConnectionResetError):  # the client has gone meanwhile
+            with suppress(ConnectionResetError):  # the client has disconnected meanwhile
                 await connected.send_json(answer)
         told_to_close = True
         await connected.close()
@@ -274,7 +275,7 @@ async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPo
                     await connected.close(code=WSCloseCode.POLICY_VIOLATION, message=why.encode())
                 elif message.type is WSMsgType.TEXT:
                     asked.put_nowait(message.data)
-                elif message.type is WSMsgType.BINARY:  # read as text, since the client waits for an answer
+                elif message.type is WSMsgType.BINARY:  # answer these, too, since the client waits for an answer
                     asked.put_nowait(message.data.decode(errors="replace"))
             if not told_to_close:
                 replies.cancel()
@@ -294,7 +295,7 @@ def serve_env(
 
     Args:
         id: id of the environment, as data.init_args.env.id.
-        port: port to listen on, or 0 for a free one.
+        port: port to listen on, or 0 for a free port.
         host: address to listen on. An address that other machines can reach requires a token.
         kwargs: arguments of the environment, as data.init_args.env.kwargs.
         sessions: largest number of concurrent environments.
@@ -321,12 +322,12 @@ def serve_env(
         raise ValueError(str(error)) from error
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:  # in use, not an address of this machine, or not a port number
+    except (OSError, OverflowError) as error:  # the address is in use or not of this machine, or the port is invalid
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"cannot listen on {host}, port {port}: {why}; choose another --port or --host") from error
     address = f"[{host}]" if ":" in host else host
     print(f"{id} at http://{address}:{listening.getsockname()[1]}", flush=True)
     web.run_app(environment_app(recipe, sessions, token), sock=listening, print=None, shutdown_timeout=1.0)
-    timer = threading.Timer(_ENDING_SECONDS, os._exit, [0])  # the process would wait for its threads
+    timer = threading.Timer(_ENDING_SECONDS, os._exit, [0])  # end the process, which would wait for its threads
     timer.daemon = True
     timer.start()

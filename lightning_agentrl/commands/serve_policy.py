@@ -28,7 +28,7 @@ from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.rollout.event_loop import LoopThread
 
-REMEMBERED = 256  # calls that are stored, for retries and for calls that continue a response
+REMEMBERED = 256  # number of stored calls, for retries and for calls that continue a response
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -114,11 +114,11 @@ def serve_policy(
     Args:
         checkpoint: checkpoint of `agentrl fit`, or folder written by `agentrl export`.
         host: address to listen on. An address that other machines can reach requires a token.
-        port: port to listen on, or 0 for a free one.
+        port: port to listen on, or 0 for a free port.
         token: secret that clients must send as their API key. Write '${NAME}' to read it from an environment variable.
         model: hub id or folder of the base model, if it moved after the run.
-        max_reply_tokens: largest number of tokens of a reply. Default: the run's, or 512 without a run.
-        temperature: temperature of sampling; 0: the most likely token. Default: the run's, or 1 without a run.
+        max_reply_tokens: largest number of tokens of a reply. Default: the run's value, or 512 without a run.
+        temperature: temperature of sampling; 0: the most likely token. Default: the run's value, or 1 without a run.
 
     Raises:
         ValueError: an argument is wrong, or the address cannot be used; the message names the argument to change.

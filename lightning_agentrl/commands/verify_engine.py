@@ -1,7 +1,7 @@
 """The command `agentrl verify-engine`: check samples and log-probs of the engine against the trained weights.
 
-It makes the same comparison as the callback ``EngineCheck``, but with more rounds, in float32, and with the likely
-cause of a mismatch.
+The command makes the same comparison as the callback ``EngineCheck``, but with more rounds and in float32, and reports
+the likely cause of a mismatch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_agentrl.errors.config_errors import options_of
 from lightning_agentrl.metrics.mismatch import EXACT, ROUGH, Bounds
 from lightning_agentrl.tools.engine_causes import likely_cause
 
-ROUNDS = 3  # all but the last with changed weights, the last with the policy's own weights
+ROUNDS = 3  # the last round uses the policy's weights, earlier rounds use changed weights
 
 
 def verified(agent: Agent, largest: float | None, mean: float | None) -> bool:
@@ -29,8 +29,8 @@ def verified(agent: Agent, largest: float | None, mean: float | None) -> bool:
 
     Args:
         agent: agent that is connected to its trainer.
-        largest: largest accepted log-prob mismatch of a token; None: the bound that rounding explains.
-        mean: largest accepted mean mismatch of a round; None: the bound that rounding explains.
+        largest: largest accepted log-prob mismatch of a token; None: the largest mismatch that rounding explains.
+        mean: largest accepted mean mismatch of a round; None: the largest mean mismatch that rounding explains.
     """
     trainer, comparison = cast(Any, agent.trainer), comparison_of(agent)
     usual = comparison.bounds
@@ -55,7 +55,7 @@ def verified(agent: Agent, largest: float | None, mean: float | None) -> bool:
 
 
 class VerifyCLI(RunConfigCLI):
-    """Check that the engine of a config samples from the trained weights; exit with 1 if it does not."""
+    """Check that the engine of a config samples from the trained weights; exit with 1 if they differ."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(prog="agentrl verify-engine", **kwargs)
@@ -76,7 +76,7 @@ class VerifyCLI(RunConfigCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments. ``sys.argv`` is not changed, since DDP starts processes with it."""
+        """Parse the given arguments. ``sys.argv`` is not changed, since DDP starts processes with ``sys.argv``."""
         super().parse_arguments(parser, args)
         self._compare_exactly(dict(options_of(self.given)))
 
@@ -101,6 +101,6 @@ class VerifyCLI(RunConfigCLI):
 
 
 def run(args: ArgsType) -> None:
-    """Run the command: compare engine and trainer, and exit with 1 if they differ by more than the bounds."""
+    """Run the command: compare engine and trainer, and exit with 1 if the differences exceed the bounds."""
     if not VerifyCLI(args).verify():
         raise SystemExit(1)

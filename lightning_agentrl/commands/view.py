@@ -11,7 +11,7 @@ from lightning_agentrl.tools.view.build import build_page, page_file
 from lightning_agentrl.tools.view.listing import list_runs
 from lightning_agentrl.tools.view.serve import PageServer
 
-PORT = 8002  # fixed, since browsers store stars and notes by the address of a page
+PORT = 8002  # a fixed port, since browsers store stars and notes by the address of a page
 
 
 def view_runs(
@@ -22,7 +22,7 @@ def view_runs(
     serve: bool = False,
     port: int | None = None,
 ) -> None:
-    """Write the run viewer: one offline page of a run or of two runs; list the runs of a folder with several.
+    """Write the run viewer: one offline page of a run or of two runs; list the runs of a folder with several runs.
 
     Args:
         run: folder of a run with the callback TurnLog, or a folder of runs to list.
@@ -30,7 +30,7 @@ def view_runs(
         out: file of the page. Default: view.html in the folder of the run, or compare.html for two runs.
         last: number of last iterations to show. Default: all.
         serve: serve the page to browsers of this machine and update it while the run trains.
-        port: port of --serve, or 0 for a free one. Default: 8002. Browsers store stars and notes per port.
+        port: port of --serve, or 0 for a free port. Default: 8002. Browsers store stars and notes per port.
 
     Raises:
         ValueError: the folders contain no run, or arguments contradict each other.
@@ -44,7 +44,7 @@ def view_runs(
     elif serve:
         for each in filter(None, (run, other)):
             if each.is_dir() and several(each):
-                find_run(each)  # raises an error that lists the runs
+                find_run(each)  # a folder without a single run raises an error that lists the runs
         _offer(run, other, last, PORT if port is None else port)
     else:
         page = page_file(run, out, other)

@@ -21,16 +21,17 @@ from lightning_agentrl.types.model_input import ModelInput
 class SamplingRequest:
     """A request for one reply.
 
-    Sampling uses the whole distribution (no top-p, no top-k), so log-probs describe the distribution that was sampled
-    from. Equal prompts, seeds and weights give equal replies, up to rounding, regardless of the rest of the batch.
+    Sampling uses the whole distribution (no top-p, no top-k), so log-probs describe the distribution that the tokens
+    were sampled from. Equal prompts, seeds and weights give equal replies, up to rounding, regardless of the rest of
+    the batch.
     """
 
     prompt: ModelInput
     max_tokens: int
-    temperature: float  # 0: greedy, the most likely token every time
+    temperature: float  # 0: greedy, always the most likely token
     seed: int
-    number: tuple[int, ...] = ()  # indices of environment and turn; they order requests of equal age
-    stop: tuple[str, ...] = ()  # texts that also end the reply, as soon as one is complete
+    number: tuple[int, ...] = ()  # indices of environment and turn, by which requests of equal age are ordered
+    stop: tuple[str, ...] = ()  # texts that also end the reply; the first complete stop text ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +40,21 @@ class Reply:
 
     ids: tuple[int, ...]
     logps: tuple[float, ...]
-    closed: bool  # False: cut by ``max_tokens``
+    closed: bool  # False: the reply was cut by ``max_tokens``
     policy_version: int
-    late: bool = False  # its environment exceeded its time limit, so the composition of the batch depended on time
+    late: bool = False  # the environment exceeded its time limit, so the composition of the batch depended on time
 
 
 @dataclass(frozen=True)
 class PolicyHandle:
-    """What the trainer hands to an engine: the policy, its stop tokens, and the precision to run it in."""
+    """What the trainer hands to an engine: the policy, its stop tokens, and the precision to run the policy in."""
 
     policy: LanguageModel
     stop_token_ids: Sequence[int]
     precision: Callable[[], AbstractContextManager]
     max_model_len: int | None = None  # largest number of tokens of prompt and reply; None: the model's context length
     trained_meanwhile: bool = False  # whether the policy is trained while replies are sampled
-    decode: Callable[[Sequence[int]], str] = str  # gives the text of sampled ids, for requests with ``stop``
+    decode: Callable[[Sequence[int]], str] = str  # returns the text of sampled ids, for requests with ``stop``
 
     def gathered(self) -> AbstractContextManager[None]:
         """Hold all weights of the policy on this rank; all ranks enter and leave together."""
@@ -84,10 +85,10 @@ class PlannedPolicy:
 
     Args:
         model: model on the meta device.
-        on_gpu: whether it runs on a GPU rather than on the CPU.
-        computes_in: dtype in which the trainer scores and trains it.
+        on_gpu: whether the policy runs on a GPU rather than on the CPU.
+        computes_in: dtype in which the trainer scores and trains the policy.
         window: largest number of tokens of a prompt and its reply together.
-        trained_meanwhile: whether it is trained while replies are sampled.
+        trained_meanwhile: whether the policy is trained while replies are sampled.
     """
 
     model: LanguageModel
@@ -104,8 +105,8 @@ class EngineMemory:
     Args:
         resident: bytes that stay allocated during updates.
         sampling: bytes that are released before an update.
-        share: fraction of a GPU's total memory that is reserved in addition to both.
-        released: whether that fraction is released before an update.
+        share: fraction of a GPU's total memory that is reserved in addition to ``resident`` and ``sampling``.
+        released: whether ``share`` is released before an update.
     """
 
     resident: int = 0
@@ -117,13 +118,15 @@ class EngineMemory:
 class Engine(ABC):
     """Sampler of replies for many environments at a time."""
 
-    own_weights: ClassVar[bool] = False  # samples from a copy if ``PolicyHandle.trained_meanwhile`` is set
-    sends_layers: ClassVar[bool] = False  # gathers a sharded policy layer by layer; False: all of it at once
-    dtype: str = "auto"  # dtype of its computation; auto: the trainer's
+    # True: the engine samples from a copy if ``PolicyHandle.trained_meanwhile`` is set.
+    own_weights: ClassVar[bool] = False
+    # True: the engine gathers a sharded policy layer by layer; False: all layers at once.
+    sends_layers: ClassVar[bool] = False
+    dtype: str = "auto"  # dtype in which the engine computes; auto: the trainer's dtype
 
     @property
     def holds_copy(self) -> bool:
-        """Whether it has its own copy of the weights, which must be updated after each training step."""
+        """Whether the engine has its own copy of the weights, which must be updated after each training step."""
         return True
 
     def check(self) -> None:  # noqa: B027 - most engines have no requirements
@@ -134,35 +137,35 @@ class Engine(ABC):
         """
 
     def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
-        """Estimate the memory, besides the policy's, that sampling ``concurrency`` replies at once takes."""
+        """Estimate the memory, in addition to the policy's, for sampling ``concurrency`` replies at once."""
         return EngineMemory()
 
     @abstractmethod
     def start(self, handle: PolicyHandle) -> None:
-        """Start the engine. The strategy is set up and the policy on its device. Allowed again after :meth:`stop`."""
+        """Start the engine, also again after :meth:`stop`; the strategy is set up and the policy on its device."""
 
     @abstractmethod
     def sync(self, policy_version: int) -> None:
         """Load the policy's current weights.
 
-        The trainer calls it before each collection and validation, when no request is in flight.
+        The trainer calls this method before each collection and validation, when no request is in flight.
         """
 
     def collecting(self) -> AbstractContextManager:
         """Return a context for sampling that the trainer waits for; all ranks enter and leave it together.
 
-        A collection that runs while the policy is trained does not use it.
+        A collection that runs while the policy is trained does not use this context.
         """
         return nullcontext()
 
     def seats(self, players: int) -> AbstractContextManager[Sequence[AbstractContextManager]]:
         """Return a context for one collection, which yields one inner context for each player.
 
-        A player enters its inner context before its first request and leaves it after its last one. An engine whose
-        batches must not depend on timing thus knows which players to wait for. Other engines do not need this method.
+        A player enters its inner context before its first request and leaves it after its last request. So an engine
+        whose batches must not depend on timing can wait for these players. Other engines do not need this method.
 
         Args:
-            players: number of players, that is of environments that send requests.
+            players: number of players; a player is an environment that sends requests.
         """
         return nullcontext([nullcontext()] * players)
 
@@ -176,7 +179,7 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Release threads and memory; a no-op if not started."""
+        """Release threads and memory; a no-op if the engine is not started."""
 
 
 @dataclass(eq=False)
@@ -184,7 +187,7 @@ class Waiting:
     """A request from a caller on an event loop. Its reply is sampled in another thread."""
 
     request: SamplingRequest
-    future: asyncio.Future[Reply]  # of the caller's event loop
+    future: asyncio.Future[Reply]  # belongs to the caller's event loop
 
     def tell(self, outcome: Reply | Exception) -> None:
         """Pass the outcome to the caller. Can be called from any thread."""
@@ -200,12 +203,13 @@ def tell_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
 
 def _settle_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
     for waiting, outcome in outcomes:
-        if waiting.future.done():  # canceled, or already failed because the engine ended
+        if waiting.future.done():  # the request was canceled, or has failed because the engine ended
             continue
-        if isinstance(outcome, StopIteration):  # a future does not accept it
+        if isinstance(outcome, StopIteration):  # a future does not accept StopIteration
             outcome = RuntimeError(f"StopIteration: {outcome}")
         if isinstance(outcome, Exception):
             waiting.future.set_exception(outcome)
-            waiting.future.exception()  # marks it as retrieved, so that asyncio logs nothing if the caller has ended
+            # Mark the error as retrieved, so that asyncio logs nothing if the caller has ended.
+            waiting.future.exception()
         else:
             waiting.future.set_result(outcome)

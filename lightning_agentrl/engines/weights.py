@@ -1,4 +1,4 @@
-"""Weights of a policy for engines: by their names in the model's files, merged with adapters, and as copies."""
+"""Weights of a policy for engines: under their names in the model's files, merged with adapters, and as copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOISE = 0.1  # standard deviation of the noise that replaces weights that are al
 def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight and persistent buffer by its name in memory; a tied weight appears under each of its names.
 
-    An output head tied to the embedding is included, since an engine may keep a packed copy of it.
+    An output head tied to the embedding is included, since an engine may keep a packed copy of the head.
     """
     for name, weight in lm.named_parameters(remove_duplicate=False):
         yield name, weight.detach()
@@ -92,7 +92,7 @@ def frozen_copy(policy: LanguageModel, rounds_to: torch.dtype | None = None) -> 
 
     Args:
         policy: policy in training.
-        rounds_to: dtype of the autocast in which the copy runs; None: it runs without autocast.
+        rounds_to: dtype of the autocast in which the copy runs; None means no autocast.
 
     Raises:
         ValueError: the policy is sharded.
@@ -103,7 +103,8 @@ def frozen_copy(policy: LanguageModel, rounds_to: torch.dtype | None = None) -> 
             "needs (data.init_args.max_staleness above 0); use VLLMEngine (key data.init_args.engine), or 0"
         )
     shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
-    copied = copy.deepcopy(policy, dict(shared)).requires_grad_(False).eval()  # deepcopy does not copy its memo
+    # `deepcopy` does not copy objects in the memo.
+    copied = copy.deepcopy(policy, dict(shared)).requires_grad_(False).eval()
     if rounds_to is not None:
         round_linear_layers(copied.lm, rounds_to, but=shared.values())
     return copied
@@ -128,7 +129,7 @@ def copy_weights(policy: LanguageModel, to: LanguageModel) -> None:
 
 @contextmanager
 def moved(policy: nn.Module, number: int, chosen: Callable[[str], bool] = lambda name: True) -> Iterator[None]:
-    """Change every trained weight strongly inside the context, and restore it bit for bit at the end.
+    """Change every trained weight strongly inside the context, and restore the weights bit for bit at the end.
 
     The signs of every n-th column (n from 3 to 7) are flipped, which takes no memory and can be undone exactly. Weights
     that follow each other flip different columns, since the flips of a norm and of the next layer would cancel. Weights
@@ -136,7 +137,7 @@ def moved(policy: nn.Module, number: int, chosen: Callable[[str], bool] = lambda
 
     Args:
         policy: policy to change; each rank changes its shard.
-        number: number that selects the columns; equal numbers give equal changes, consecutive numbers different ones.
+        number: seed that selects the columns; equal seeds give equal changes, consecutive seeds different changes.
         chosen: predicate on a weight's name that selects the weights to change.
     """
     zeros = dict[str, Tensor]()

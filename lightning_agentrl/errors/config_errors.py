@@ -34,7 +34,7 @@ _OF_COMMANDS = ("lightning_agentrl.commands.", "lightning_agentrl.tools.", "ligh
 _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set, Path, types.NoneType)
 
 
-# The classes of a config
+# Functions for the classes of a config
 
 
 def import_fault(module: str) -> str:
@@ -46,10 +46,10 @@ def import_fault(module: str) -> str:
         absent = isinstance(error, ModuleNotFoundError) and str(error.name)
         if absent and f"{module}.".startswith(f"{absent}."):
             return f"no module '{absent}'"
-        # The first frame is this function's; a SyntaxError has no further frame, since it names the line itself.
+        # The first frame is the frame of this function; a SyntaxError has no further frame, but contains the line.
         frames = [one for one in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in one.filename]
         place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-        if absent:  # the module imports another one that is missing
+        if absent:  # the module imports another module that is missing
             return f"importing {module} needs the module '{absent}', which is not installed{place}"
         return f"importing {module} raised {type(error).__name__}: {error}{place}"
     return ""
@@ -62,7 +62,7 @@ def class_names(bases: Sequence[type]) -> tuple[str, ...]:
 
 
 def _concrete(base: type) -> Iterator[type]:
-    """Yield a class and its subclasses, except abstract and private ones."""
+    """Yield a class and its subclasses, except abstract and private classes."""
     if not inspect.isabstract(base) and not base.__name__.startswith("_"):
         yield base
     children: list[type] = base.__subclasses__()
@@ -71,7 +71,7 @@ def _concrete(base: type) -> Iterator[type]:
 
 
 def _class_of(name: str, bases: Sequence[type]) -> type | None:
-    """Return the class with a short name or dotted path, or None if there is none."""
+    """Return the class with a short name or dotted path, or None if there is no such class."""
     module, _, short = name.rpartition(".")
     if not module:
         return next((one for base in bases for one in _concrete(base) if one.__name__ == name), None)
@@ -82,7 +82,7 @@ def _class_of(name: str, bases: Sequence[type]) -> type | None:
 
 
 def parameters_of(owner: type) -> dict[str, tuple[Any, Any]]:
-    """Return type and default of a class's arguments by name, including those that it passes to its base class."""
+    """Return type and default of a class's arguments by name, including arguments passed to its base class."""
     found: dict[str, tuple[Any, Any]] = {}
     for base in owner.__mro__:
         if (make := vars(base).get("__init__")) is None:
@@ -144,11 +144,11 @@ def _members(hint: Any) -> list[Any]:
     return [hint]
 
 
-# The walk
+# Functions that walk the config
 
 
 def config_problem(tree: Mapping[str, Any], options: Sequence[str] = OPTIONS) -> Problem | None:
-    """Return the first fault of a config that the parser has refused, or None if the walk finds none.
+    """Return the first fault of a config that the parser has refused, or None if the walk finds no fault.
 
     Args:
         tree: config of the merged files and command-line options.
@@ -275,7 +275,7 @@ def _unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
     )
 
 
-# What was given, and where
+# Functions for given keys and their places
 
 
 def options_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -306,7 +306,7 @@ class Given:
                 self._set(name, value)
 
     def places(self, problem: Problem) -> list[str]:
-        """Return where the keys of a problem were given; for a missing key, where the section above it is."""
+        """Return where the keys of a problem were given; for a missing key, return the place of the section above."""
         found = {}
         for key in problem.keys:
             whole = _bare(key)
@@ -317,7 +317,7 @@ class Given:
         return list(found.values()) if len(found) < 2 else [f"{key}: {place}" for key, place in found.items()]
 
     def _read(self, file: Path) -> None:
-        import yaml  # not needed in environment processes
+        import yaml  # import here, since environment processes do not need yaml
 
         try:
             text = file.read_text()
@@ -378,7 +378,7 @@ def _lines(node: Any, key: str, file: str) -> Iterator[tuple[str, str]]:
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Merge two configs; values of ``above`` win. With another class_path, the old class's arguments are dropped."""
+    """Merge two configs; values of ``above`` take precedence. A new class_path drops the old class's arguments."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     if "class_path" in above and above["class_path"] != below.get("class_path"):
@@ -386,7 +386,7 @@ def _merged(below: Any, above: Any) -> Any:
     return below | {key: _merged(below.get(key), value) for key, value in above.items()}
 
 
-# Constructors
+# Functions for errors of constructors
 
 
 def constructor_problem(owner: type, error: Exception, settings: Mapping[str, Any]) -> Problem:
@@ -394,7 +394,7 @@ def constructor_problem(owner: type, error: Exception, settings: Mapping[str, An
 
     Args:
         owner: class whose constructor failed.
-        error: error that it raised.
+        error: error that the constructor raised.
         settings: parsed config, in which the class is looked up.
     """
     if isinstance(error, ConfigError):

@@ -27,10 +27,10 @@ class EnvError(RuntimeError):
 
 
 class RunStoppedError(RuntimeError):
-    """A run has stopped, since a number was not finite or a guard triggered.
+    """A run has stopped, since a value was not finite or a guard triggered.
 
     Args:
-        reason: one sentence without its full stop.
+        reason: one sentence without the full stop.
         checkpoint: path of the last good checkpoint; None if there is none.
     """
 
@@ -41,7 +41,7 @@ class RunStoppedError(RuntimeError):
 
 
 class EngineGoneError(RuntimeError):
-    """All servers of an engine were gone or hanging for longer than the run may wait for them."""
+    """All servers of an engine were gone or hanging for longer than the run may wait."""
 
 
 class CheckpointError(ValueError):
@@ -77,7 +77,7 @@ class EngineMismatchError(RuntimeError):
 
 @contextmanager
 def naming_file(path: os.PathLike[str]) -> Iterator[None]:
-    """Add the file name to an OSError raised in the context; for a full disk, the system leaves it out."""
+    """Add the file name to an OSError raised in the context; for a full disk, the system leaves the file name out."""
     try:
         yield
     except OSError as error:

@@ -13,16 +13,16 @@ _KEY = re.compile(r"\b(?:(?:model|data|trainer)\.\w[\w.\[\]]*|ckpt_path\b|seed_e
 
 @dataclass(frozen=True)
 class Problem:
-    """The parts of an error message. A message without parts is in `what`.
+    """The parts of an error message. If a message has no parts, `what` holds the whole message.
 
     Args:
         what: description of the fault, with the given value.
         key: dotted key to change.
-        missing: whether the key is absent; its place is then that of the section above it.
+        missing: whether the key is absent; its place is then the place of the section above.
         suggestion: name that was probably meant.
         fix: advice for the user.
         known: accepted names.
-        place: file and line, or the command line, if known without searching for the key.
+        place: file and line, or the command line, if known without a search for the key.
     """
 
     what: str
@@ -35,7 +35,7 @@ class Problem:
 
     @property
     def keys(self) -> list[str]:
-        """The keys to look up: `key`, or those that the text names."""
+        """The keys to look up: `key`, or the keys that the text names."""
         named = [self.key] if self.key else _KEY.findall(self.what) or _KEY.findall(self.fix)
         return list(dict.fromkeys(key.rstrip(".") for key in named))
 
@@ -77,7 +77,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def closest(word: str, known: Sequence[str], cutoff: float = 0.6) -> str:
-    """Return the known name closest to a word, or an empty string if none is close.
+    """Return the known name closest to a word, or an empty string if no name is close.
 
     Args:
         word: word to look up, in any case.

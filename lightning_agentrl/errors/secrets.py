@@ -1,6 +1,6 @@
-"""Secrets of a run: records contain only ``${NAME}``, which is replaced by its value when it is used.
+"""Secrets of a run: records contain only ``${NAME}``, which is replaced by the secret at the time of use.
 
-Environment processes import this file, so it imports only the error classes.
+Environment processes import this file, so the file imports only the error classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from lightning_agentrl.errors.problem import ConfigError, Problem
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
-# Words before "key" or "token" in the names of secrets; other keys and tokens are those of tokenizers and games.
+# Words before "key" or "token" in the names of secrets; other keys and tokens belong to tokenizers and games.
 _OF_SECRETS = (
     "api|auth|oauth|access|bearer|private|secret|refresh|session|personal|bot|hf|hub|huggingface|openai|anthropic|"
     "azure|aws|google|gemini|mistral|cohere|groq|together|openrouter|deepseek|replicate|github|gitlab|slack|discord|"
@@ -24,11 +24,11 @@ _SECRET = re.compile(
     rf"({_OF_SECRETS})[_-]?(key|token))s?$|^(token|bearer)$"
 )
 _PASSWORD_IN_URL = re.compile(r"(?i)[a-z][a-z0-9+.-]*://[^/?#\s:@]*:(?![^/?#\s@]*\$\{\w+\})[^/?#\s@]+@")
-_seen: dict[str, str] = {}  # reference by value, for all secrets that this process has read
+_seen: dict[str, str] = {}  # reference of each secret that this process has read; the key is the secret
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Return whether a value is a literal secret, judged by its name or since it is a URL with a password."""
+    """Return whether a value is a literal secret, judged by its name, or is a URL with a password."""
     if isinstance(value, str) and _PASSWORD_IN_URL.match(value):
         return True
     if not _SECRET.search(name):
@@ -45,10 +45,10 @@ def check_secrets(given: Any, key: str = "", name: str = "") -> None:
     Args:
         given: value, or mapping or list of values.
         key: config key of the value.
-        name: name that describes the value: the last part of the key, or a part above it that names a secret.
+        name: name that describes the value: the last part of the key, or an earlier part that names a secret.
 
     Raises:
-        ConfigError: a value looks like a secret; the message has the key and not the value.
+        ConfigError: a value looks like a secret; the message contains the key but not the value.
     """
     if isinstance(given, Mapping):
         for own, item in given.items():
@@ -73,7 +73,7 @@ def filled(value: Any, key: str) -> Any:
     """Return arguments with references ``${NAME}`` replaced by the values of the environment variables.
 
     Args:
-        value: arguments, or one value of them.
+        value: arguments, or the value of one argument.
         key: config key of the value, for the error message.
 
     Raises:

@@ -17,7 +17,7 @@ def check_installed(needs_it: str) -> None:
 
     Raises:
         ImportError: vLLM is not installed.
-        ValueError: its version is not supported.
+        ValueError: the installed version is not supported.
     """
     if util.find_spec("vllm") is None:
         raise ImportError(f"{needs_it} needs the package vllm: {GET}")
@@ -35,7 +35,7 @@ def check_version(needs_it: str, version: str) -> None:
         version: version of vLLM.
 
     Raises:
-        ValueError: the version is not supported; the message names the supported one.
+        ValueError: the version is not supported; the message names the supported version.
     """
     if not is_supported(version):
         raise ValueError(f"{needs_it} works with vLLM {SUPPORTED}, found {version}; get it with {GET}")

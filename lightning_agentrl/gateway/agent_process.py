@@ -1,4 +1,4 @@
-"""Agent program in a separate process, which ends with its episode or the trainer, together with its descendants."""
+"""Agent program in a separate process that ends, with all descendants, when its episode or the trainer ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_agentrl.gateway.warm import Warm
 
 PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")  # variables that agents inherit
 EXCERPT = 2000  # characters from the end of a program's output that an error shows
-INFRASTRUCTURE = 75  # exit code after which an episode is lost instead of failed; EX_TEMPFAIL of sysexits.h
+INFRASTRUCTURE = 75  # exit code that marks an episode as lost instead of failed; EX_TEMPFAIL of sysexits.h
 
 
 class AgentProcess:
@@ -27,8 +27,8 @@ class AgentProcess:
     Args:
         command: program and arguments.
         variables: environment variables to set, in addition to the inherited ones.
-        passed_on: names of further environment variables that it inherits from the trainer.
-        preload: modules that a Python interpreter imports once, before it forks for each program; empty: each program
+        passed_on: names of further environment variables that the program inherits from the trainer.
+        preload: modules that one Python interpreter imports before it forks for each program; if empty, each program
             starts a new interpreter.
     """
 
@@ -39,7 +39,8 @@ class AgentProcess:
         passed_on: Sequence[str] = (),
         preload: Sequence[str] = (),
     ) -> None:
-        self._written: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the program runs
+        # The file stays open as long as the program runs.
+        self._written: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         own = {name: os.environ[name] for name in (*PASSED_ON, *passed_on) if name in os.environ}
         self._masked = [variables[name] for name in variables if "KEY" in name or "URL" in name]
         self._masked += [own[name] for name in passed_on if name in own and _is_secret(name)]
@@ -60,7 +61,7 @@ class AgentProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code; None while it runs."""
+        """Exit code; None while the program runs."""
         if self._process is not None:
             return self._process.poll()
         if self._code is None and select.select([self._status], [], [], 0)[0]:
@@ -82,7 +83,7 @@ class AgentProcess:
         self._written.close()
 
     def excerpt(self) -> str:
-        """Return the end of its output, with secrets masked."""
+        """Return the end of the program's output, with secrets masked."""
         size = self._written.seek(0, os.SEEK_END)
         self._written.seek(max(size - EXCERPT, 0))
         text = self._written.read().decode(errors="replace").strip()

@@ -1,6 +1,6 @@
 """Script that runs a function as an agent program: ``python call.py FOLDER MODULE:FUNCTION`` calls it with the task.
 
-If the function returns a number, that is the reward. The script imports only the standard library.
+If the function returns a number, this number is the reward. The script imports only the standard library.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    sys.path[0] = sys.argv[1]  # replaces the folder of this file
+    sys.path[0] = sys.argv[1]  # the agent's folder replaces the folder of this file
     _module, _, _name = sys.argv[2].partition(":")
     _reward = getattr(importlib.import_module(_module), _name)(json.loads(os.environ["AGENTRL_TASK"]))
     if inspect.iscoroutine(_reward):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES = ("system", "user", "assistant", "tool")
-REMEMBERED = 8192  # messages whose digest is cached
+REMEMBERED = 8192  # number of messages whose digests are cached
 
 
 class Refusal(Exception):
@@ -21,7 +21,7 @@ class Refusal(Exception):
 
     Args:
         message: one sentence for the client.
-        status: HTTP status of the answer; clients must not retry it.
+        status: HTTP status of the answer; clients must not retry the request.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -73,9 +73,9 @@ class Call:
     Args:
         messages: messages of the whole conversation, at least one.
         tools: tools that the model may call, as JSON schemas in the format of OpenAI's chat completions.
-        stop: texts that end the reply and are removed from it.
-        max_tokens: largest number of tokens of the reply; None: the run's limit.
-        model: model name that the client sends; metrics are split by it.
+        stop: texts that end the reply and are removed from the reply.
+        max_tokens: largest number of tokens of the reply; None means the run's limit.
+        model: model name that the client sends; metrics are split by this name.
         calls_tools: whether tool calls are parsed from the reply.
         must_call: whether the client requires a tool call in the reply.
     """
@@ -90,10 +90,10 @@ class Call:
 
     @cached_property
     def beginnings(self) -> list[Beginning]:
-        """All prefixes of the conversation, from the one before its first message to the whole."""
+        """All prefixes of the conversation, from the empty prefix to the whole conversation."""
         found = [Beginning(_digest(b"", _canonical(self.tools)))]
         for message in self.messages:
-            then = Beginning.then if message.images else _then  # messages with images are too large to cache
+            then = Beginning.then if message.images else _then  # do not cache messages with images, which are too large
             found.append(then(found[-1], message))
         return found
 
@@ -109,7 +109,7 @@ class Beginning:
     """Prefix of a conversation, for comparison with the prefixes of other calls.
 
     Generated ids are not compared, only the index of the tool call that a message answers. A text may be in one part or
-    in several.
+    in several parts.
     """
 
     digest: bytes
@@ -125,7 +125,7 @@ class Beginning:
         return Beginning(_digest(self.digest, content), ids if message.role == "assistant" else self.open_calls)
 
 
-_then = lru_cache(REMEMBERED)(Beginning.then)  # each call sends the whole conversation again
+_then = lru_cache(REMEMBERED)(Beginning.then)  # cached, since each call sends the whole conversation again
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ class Reply:
     Args:
         text: text of the reply, without the tool calls.
         tool_calls: tool calls that were parsed from the reply.
-        finish_reason: ``stop``: it ended; ``length``: it was truncated; ``tool_calls``: it has tool calls.
+        finish_reason: ``stop`` for a complete reply, ``length`` for a truncated reply, ``tool_calls`` for a reply with
+            tool calls.
         prompt_tokens: number of prompt tokens.
         tokens: number of sampled tokens.
     """
@@ -154,7 +155,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward that an agent posts. ``call`` is the id of the completion that earned it; empty: the last one."""
+    """A reward that an agent posts. ``call`` is the id of the rewarded completion; empty: the last completion."""
 
     value: float
     call: str = ""
@@ -168,7 +169,7 @@ class Pending:
         id: id of the completion.
         call: call to answer.
         request: digest of the request's path and body, which identifies a repeated request.
-        instructed: whether its first message holds instructions that apply to this call only.
+        instructed: whether the first message holds instructions that apply to this call only.
     """
 
     id: str
@@ -177,7 +178,7 @@ class Pending:
     instructed: bool = False
     reply: Reply | Refusal | None = None
     delivered: bool = False  # whether a client received the reply
-    waiting: int = 0  # number of clients that wait for it
+    waiting: int = 0  # number of clients that wait for the reply
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -186,8 +187,8 @@ class Place:
     """Place of a call in its episode.
 
     Args:
-        follows: index of the turn that it continues; None: it starts a new conversation.
-        known: number of leading messages that are not new: up to and including the reply of that turn.
+        follows: index of the turn that the call continues; None if the call starts a new conversation.
+        known: number of leading messages that are not new, up to and including the reply of turn ``follows``.
         occurrence: number of earlier calls of the episode with the same digest.
     """
 
@@ -201,7 +202,8 @@ class Episode:
     """Index of the turns of an episode, which finds the turn that a call continues."""
 
     turns: int = 0
-    _replied: dict[bytes, int] = field(default_factory=dict)  # index of a turn by the prefix that ends with its reply
+    # Index of a turn by the prefix that ends with the turn's reply.
+    _replied: dict[bytes, int] = field(default_factory=dict)
     _seen: Counter[str] = field(default_factory=Counter)  # number of calls by digest
 
     def place(self, call: Call) -> Place:
@@ -218,7 +220,7 @@ class Episode:
         return Place(None, 0, occurrence)
 
     def add(self, call: Call, reply: Reply) -> int:
-        """Add a turn and return its index. If turns are equal, later calls continue the last of them."""
+        """Add a turn and return its index. If turns are equal, later calls continue the last of these turns."""
         self._replied[call.beginnings[-1].then(reply.message).digest] = self.turns
         self.turns += 1
         return self.turns - 1
@@ -244,7 +246,7 @@ def checked_text(value: Any, what: str) -> str:
     """Return a value from a client if it is a text; ``what`` names it in the message.
 
     Raises:
-        Refusal: it is not a text.
+        Refusal: the value is not a text.
     """
     if not isinstance(value, str):
         raise Refusal(f"{what} must be a text")
@@ -255,7 +257,7 @@ def checked_list(value: Any, what: str) -> Sequence[Any]:
     """Return a value from a client if it is a list; ``what`` names it in the message.
 
     Raises:
-        Refusal: it is not a list.
+        Refusal: the value is not a list.
     """
     if not isinstance(value, list):
         raise Refusal(f"{what} must be a list")

@@ -17,11 +17,11 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # options of prctl
 def guard_descendants() -> None:
     """Fork and return in the child; the parent stays as a guard that ends the child with all its descendants.
 
-    Call it first in a new process whose standard input is a pipe that only its creator holds open. The guard waits
-    until the child ends, the creator closes the pipe or ends, or SIGTERM arrives. Then it kills the child and its
-    descendants, and exits with the child's exit status. Orphans become children of the guard and not of the system's
-    first process, so the guard also finds descendants in other sessions. A hanging child cannot stop it. The child's
-    standard input is empty. If the child calls exec, the new program stays guarded.
+    Call this function first in a new process whose standard input is a pipe that only its creator holds open. The guard
+    waits until the child ends, the creator closes the pipe or ends, or SIGTERM arrives. Then the guard kills the child
+    and its descendants, and exits with the child's exit status. Orphans become children of the guard and not of the
+    system's first process, so the guard also finds descendants in other sessions. A hanging child cannot stop the
+    guard. The child's standard input is empty. If the child calls exec, the new program stays guarded.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the signal is ignored, waiting for children fails
     waking = {signal.SIGCHLD, signal.SIGIO, signal.SIGTERM}
@@ -37,9 +37,9 @@ def guard_descendants() -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO when the pipe is closed
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # send SIGIO when the pipe is closed
     status = None
-    if not select.select([0], [], [], 0)[0]:  # else the pipe was closed before SIGIO was enabled
+    if not select.select([0], [], [], 0)[0]:  # a readable pipe was closed before SIGIO was enabled
         while status is None and signal.sigwait(waking) == signal.SIGCHLD:
             status = _reap(child)
     refused = set[int]()
@@ -47,7 +47,7 @@ def guard_descendants() -> None:
         for pid in children:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except PermissionError:  # it runs as another user
+            except PermissionError:  # the process runs as another user
                 refused.add(pid)
                 continue
             code = os.waitpid(pid, 0)[1]
@@ -56,7 +56,7 @@ def guard_descendants() -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Reap all children that have ended; return the status of ``child``, or None if it is running."""
+    """Reap all children that have ended; return the status of ``child``, or None if ``child`` is running."""
     status = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -75,7 +75,7 @@ def _children() -> set[int]:
 
 
 def _end_as(code: int) -> NoReturn:
-    """End this process with an exit code; a negative code ends it by the signal of that number."""
+    """End this process with an exit code; a negative code ends the process by the signal of that number."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has already written a core dump
         with suppress(OSError):  # SIGKILL has no handler
@@ -85,7 +85,7 @@ def _end_as(code: int) -> NoReturn:
     os._exit(code)
 
 
-if __name__ == "__main__":  # the arguments are the command to guard
+if __name__ == "__main__":  # run as a script, with the command to guard as arguments
     import sys
 
     guard_descendants()

@@ -1,4 +1,4 @@
-"""HTTP server that agents call instead of a provider: it queues their calls and sends the replies.
+"""HTTP server that agents call instead of a provider: the server queues the agents' calls and sends the replies.
 
 A training run has one server per process, on a port of 127.0.0.1 that the system chooses, in a thread with a separate
 event loop. The path of a call contains the token of its episode, so an agent can reach only its own episode. The
@@ -33,12 +33,12 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class Line:
-    """Queue from an agent to its episode: its calls and rewards in order of arrival.
+    """Queue of an agent's calls and rewards for its episode, in order of arrival.
 
     Args:
         gateway: server that receives the calls.
         parallel: whether several calls may wait at once.
-        most: largest number of calls that are stored, for retries and for calls that continue a response; None: no
+        most: largest number of calls that are stored, for retries and for calls that continue a response; None means no
             limit.
     """
 
@@ -83,8 +83,8 @@ class Line:
 
         Args:
             digest: digest of the request's path and body.
-            again: whether the client marks it as a retry. Without that mark, an equal request is a retry if no client
-                waits for the earlier one any more.
+            again: whether the client marks the request as a retry. Without this mark, an equal request is a retry if no
+                client waits for the earlier request any more.
         """
         for pending in reversed(self.calls):
             if pending.request == digest:
@@ -94,12 +94,12 @@ class Line:
 
 
 class Gateway:
-    """Server with one queue of calls (:class:`Line`) per episode, or with a single one and no tokens in paths.
+    """Server with one queue of calls (:class:`Line`) per episode, or with a single queue and no tokens in paths.
 
     Args:
-        listening: socket on which it listens; None: a port of 127.0.0.1 that the system chooses.
-        most: number of calls that a single line stores; None: there is one line per episode.
-        secret: API key that clients of a single line must send; empty: none is needed.
+        listening: socket on which the server listens; None: a port of 127.0.0.1 that the system chooses.
+        most: number of calls that a single line stores; None for one line per episode.
+        secret: API key that clients of a single line must send; empty: no key is needed.
     """
 
     def __init__(self, listening: socket.socket | None = None, most: int | None = None, secret: str = "") -> None:
@@ -135,7 +135,7 @@ class Gateway:
         for path in ("reward", "v1/reward"):
             app.router.add_post(f"{base}/{path}", self._reward)
         app.router.add_get(f"{base}/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None)  # an access log would contain the tokens
+        runner = web.AppRunner(app, access_log=None)  # no access log, since it would contain the tokens
         await runner.setup()
         await web.SockSite(runner, self._listening).start()
 
@@ -202,7 +202,7 @@ class Gateway:
             pending.waiting -= 1
 
     def _tell(self, body: Mapping[str, Any]) -> None:
-        """Report once each field of a request that has no effect."""
+        """Report each field of a request that has no effect, once per field."""
         own = [f"{name}={body[name]}" for name in OF_THE_RUN if body.get(name) is not None and name not in self.told]
         self.told.update(name for name in OF_THE_RUN if body.get(name) is not None)
         new = [name for name in unknown_fields(body) if name not in self.told]
@@ -215,7 +215,7 @@ class Gateway:
 
 @cache
 def gateway() -> Gateway:
-    """Return the server of this process, started when it is first needed."""
+    """Return the server of this process, started at the first call."""
     return Gateway()
 
 
@@ -238,9 +238,9 @@ async def _json(request: web.Request) -> dict[str, Any]:
 
 
 async def _answered(request: web.Request, protocol: Protocol, pending: Pending, streamed: bool) -> web.StreamResponse:
-    """Send keep-alive bytes until the reply is there, and then the reply.
+    """Send keep-alive bytes until the reply is complete, and then the reply.
 
-    A refusal within the first ``WAITING_SECONDS`` is sent with its HTTP status, a later one only in the body.
+    A refusal within the first ``WAITING_SECONDS`` is sent with its HTTP status, a later refusal only in the body.
     """
     with suppress(TimeoutError):
         await asyncio.wait_for(pending.answered.wait(), WAITING_SECONDS)
@@ -258,7 +258,7 @@ async def _answered(request: web.Request, protocol: Protocol, pending: Pending, 
             await response.write(part)
         await response.write_eof()
     except (ConnectionError, asyncio.CancelledError):
-        return response  # the client is gone; if it retries, it gets this reply
+        return response  # the client is gone; a retry gets this reply
     pending.delivered = isinstance(pending.reply, Reply)
     return response
 

@@ -1,8 +1,8 @@
 """Python interpreter that has imported the modules of agents, and forks for each agent.
 
-Importing a client takes a second of CPU time, a fork a tenth of that. The trainer runs this file as a script with the
-interpreter of the agents' command. That interpreter may lack this package, so the file imports only the standard
-library.
+Importing a client takes a second of CPU time, and a fork takes a tenth of a second. The trainer runs this file as a
+script with the interpreter of the agents' command. The agents' interpreter may lack this package, so the file imports
+only the standard library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Warm:
 
     Args:
         interpreter: Python executable of the agents' command.
-        modules: modules that it imports once.
+        modules: modules that the interpreter imports once.
         variables: environment variables of the interpreter.
     """
 
@@ -39,7 +39,7 @@ class Warm:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", _DESCENDANTS, interpreter, __file__, str(theirs.fileno()), *modules],
-            stdin=subprocess.PIPE,  # closed when the trainer ends
+            stdin=subprocess.PIPE,  # this pipe is closed when the trainer ends
             env=dict(variables),
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -50,13 +50,13 @@ class Warm:
         """Start an agent.
 
         Args:
-            arguments: arguments of the interpreter: a file, or ``-m`` and a module, followed by its arguments.
+            arguments: arguments of the interpreter: a file, or ``-m`` and a module, followed by the agent's arguments.
             variables: all environment variables of the agent.
-            written: file descriptor for its standard output and standard error.
+            written: file descriptor for the agent's standard output and standard error.
 
         Returns:
-            Two file descriptors. Closing the first ends the agent with all its descendants. The second yields its exit
-            code as text when it has ended.
+            Two file descriptors. Closing the first descriptor ends the agent with all its descendants. The second
+            descriptor yields the agent's exit code as text when the agent has ended.
         """
         alive, end = os.pipe()
         status, ended = os.pipe()
@@ -90,8 +90,8 @@ def _tell(request: dict, alive: int, written: int, ended: int) -> None:
     Args:
         request: arguments, variables and folder of the agent.
         alive: pipe whose closing ends the agent.
-        written: file descriptor for its output.
-        ended: file descriptor for its exit code.
+        written: file descriptor for the agent's output.
+        ended: file descriptor for the agent's exit code.
     """
     guard = os.fork()
     if guard == 0:
@@ -112,7 +112,7 @@ def _tell(request: dict, alive: int, written: int, ended: int) -> None:
 
 
 def _run(request: dict) -> None:
-    """Run the agent in a child of this process, which stays as its guard."""
+    """Run the agent in a child of this process, while this process stays as the agent's guard."""
     runpy.run_path(str(_DESCENDANTS))["guard_descendants"]()
     os.chdir(request["folder"])
     os.environ.clear()
@@ -132,13 +132,13 @@ def _run(request: dict) -> None:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001 - reported like an uncaught error of an interpreter
+    except BaseException:  # noqa: BLE001 - report the error like an uncaught error of an interpreter
         sys.excepthook(*sys.exc_info())
         code = 1
     finally:
         import threading
 
-        for thread in threading.enumerate():  # an interpreter joins them at its end
+        for thread in threading.enumerate():  # an interpreter also joins its threads at exit
             if thread is not threading.main_thread() and not thread.daemon:
                 thread.join()
         sys.stdout.flush()

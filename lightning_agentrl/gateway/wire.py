@@ -1,6 +1,6 @@
 """The three HTTP protocols of agents: parse requests into :class:`Call`, and write :class:`Reply` as answers.
 
-Sampling fields have no effect, since the run sets them: temperature, top_p, top_k, seed and penalties.
+The sampling fields temperature, top_p, top_k, seed and penalties have no effect, since the run sets their values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Protocol:
     """An HTTP protocol for calls of a model.
 
     Args:
-        read: function (body, earlier messages) -> call. Earlier messages are those of the response that it continues.
+        read: function (body, earlier messages) -> call. Earlier messages belong to the response that the call
+            continues.
         write: function (id, call, reply) -> body of an answer that is not streamed.
         events: function (id, call, reply) -> events of a streamed answer, each a name and data; chat completions have
             empty names.
@@ -81,7 +82,7 @@ def _call(body: Body, messages: Sequence[ChatMessage], tools: Sequence[Json], st
 
 
 def _parts(content: Any, what: str) -> tuple[str | bytes, ...]:
-    """Return the texts and images of a message's content in any of the three protocols.
+    """Return the texts and images of a message's content in any protocol.
 
     Args:
         content: text or list of parts.
@@ -134,7 +135,7 @@ def _role(given: Any) -> Role:
     return role
 
 
-# Chat completions
+# Functions for chat completions
 
 
 def _read_chat(body: Body, before: Sequence[ChatMessage]) -> Call:
@@ -187,7 +188,7 @@ def _chat_events(name: str, call: Call, reply: Reply) -> Iterator[tuple[str, Any
     yield "", "[DONE]"
 
 
-# Responses
+# Functions for responses
 
 
 def _read_responses(body: Body, before: Sequence[ChatMessage]) -> Call:
@@ -209,7 +210,8 @@ def _read_responses(body: Body, before: Sequence[ChatMessage]) -> Call:
             messages.append(ChatMessage("tool", _parts(item.get("output"), "an output"), (), item["call_id"]))
         elif kind != "reasoning":
             raise Refusal(f"an input of type {kind!r} is not supported")
-    if body.get("instructions"):  # for this call only; they replace those of the call that it continues
+    # Instructions for this call only replace the instructions of the call that it continues.
+    if body.get("instructions"):
         messages = [ChatMessage("system", (str(body["instructions"]),)), *messages]
     form = (body.get("text") or {}).get("format") or {}
     checked = {**body, "response_format": form if form.get("type") not in (None, "text") else None}
@@ -297,7 +299,7 @@ def _response_events(name: str, call: Call, reply: Reply) -> Iterator[tuple[str,
     yield event("response.incomplete" if whole["incomplete_details"] else "response.completed", response=whole)
 
 
-# Messages
+# Functions for messages
 
 
 def _read_messages(body: Body, before: Sequence[ChatMessage]) -> Call:
@@ -314,7 +316,7 @@ def _read_messages(body: Body, before: Sequence[ChatMessage]) -> Call:
             for block in blocks
             if block.get("type") == "tool_use"
         ]
-        for block in blocks:  # tool results come first in a user message
+        for block in blocks:  # in a user message, tool results come first
             if block.get("type") == "tool_result":
                 parts = _parts(block.get("content"), "a result")
                 messages.append(ChatMessage("tool", parts, (), block["tool_use_id"]))
@@ -368,7 +370,7 @@ def _message_events(name: str, call: Call, reply: Reply) -> Iterator[tuple[str, 
     yield event("message_stop")
 
 
-PROTOCOLS = {  # by path relative to the base URL
+PROTOCOLS = {  # protocol by path relative to the base URL
     "chat/completions": Protocol(_read_chat, _write_chat, _chat_events),
     "responses": Protocol(_read_responses, _write_response, _response_events),
     "messages": Protocol(_read_messages, _write_message, _message_events),

@@ -32,16 +32,16 @@ def keep_freed_memory() -> bool:
 class FreedMemory:
     """Return freed memory to the system when the process has grown over iterations.
 
-    Micro-batches differ in length, so the heap gets holes that the next one does not fit into, and the process would
-    grow by a few percent per iteration. Returning everything after each iteration would cost page faults. The baseline
-    is the memory after the first iteration, set anew after each release; more than this baseline is released.
+    Micro-batches differ in length, so the heap gets holes that the next micro-batch does not fit into, and the process
+    would grow by a few percent per iteration. Returning everything after each iteration would cost page faults. The
+    baseline is the memory after the first iteration, and is measured again after each release.
     """
 
     SLACK = 1.02
 
     def __init__(self, held: Callable[[], int] | None = None, give_back: Callable[[], bool] | None = None) -> None:
         self._held, self._give_back = held or resident_bytes, give_back or trim
-        self._usual: int | None = None  # bytes; the baseline
+        self._usual: int | None = None  # baseline in bytes
 
     def iteration_done(self) -> None:
         """Release memory if the process holds more than the baseline; call this after each iteration."""

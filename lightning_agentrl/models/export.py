@@ -37,7 +37,7 @@ def take_weights(policy: LanguageModel, weights: Mapping[str, Tensor]) -> None:
     """Load weights by name into a policy; only weights that LoRA freezes may be missing.
 
     The policy gets the most precise dtype among the weights: a frozen vision tower, for example, has no float32 master
-    weights, so it can be stored in 16 bits.
+    weights, so the tower can be stored in 16 bits.
     """
     policy.to(reduce(torch.promote_types, (weight.dtype for weight in weights.values())))
     policy.load_state_dict(frozen_weights(policy) | dict(weights))
@@ -58,8 +58,8 @@ def export_policy(
     Args:
         policy: the policy, with or without adapters.
         tokenizer: the policy's tokenizer.
-        folder: folder to create. Files of an earlier export are overwritten once the new ones are complete; exporting a
-            whole model also removes earlier weights and adapters.
+        folder: folder to create. Files of an earlier export are overwritten once the new files are complete; exporting
+            a whole model also removes earlier weights and adapters.
         merge: merge adapters into their weights and write the whole model; otherwise write the adapters alone, for
             ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is always written.
         files: contents of additional text files by name, such as the prompt settings of the policy.
@@ -74,12 +74,13 @@ def export_policy(
         _write(policy, tokenizer, draft, merge)
         for name, text in (files or {}).items():
             (draft / name).write_text(text, encoding="utf-8")
-        if whole:  # otherwise transformers would load earlier adapters, or an earlier single file instead of new shards
+        # From older files, transformers would load earlier adapters, or a single weight file instead of new shards.
+        if whole:
             for file in folder.iterdir():
                 if file.name in ADAPTER_FILES or WEIGHT_FILES.fullmatch(file.name):
                     file.unlink()
         for file in sorted(draft.iterdir()):
-            if (folder / file.name).is_dir():  # further chat templates
+            if (folder / file.name).is_dir():  # a subfolder of the draft holds further chat templates
                 shutil.rmtree(folder / file.name)
             file.replace(folder / file.name)
     except BaseException as error:
@@ -111,7 +112,7 @@ def _save_model(lm: PreTrainedModel, folder: Path) -> None:
     """Save a model with its generation config unchanged.
 
     transformers loads contradictory settings, such as a temperature without ``do_sample``, but refuses to save a model
-    with them.
+    with such settings.
     """
     settings = lm.generation_config
     lm.generation_config = GenerationConfig()
@@ -131,11 +132,11 @@ def save_adapters(lm: PreTrainedModel, folder: Path) -> None:
 
     (name,) = lm.peft_config
     weights = peft.get_peft_model_state_dict(lm, adapter_name=name, save_embedding_layers=False)
-    # A PeftModel holds the plain model two levels down, and adapter files use its names of the weights.
+    # A PeftModel holds the plain model two levels down, and adapter files use the PeftModel's weight names.
     named = {f"base_model.model.{key}": _whole(weight).contiguous() for key, weight in weights.items()}
     save_file(named, folder / ADAPTER_FILES[1], metadata={"format": "pt"})
     config = lm.peft_config[name]
-    config.inference_mode = True  # as peft's own save_pretrained sets it
+    config.inference_mode = True  # peft's own save_pretrained sets this, too
     config.save_pretrained(folder)
 
 

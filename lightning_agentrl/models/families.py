@@ -1,8 +1,8 @@
-"""Table of model families: the layers that mix tokens of a row, the change of the logits, and the reader of images.
+"""Table of model families: the layers that mix tokens of a row, the operation on the logits, and the image reader.
 
 A family is in the table if a test compares its rows in a prefix tree with single rows. Only the listed mixers may let
-a token read other tokens of its row, since only they read the tree; a config cannot tell this. Rows of all other
-families are computed side by side, with padding.
+a token read other tokens of its row, since only these mixers read the tree; a config does not show which layers mix
+tokens. Rows of all other families are computed side by side, with padding.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Family:
     """Properties of a model family.
 
     Args:
-        mixers: token mixers of its text layers; empty: its text model is a separate family with its own line.
-        logits: operation on the output of the vocabulary projection, and the config value that it multiplies by,
-            divides by or caps at; None: no operation.
-        reader: class that reads images for this family; None: text only.
+        mixers: token mixers of its text layers; empty if the text model is a separate family with its own line.
+        logits: operation on the output of the vocabulary projection, and the config value that is the factor, divisor
+            or cap; None means no operation.
+        reader: class that reads images for this family; None means that the family is used for text only.
     """
 
     mixers: tuple[Mixer, ...] = ("attention",)
@@ -47,7 +47,7 @@ class Family:
 
     @property
     def engine_shares(self) -> bool:
-        """Whether `TransformersEngine` may share prefixes: its caches hold keys and values, no recurrent states."""
+        """Whether `TransformersEngine` may share prefixes: caches hold keys and values, no recurrent states."""
         return not STATES.intersection(self.mixers)
 
 
@@ -84,7 +84,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": Family(("attention", "mamba2"), OVER),
     **dict.fromkeys(("bamba", "nemotron_h"), Family(("attention", "mamba2"))),
     **dict.fromkeys(("lfm2", "lfm2_moe"), Family(("attention", "short_conv"))),
-    # Models with a vision tower. Without a reader they are used for text only, and keep the tower's weights.
+    # Models with a vision tower. Models without a reader are used for text only, and keep the tower's weights.
     **dict.fromkeys(
         ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
         Family((), reader=QwenVLReader),
@@ -95,16 +95,16 @@ FAMILIES: dict[str, Family] = {
 }
 SHARING = frozenset(name for name, family in FAMILIES.items() if family.mixers)
 
-# These sample experts in training mode. Their jitter also selects the candidate experts in evaluation mode, so it
-# cannot be set to 0.
+# These families sample experts in training mode. Their router jitter also selects the candidate experts in evaluation
+# mode, so the jitter cannot be set to 0.
 RANDOM_ROUTES = {"phimoe"}
 
 
 def check_family(model: str, config: PreTrainedConfig, key: str = "model.init_args.model") -> None:
     """Refuse models that cannot be trained.
 
-    These are families without a text-only language model that are not in the table, families that choose experts at
-    random, models that cap attention scores, and quantized weights.
+    The check refuses families without a text-only language model that are not in the table, families that choose
+    experts at random, models that cap attention scores, and models with quantized weights.
 
     Args:
         model: hub id or folder.
@@ -112,7 +112,7 @@ def check_family(model: str, config: PreTrainedConfig, key: str = "model.init_ar
         key: config key that set the model, for the error message.
 
     Raises:
-        ValueError: the model is one of these; names the key.
+        ValueError: the model cannot be trained; the message names the key.
     """
     text = config.get_text_config()
     class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")
@@ -147,7 +147,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def text_family(config: PreTrainedConfig) -> Family | None:
-    """Return the family of a model's text decoder; None: it is not in the table."""
+    """Return the family of a model's text decoder; None if the family is not in the table."""
     family = FAMILIES.get(config.get_text_config().model_type)
     return family if family is not None and family.mixers else None
 
@@ -177,7 +177,7 @@ def final_logits(config: PreTrainedConfig) -> Callable[[Tensor], Tensor] | None:
 
 
 def image_reader(config: PreTrainedConfig, folder: str | None) -> FamilyReader | None:
-    """Return the image reader of a model; None: it reads text only.
+    """Return the image reader of a model; None for a text-only model.
 
     Args:
         config: configuration of the model.

@@ -26,7 +26,7 @@ def automatic_kernels(on_gpu: bool, sharded: bool, samples: bool) -> Kernels:
 
     Args:
         on_gpu: whether the models are on a GPU.
-        sharded: whether their weights are sharded.
+        sharded: whether the models' weights are sharded.
         samples: whether an engine samples with the same layers.
     """
     return "auto" if on_gpu and not sharded and not samples else "torch"
@@ -63,8 +63,9 @@ def use_kernels(lm: PreTrainedModel, kernels: Kernels) -> None:
             raise ValueError(f"no decoder layers found in {type(lm).__name__}, so none can be compiled (key {KEY})")
         for layer in layers:
             layer.compile(dynamic=True)
-    elif kernels == "liger":  # not Liger's loss, which needs logits at all positions
-        from transformers.integrations.liger import apply_liger_kernel  # slow: imports peft if it is installed
+    elif kernels == "liger":  # without Liger's loss, which needs logits at all positions
+        # A slow import, which also imports peft if installed.
+        from transformers.integrations.liger import apply_liger_kernel
 
         apply_liger_kernel(lm, {"fused_linear_cross_entropy": False, "cross_entropy": False})
 
@@ -76,7 +77,7 @@ def checkpoint_activations(lm: PreTrainedModel) -> None:
         ValueError: the model has no layers that can be recomputed.
     """
     kwargs, enable = {"use_reentrant": False}, getattr(lm, "activation_checkpointing_enable", None)
-    if enable is None:  # older versions of transformers; 6.0 removes the old name
+    if enable is None:  # older versions of transformers use another name, which 6.0 removes
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     else:
         enable(activation_checkpointing_kwargs=kwargs)
@@ -85,8 +86,9 @@ def checkpoint_activations(lm: PreTrainedModel) -> None:
 def round_linear_layers(lm: PreTrainedModel, dtype: torch.dtype, but: Collection[nn.Parameter] = ()) -> None:
     """Store the frozen weights of linear layers in ``dtype``, for models that run under autocast to ``dtype``.
 
-    Autocast caches rounded copies of trained weights only, and would round frozen weights in each forward pass. Results
-    are equal to the last bit, faster and in half the memory. An output head tied to the embedding is left unchanged.
+    Autocast caches rounded copies of trained weights only, and would round frozen weights in each forward pass. Stored
+    rounded weights give bit-identical results in less time and take half the memory. An output head tied to the
+    embedding is left unchanged.
 
     Args:
         lm: the model.

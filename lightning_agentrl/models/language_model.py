@@ -41,7 +41,7 @@ def read_tokens(
         lm: the model.
         ids_BL: token ids.
         positions: positions [B, L], or [3, B, L] for models with positions in time, rows and columns.
-        images: images among the tokens; None: there are none.
+        images: images among the tokens; None if there are no images.
         arguments: further arguments of the text decoder, such as its mask.
     """
     decoder = text_decoder(lm)
@@ -68,7 +68,7 @@ def _masks(lm: PreTrainedModel, ids_BL: Tensor, images: PackedImages, padding: T
         lm: the model.
         ids_BL: token ids of whole rows: nothing is cached before them.
         images: images among the tokens.
-        padding: [B, L], 1 on tokens and 0 on padding; None: there is no padding.
+        padding: [B, L], 1 on tokens and 0 on padding; None if there is no padding.
     """
     width = ids_BL.shape[1]
     order = torch.arange(width, device=ids_BL.device)
@@ -127,7 +127,7 @@ class LanguageModel(nn.Module):
 
     @cached_property
     def image_reader(self) -> FamilyReader | None:
-        """Reader of the model's images; None: it reads text only."""
+        """Image reader of the model; None for a text-only model."""
         return image_reader(self.lm.config, str(self.lm.name_or_path))
 
     @property
@@ -160,7 +160,7 @@ class LanguageModel(nn.Module):
 
         Args:
             hidden_RH: last hidden states at the logit positions.
-            targets_R: the following tokens; -1 if there is none.
+            targets_R: token after each position; -1 if there is no next token.
             temperature: sampling temperature, at which all results are computed.
             sum_pi_squared: whether to compute the sums of squared probabilities.
         """
@@ -177,7 +177,7 @@ class LanguageModel(nn.Module):
         return TokenScores(*map(torch.cat, zip(*chunks, strict=True)))
 
     def distributions(self, hidden_RH: Tensor, temperature: float) -> Tensor:
-        """Return log-probs of the whole vocabulary [R, V]; for few positions only, since it does not work in chunks."""
+        """Return log-probs of the whole vocabulary [R, V]; for few positions only, since all logits are in memory."""
         return _log_probs(self.lm, hidden_RH, temperature)
 
 

@@ -37,7 +37,8 @@ DEMO, DEMO_TOOLS = "demo", "demo-tools"  # names of the bundled model in a confi
 def resolve_model(model: str) -> str:
     """Replace ``demo`` and ``demo-tools`` by the folder of the bundled model; return other ids and folders as given."""
     if model in (DEMO, DEMO_TOOLS):
-        from lightning_agentrl.models.demo import demo_model_folder, demo_tools_folder  # with transformers: seconds
+        # Importing transformers takes seconds.
+        from lightning_agentrl.models.demo import demo_model_folder, demo_tools_folder
 
         return str(demo_model_folder() if model == DEMO else demo_tools_folder())
     return str(Path(model).expanduser()) if model.startswith("~") else model
@@ -61,8 +62,8 @@ def skip_unread(lm: PreTrainedModel) -> None:
     """Make a model skip the last feed-forward network at positions outside the keyword ``unique_positions``.
 
     Last hidden states at other positions are then incomplete. The hooks are inside the last layer, so that they also
-    run when activations are recomputed; hooks of the layer itself would not in every version of transformers. Models
-    in whose last layer no attention or feed-forward network is found are left unchanged.
+    run when activations are recomputed; hooks on the layer itself would not run then in every version of transformers.
+    Models in whose last layer no attention or feed-forward network is found are left unchanged.
     """
     layers = decoder_layers(lm)
     parts = dict(layers[-1].named_children()) if layers else {}
@@ -104,7 +105,7 @@ def model_name(given: object, key: str) -> str:
 
     Args:
         given: hub id or folder, as a string or path.
-        key: config key that set it, for the error message.
+        key: config key that set the model, for the error message.
 
     Raises:
         ConfigError: ``given`` has another type, such as the model itself.
@@ -123,14 +124,14 @@ def naming_model(model: str, key: str = KEY) -> Iterator[None]:
 
     Args:
         model: hub id or folder.
-        key: config key that set it, for the error message.
+        key: config key that set the model, for the error message.
 
     Raises:
-        ConfigError: the model cannot be loaded; contains the original error as one sentence.
+        ConfigError: the model cannot be loaded; the message contains the original error as one sentence.
     """
     try:
         yield
-    except ConfigError:  # already names model and key
+    except ConfigError:  # the error already names the model and the key
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = one_line(first_line(error))
@@ -142,11 +143,11 @@ def load_tokenizer(model: str, key: str = KEY) -> PreTrainedTokenizerBase:
 
     Args:
         model: hub id or folder.
-        key: config key that set it, for the error message.
+        key: config key that set the model, for the error message.
 
     Raises:
         ValueError: the model does not exist, its tokenizer cannot be loaded, or the tokenizer has tokens that the model
-            has no embedding for; names the key.
+            has no embedding for; the message names the key.
     """
     check_model_exists(model, key)
     with naming_model(model, key):
@@ -160,10 +161,10 @@ def read_config(model: str, key: str = KEY) -> PreTrainedConfig:
 
     Args:
         model: hub id or folder.
-        key: config key that set it, for the error message.
+        key: config key that set the model, for the error message.
 
     Raises:
-        ConfigError: it cannot be loaded; names the key.
+        ConfigError: the configuration cannot be loaded; the message names the key.
     """
     with naming_model(model, key):
         return cast(PreTrainedConfig, AutoConfig.from_pretrained(resolve_model(model)))
@@ -172,7 +173,7 @@ def read_config(model: str, key: str = KEY) -> PreTrainedConfig:
 def read_context_length(model: str) -> int:
     """Return the context length of a model in tokens, from its config alone.
 
-    For LongRoPE it is the length up to which all rows have the same frequencies.
+    For LongRoPE, return the length up to which all rows have the same frequencies.
 
     Raises:
         ConfigError: the config does not contain the context length.
@@ -202,7 +203,7 @@ def _lengths_of_one_rotation(config: PreTrainedConfig) -> list[int]:
 
 
 def read_images(model: str) -> FamilyReader | None:
-    """Return the image reader of a model; None: it reads text only."""
+    """Return the image reader of a model; None for a text-only model."""
     with naming_model(model):
         return image_reader(read_config(model), resolve_model(model))
 
@@ -210,7 +211,7 @@ def read_images(model: str) -> FamilyReader | None:
 def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedModel:
     """Load a pretrained causal language model, with or without a vision tower.
 
-    It uses tree attention if its family supports prefix trees.
+    The model uses tree attention if its family supports prefix trees.
 
     Args:
         model: hub id or folder.
@@ -235,7 +236,7 @@ def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedM
             dtype=torch.get_default_dtype(),
             attn_implementation=attention,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below with a clearer message
+            ignore_mismatched_sizes=True,  # other sizes are refused below with a clearer message
         )
     lm = cast(PreTrainedModel, lm)
     _refuse_random_weights(model, lm, found, head, key)
@@ -258,7 +259,7 @@ def _refuse_random_weights(model: str, lm: PreTrainedModel, found: dict[str, Any
     """Refuse a model whose files lack weights or have another shape; transformers would initialize these at random.
 
     Raises:
-        ConfigError: weights are missing; names one of them.
+        ConfigError: weights are missing; the message names one of them.
     """
     last = lm.get_output_embeddings()
     unread = set() if head or last is None else {id(weight) for weight in last.parameters()}
@@ -276,7 +277,7 @@ def _refuse_weights_not_finite(model: str, lm: PreTrainedModel, key: str) -> Non
     """Refuse a model with NaN or infinity in its weights.
 
     Raises:
-        ConfigError: weights are not finite; names one of them.
+        ConfigError: weights are not finite; the message names one of them.
     """
     weights = {name: weight for name, weight in lm.state_dict().items() if weight.is_floating_point()}
     # aminmax propagates NaN and is many times faster than isfinite.
@@ -296,7 +297,7 @@ def _refuse_tokens_beyond(model: str, key: str, tokenizer: PreTrainedTokenizerBa
     text. In text-only models such as Gemma 3, for example, the image placeholder is beyond the embedding.
 
     Raises:
-        ConfigError: there are such tokens; names one of them.
+        ConfigError: the tokenizer has such tokens; the message names one of them.
     """
     size = getattr(read_config(model, key).get_text_config(), "vocab_size", None)
     if size is None:
@@ -322,10 +323,10 @@ def check_model_exists(model: str, key: str = KEY) -> None:
 
     Args:
         model: hub id or folder.
-        key: config key that set it, for the error message.
+        key: config key that set the model, for the error message.
 
     Raises:
-        ValueError: the model does not exist; names the key.
+        ValueError: the model does not exist; the message names the key.
     """
     _refuse_missing_folder(model, key)
     _refuse_unknown_id(model, key)
@@ -375,7 +376,7 @@ def _try_projection(model: str, lm: PreTrainedModel, key: str) -> None:
     """Check that logits of an untested family are the plain vocabulary projection of its last hidden states.
 
     Raises:
-        ValueError: they differ, for example because the family scales or caps them.
+        ValueError: logits and projection differ, for example because the family scales or caps logits.
     """
     ids = torch.tensor([[0, 1]])
     logits = lm(input_ids=ids, use_cache=False).logits

@@ -1,7 +1,7 @@
 """LoRA: trainable adapters on a frozen base.
 
 Actor and critic are separate models with separate adapters, but they share the frozen tensors of one base. The base
-itself stays unchanged and is the reference policy. FSDP2 cannot share sharded weights between models: there each
+itself stays unchanged and is the reference policy. FSDP2 cannot share sharded weights between models: under FSDP2 each
 trained model has its own sharded base, and the reference policy is the actor with its adapters disabled.
 """
 
@@ -33,9 +33,9 @@ class LoRA:
     """Low-rank adapters on frozen linear layers. Requires the package peft.
 
     A separate critic without its own ``model`` gets adapters on the actor's base, and the reference policy is that base
-    without adapters, so the base is in memory only once. Under FSDP2 with a separate critic it is held twice, each copy
-    sharded over all processes. Checkpoints contain the adapters and not the base. Adapters need learning rates about
-    ten times those of full training.
+    without adapters, so the base is in memory only once. Under FSDP2 with a separate critic there are two copies of the
+    base, each sharded over all processes. Checkpoints contain the adapters and not the base. Adapters need learning
+    rates about ten times those of full training.
 
     Args:
         rank: rank of the learned matrices.
@@ -104,12 +104,12 @@ class LoRA:
     def adapt(self, base: PreTrainedModel, name: str, share: bool = True) -> PreTrainedModel:
         """Freeze ``base`` and return a model with new adapters called ``name`` on its tensors.
 
-        The model initially computes exactly what ``base`` does.
+        The returned model initially computes exactly the same outputs as ``base``.
 
         Args:
             base: a model without adapters.
             name: name of the adapters.
-            share: return a new model that shares the tensors of ``base``; otherwise add the adapters to ``base``.
+            share: True returns a new model that shares the tensors of ``base``; False adds the adapters to ``base``.
         """
         import peft
 
@@ -118,7 +118,7 @@ class LoRA:
         config = peft.LoraConfig(
             task_type="CAUSAL_LM",
             r=self.rank,
-            lora_alpha=cast(int, self.alpha),  # only divided by the rank
+            lora_alpha=cast(int, self.alpha),  # peft only divides alpha by the rank
             lora_dropout=self.dropout,
             target_modules=self.targets,
             exclude_modules=self._excluded(lm),
@@ -174,7 +174,8 @@ class Unadapted(LanguageModel):
 
     def __init__(self, policy: LanguageModel) -> None:
         nn.Module.__init__(self)
-        vars(self).update(policy=policy, lm=policy.lm)  # not as submodules, which would register the weights twice
+        # As plain attributes: submodules would register the weights twice.
+        vars(self).update(policy=policy, lm=policy.lm)
         self.recompute_logits, self.image_reader = policy.recompute_logits, policy.image_reader
 
     def hidden(self, packed: Packed) -> Tensor:
@@ -192,7 +193,7 @@ def _adapters_off(lm: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(True)  # also makes them trainable again
+            layer.enable_adapters(True)  # also makes the adapters trainable again
 
 
 def adapted_layers(lm: PreTrainedModel) -> dict[str, Any]:

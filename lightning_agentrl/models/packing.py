@@ -1,8 +1,8 @@
 """Packing: rows with shared token prefixes become one row that computes each prefix once, without padding.
 
 Rows with the common prefix ``p`` and their own suffixes ``s_1 … s_B`` become ``[p, s_1, …, s_B]``, and likewise for
-suffixes with a common prefix. Positions of every suffix restart at ``len(p)``, and it attends to the prefix and itself
-only. So each token sees exactly the tokens of its own row: results and gradients are those of separate rows.
+suffixes with a common prefix. Positions of every suffix restart at ``len(p)``, and each suffix attends to the prefix
+and itself only. So each token sees exactly the tokens of its own row: results and gradients are those of separate rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pack(
         rows: rows to pack.
         device: device of the returned tensors.
         share: whether to compute common prefixes once.
-        reader: image reader of the model; None: it reads text only.
+        reader: image reader of the model; None for a text-only model.
         feed_tower: whether to add a blank image if the rows have no images, so that the vision tower gets gradients.
 
     Raises:
@@ -113,8 +113,8 @@ def plan_micro_batches(
         return []
     inputs = [row.input_keys for row in rows]
     if share:
-        # Sorting puts rows with long common prefixes next to each other. The common prefixes of neighbors determine
-        # those of all pairs.
+        # Sorting puts rows with long common prefixes next to each other. The common prefixes of neighbors determine the
+        # common prefixes of all pairs.
         order = sorted(range(len(rows)), key=inputs.__getitem__)
         common = [0, *(shared_length(inputs[a], inputs[b]) for a, b in pairwise(order))]
     else:
@@ -126,7 +126,7 @@ def plan_micro_batches(
     count = len([*fill(max_tokens)])
     if count == 1:
         return [order]
-    # Bisect for the smallest budget that does not need more micro-batches: it balances them.
+    # Bisect for the smallest budget that does not need more micro-batches: this budget balances the micro-batches.
     low, high = 0, max_tokens
     while low + 1 < high:
         middle = (low + high) // 2
@@ -161,7 +161,7 @@ def _fill_tree(
 
 def _fill_padded(lengths: Sequence[int], patches: Sequence[Patches], budget: int) -> Iterator[range]:
     """Yield ranges of rows, sorted by length, that take at most ``budget`` tokens each, padding included."""
-    first = total = 0  # patches
+    first = total = 0  # `total` counts patches of distinct images
     seen = Patches()
     for place, length in enumerate(lengths):
         if place > first and (place + 1 - first) * length + total + _new(patches[place], seen) > budget:

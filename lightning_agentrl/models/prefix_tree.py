@@ -1,9 +1,9 @@
-"""Prefix trees: token rows laid out one after the other, with common prefixes only once.
+"""Prefix trees: token rows in one layout that holds common prefixes only once.
 
 The branches are in depth-first order. A branch holds the tokens that all rows below it share, so a token sees all
 branches above its own, and its own branch up to itself. The tokens below a branch follow it directly, so a subtree is
 an interval: token ``i`` sees token ``j`` exactly if ``j <= i < end(j)``, with ``end(j)`` the end of ``j``'s subtree.
-For a model whose images are bidirectional, the interval of an image's tokens starts at the first of them.
+For a model whose images are bidirectional, the interval of each image token starts at the first token of its image.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Branch:
 class Block:
     """One call of an attention kernel: keys ``start`` to ``stop`` and queries ``start`` to ``end``.
 
-    Without a bias, queries see keys causally, and queries after the last key see all of them. ``copies`` is as in
+    Without a bias, queries see keys causally, and queries after the last key see all keys. ``copies`` is as in
     :class:`Branch`.
     """
 
@@ -70,10 +70,11 @@ class PrefixTree:
     ends: Tensor  # [N] int64, end of the subtree of each token's branch
     positions: Tensor  # [N] int64, position of each token within its rows
     depth: int  # tokens of the longest row
-    starts: Tensor | None = None  # [N] int64, the first token that attends to each; None: the token itself
+    # [N] int64, index of the first token that attends to each token; None: the token itself.
+    starts: Tensor | None = None
 
     def mask(self, window: int | None = None, past: int = 0) -> Tensor:
-        """Return a mask [N, P + N], True if the query may attend to the key; all see the P tokens of a common past."""
+        """Return a mask [N, P + N], True if the query may attend to the key; all queries see P common past tokens."""
         count, device = len(self.ends), self.ends.device
         order = torch.arange(count, device=device)
         mask = (order[:, None] >= (order if self.starts is None else self.starts)) & (order[:, None] < self.ends)
@@ -103,7 +104,7 @@ class PrefixTree:
         return self._block_masks[window]
 
     def _seen_blocks(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Return two masks [B, B] of blocks, B = ⌈N / 128⌉: some pair in the block is visible, and all pairs are.
+        """Return two masks [B, B] of blocks, B = ⌈N / 128⌉: blocks with any and with only visible pairs.
 
         A few blocks of queries are computed at a time, since all N x N pairs can take more memory than the model. Using
         ``any`` and ``all`` also avoids sums, which would convert all pairs to int64 on a GPU.
@@ -170,7 +171,7 @@ class PrefixTree:
         place = 0
         for branch in self.branches:
             if branch.start < place:
-                continue  # within a small subtree
+                continue  # the branch is within a small subtree
             if branch.end - branch.start > DENSE_TOKENS:
                 close()
                 stop = branch.end if branch.copies > 1 else branch.stop
@@ -195,14 +196,15 @@ class PrefixTree:
 
 
 def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert a block mask [Q, K] to FlexAttention's format: counts of key blocks per query block, and indices."""
+    """Convert a block mask [Q, K] to FlexAttention's format: the count and indices of key blocks per query block."""
     which = blocks_QK.int().argsort(dim=-1, descending=True, stable=True)
     return blocks_QK.sum(-1).int()[None, None], which.int()[None, None]
 
 
 def common_prefix_length(rows: Sequence[Keys]) -> int:
     """Return the length of the longest token prefix that all rows share."""
-    return shared_length(min(rows), max(rows))  # the lexicographic extremes differ first
+    # The lexicographically first and last rows have the shortest common prefix.
+    return shared_length(min(rows), max(rows))
 
 
 def shared_length(one: Keys, other: Keys) -> int:
@@ -215,7 +217,7 @@ def shared_length(one: Keys, other: Keys) -> int:
     return length
 
 
-Path = tuple[tuple[int, int], ...]  # per branch of a row: position of its first token in the row, and in the layout
+Path = tuple[tuple[int, int], ...]  # for each branch of a row, its first token's index in the row and in the layout
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class TreeLayout:
 
     keys: list[int]
     tree: PrefixTree
-    lengths: list[int]  # of the rows
+    lengths: list[int]  # length of each row
     _paths: list[Path]
 
     def find(self, row: int, positions: Sequence[int]) -> list[int]:
@@ -249,19 +251,19 @@ def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLay
 
     After sorting, rows with a common prefix are neighbors. Each step takes a range of rows whose first ``depth`` tokens
     are laid out already, lays out their next common tokens as a branch, and continues with the sub-ranges that differ
-    in the token after it. Leaves of equal length come last, side by side. A stack replaces recursion, since histories
-    can be hundreds of branches deep.
+    in the next token. Leaves of equal length come last, side by side. A stack replaces recursion, since histories can
+    be hundreds of branches deep.
     """
     counts = Counter(rows)
     unique = sorted(counts)
-    shared = [0, *map(shared_length, unique, unique[1:])]  # with the previous row
+    shared = [0, *map(shared_length, unique, unique[1:])]  # tokens shared with the previous row
     keys: list[int] = []
     positions: list[int] = []
     branches: list[Branch] = []
     opened: list[tuple[int, int]] = []  # start and stop of the branches on the current path
     paths: dict[Keys, Path] = {}
-    # Stack of (range of rows, number of their tokens that are laid out, path, whether they are leaves of equal length).
-    # The bottom entry has no rows; it closes the last branches.
+    # An entry of the stack is (range of rows, number of tokens per row that are laid out, path, whether the rows are
+    # leaves of equal length). The bottom entry has no rows; it closes the last branches.
     todo: list[tuple[Sequence[int], int, Path, bool]] = [((), 0, (), False), (range(len(unique)), 0, (), False)]
     while todo:
         part, depth, path, leaves = todo.pop()

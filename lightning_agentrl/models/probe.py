@@ -18,16 +18,17 @@ from lightning_agentrl.models.vision import text_decoder
 
 PROBE = "probed_tree"  # name of the attention implementation in transformers
 MOST = 1e-3  # largest relative difference that rounding can explain
-SHARED, OWN = 5, (3, 7)  # tokens
+SHARED, OWN = 5, (3, 7)  # lengths in tokens
 
 
 @dataclass(frozen=True)
 class Found:
     """Result of a probe: relative differences of hidden states from those of single rows."""
 
-    padded: float  # of padded rows
-    packed: float | None  # of rows in a prefix tree; None: the forward pass raised an error
-    windows: tuple[int, int]  # layers with a window by the config, and layers that pass a window to attention
+    padded: float  # difference of padded rows
+    packed: float | None  # difference of rows in a prefix tree; None: the forward pass raised an error
+    # Counts of layers with a window in the config, and of layers that pass a window to attention.
+    windows: tuple[int, int]
 
     def __str__(self) -> str:
         packed = "ended with an error" if self.packed is None else f"differed by {self.packed:.1e}"
@@ -48,7 +49,7 @@ def probe(model: str, lm: PreTrainedModel, key: str) -> Found:
         key: config key that set the model, for the error message.
 
     Raises:
-        ConfigError: padded rows differ, so the model cannot be trained.
+        ConfigError: padded rows differ from single rows, so the model cannot be trained.
     """
     draw = torch.Generator().manual_seed(0)
     size = len(cast(Tensor, lm.get_input_embeddings().weight))
@@ -82,7 +83,7 @@ def _padded(decoder: nn.Module, rows: list[list[int]], alone: list[Tensor]) -> f
 def _packed(
     lm: PreTrainedModel, decoder: nn.Module, rows: list[list[int]], alone: list[Tensor]
 ) -> tuple[float | None, tuple[int, int]]:
-    """Return the relative difference of rows in a prefix tree, and the numbers of windows as in :class:`Found`."""
+    """Return the relative difference of rows in a prefix tree, and ``windows`` as in :class:`Found`."""
     told = list[int | None]()
     AttentionInterface.register(PROBE, partial(_recorded, told))
     AttentionMaskInterface.register(PROBE, sdpa_mask)

@@ -1,8 +1,8 @@
-"""Sequence parallelism (Ulysses): a group of ranks reads its rows together, each rank a shard of the tokens.
+"""Sequence parallelism (Ulysses): a group of ranks reads rows together, and each rank reads a shard of the tokens.
 
 Every layer runs on a shard. Around attention, ranks exchange tokens for heads: each rank computes some of the heads
 over all tokens, with the kernels of a single rank. The last hidden states are sent to the ranks that own their rows, so
-everything after them (vocabulary projection, values, losses) is the same as without a group. Gradients of weights are
+all later steps (vocabulary projection, values, losses) are the same as without a group. Gradients of weights are
 partial sums, which the strategy adds up over all ranks anyway.
 
 Source: Jacobs et al. 2023 (arXiv 2309.14509).
@@ -107,7 +107,8 @@ class Shard:
             key, value = (x.repeat_interleave(parts // x.shape[1], 1) for x in (key, value))
         heads = [x[0].unflatten(0, (parts, -1)) for x in (query, key, value)]  # [P, H / P, S, D]
         sizes = [x.shape[1] for x in heads]
-        mine = Exchange.apply(torch.cat(heads, 1), self.group.handle, [1] * parts, [1] * parts)  # of each shard
+        # This rank's heads of each shard.
+        mine = Exchange.apply(torch.cat(heads, 1), self.group.handle, [1] * parts, [1] * parts)
         whole = mine.transpose(0, 1).flatten(1, 2)[None, :, : len(self.tree.ends)]
         return cast(tuple[Tensor, Tensor, Tensor], whole.split(sizes, 1))
 
@@ -154,10 +155,10 @@ def pack_shard(
 
     Args:
         rows: rows of all ranks, in the same order on each rank.
-        owners: for each row, the rank in the group that owns it; -1: no rank.
+        owners: rank in the group that owns each row; -1 if no rank owns the row.
         group: ranks that read the rows together.
         device: device of the returned tensors.
-        reader: image reader of the model; None: it reads text only.
+        reader: image reader of the model; None for a text-only model.
         feed_tower: whether to add a blank image if there are no images, so that the vision tower gets gradients.
     """
     whole = pack(rows, device, True, reader, feed_tower)
@@ -171,7 +172,7 @@ def pack_shard(
         if start <= place < start + size and owner >= 0:
             sends[owner].append(place - start)
     own = [number for number, owner in enumerate(readers) if owner == group.rank]
-    shards = integers([places[number] // size for number in own])  # of own logit positions
+    shards = integers([places[number] // size for number in own])  # shard of each of this rank's logit positions
     shard = Shard(
         group,
         whole.tree,
@@ -183,7 +184,8 @@ def pack_shard(
     own_part = {
         "ids": shard.cut(whole.ids),
         "positions": shard.cut(whole.positions),
-        "logit_positions": shards.argsort(stable=True).argsort().to(device),  # hidden states arrive by shard
+        # Received hidden states are ordered by shard.
+        "logit_positions": shards.argsort(stable=True).argsort().to(device),
         "targets": whole.targets[integers(own, device)],
         "unique_positions": integers(inside or [0], device),  # feed-forward networks may fail on empty inputs
         "images": None if whole.images is None else whole.images.cut(start, size),
@@ -192,7 +194,7 @@ def pack_shard(
 
 
 def head_counts(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return a model's numbers of attention heads by config setting; a number is a list if layers differ."""
+    """Return a model's counts of attention heads by config setting; a count is a list if layers differ."""
     text = config.get_text_config()
     names = {"num_attention_heads", "num_key_value_heads", *(name for name in vars(text) if "num_" in name)}
     counted = [name for name in sorted(names) if "attention_heads" in name or "key_value_heads" in name]

@@ -74,7 +74,7 @@ def empty_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrained
         key: config key that set the model, for the error message.
 
     Raises:
-        ValueError: its shape is not known, or its family is not supported.
+        ValueError: the model's shape is not known, or its family is not supported.
     """
     config = without_dropout(shape_of(model, key)[0])
     check_family(model, config, key)

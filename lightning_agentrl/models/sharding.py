@@ -25,9 +25,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
 
     Args:
         model: a LanguageModel or critic that is not sharded yet.
-        mesh: one-dimensional mesh of the ranks over which it is sharded.
-        compute_dtype: dtype of gathered weights; shards keep their dtype, and gradients are summed in float32. None:
-            everything in the dtype of the weights.
+        mesh: one-dimensional mesh of the ranks over which the model is sharded.
+        compute_dtype: dtype of gathered weights; shards keep their dtype, and gradients are summed in float32. None
+            means that everything is computed in the dtype of the weights.
     """
     exact = MixedPrecisionPolicy()
     policy = exact if compute_dtype is None else MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32)
@@ -45,7 +45,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
 
 
 def units(model: nn.Module) -> list[FSDPModule]:
-    """Return the sharded units of a model, its root first; none if it is not sharded."""
+    """Return the sharded units of a model, its root first; an empty list if the model is not sharded."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
@@ -63,7 +63,7 @@ def gathered(model: nn.Module, layers: bool = True) -> Iterator[None]:
 
     Args:
         model: a sharded model; other models are left unchanged.
-        layers: whether to gather the decoder layers, too; otherwise only the root unit.
+        layers: True gathers the root unit and the decoder layers; False gathers the root unit only.
     """
     own = units(model) if layers else units(model)[:1]
     for unit in own:

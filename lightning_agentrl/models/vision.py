@@ -76,7 +76,7 @@ class FamilyReader(ImageReader, ABC):
         """Return the numbers of rows and columns of an image's tokens.
 
         Raises:
-            ValueError: its pixels are missing, or it was read by another model's reader.
+            ValueError: the image's pixels are missing, or another model's reader has read the image.
         """
         if image.pixels is None:
             raise ValueError(f"the pixels of an image are missing (digest {image.digest}), so it cannot be read")
@@ -126,7 +126,7 @@ class QwenVLReader(FamilyReader):
         return int(self.processor.merge_size), int(self.processor.patch_size)
 
     def _final_size(self, height: int, width: int) -> tuple[int, int]:
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize  # slow
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize  # a slow import
 
         areas = self.processor.size
         least, most = int(areas["shortest_edge"]), int(areas["longest_edge"])
@@ -171,11 +171,11 @@ class Idefics3Reader(FamilyReader):
 
     def patches(self, images: Sequence[ImageChunk]) -> dict[str, Tensor]:
         processed = _processed(self.processor, [[image.pixels] for image in images], do_image_splitting=False)
-        return {"pixel_values": processed["pixel_values"]}  # without the padding mask: all sizes are equal
+        return {"pixel_values": processed["pixel_values"]}  # the padding mask is not needed, since all sizes are equal
 
 
 class Gemma3Reader(FamilyReader):
-    """Square images of one size; no crops are added (pan and scan)."""
+    """Reader for Gemma 3: resizes images to a square of fixed size, without additional crops (pan and scan)."""
 
     bidirectional = True
 
@@ -230,11 +230,11 @@ class PackedImages:
 
     patches: dict[str, Tensor]  # arguments of the model's ``get_image_features`` for the distinct images
     places: Tensor  # [M] int64, indices of image tokens in the flat ids, ascending
-    tokens: Tensor  # [M] int64, for each of them the index of its feature among those of the distinct images
-    firsts: Tensor | None = None  # [M] int64, index of the first token of its image; None: attention is causal
+    tokens: Tensor  # [M] int64, index of each image token's feature among the features of the distinct images
+    firsts: Tensor | None = None  # [M] int64, index of the first token of each token's image; None: attention is causal
 
     def starts(self, count: int) -> Tensor | None:
-        """Return [N] int64: for each of N flat ids, the first token that attends to it. None: the token itself."""
+        """Return the index [N] of the first token that attends to each of N flat ids; None means the token itself."""
         if self.firsts is None:
             return None
         return torch.arange(count, device=self.places.device).index_copy(0, self.places, self.firsts)
@@ -255,7 +255,7 @@ class Tokens:
 
     @property
     def starts(self) -> Tensor | None:
-        """For each token, the first token that attends to it; see :meth:`PackedImages.starts`."""
+        """Index of the first token that attends to each token; see :meth:`PackedImages.starts`."""
         return None if self.images is None else self.images.starts(len(self.ids))
 
 
@@ -273,15 +273,15 @@ def find_tokens(
     """Convert keys of tokens to model inputs: ids, positions and images.
 
     Args:
-        keys: keys of N tokens; images are not cut.
+        keys: keys of N tokens, with whole images only.
         positions_N: positions of the tokens, as if images were text.
         ends_N: end of each token's subtree: all tokens from the token up to this index see it.
-        inputs: images that can occur, for each row.
-        reader: image reader of the model; None: it reads text only.
+        inputs: for each row, the images that can occur.
+        reader: image reader of the model; None for a text-only model.
         feed_tower: whether to add a blank image if there is none, so that the vision tower gets gradients.
 
     Raises:
-        ValueError: the pixels of an image are missing, or it was read by another model's reader.
+        ValueError: the pixels of an image are missing, or another model's reader has read the image.
     """
     device = positions_N.device
     if reader is None:

@@ -22,14 +22,14 @@ def word_model(
     """Write a random two-layer Llama and its tokenizer to a folder, and return the folder.
 
     Initial weights are large enough that replies depend on the prompt. With weights near 0 the policies of all
-    observations first change together, and words that are right for few of them become too rare to be sampled.
+    observations first change together, and words that are right for few observations become too rare to be sampled.
 
     Args:
         words: vocabulary of the task.
         folder: folder to write to.
         seed: seed of the weights.
-        phrases: replies of one or several words that become single tokens. If given, they are far more likely than
-            other words at first.
+        phrases: replies of one or several words that become single tokens; given phrases are far more likely than other
+            words at first.
         positions: context length in tokens.
     """
     ids = {word: i for i, word in enumerate(dict.fromkeys([PAD, START, END, *words]))}

@@ -1,7 +1,7 @@
-"""Model inputs: sequences of chunks, each some text tokens or an image.
+"""Model inputs: sequences of chunks, each chunk some text tokens or an image.
 
-In a sequence of token ids an image is a repeated placeholder, which does not depend on its content. So ids cannot show
-whether two inputs have a common prefix. Prefix trees, the key/value cache and the routing to servers compare
+In a sequence of token ids an image is a repeated placeholder that does not depend on the image's content. So ids cannot
+show whether two inputs have a common prefix. Prefix trees, the key/value cache and the routing to servers compare
 :attr:`ModelInput.keys` instead.
 """
 
@@ -45,8 +45,9 @@ class ImageChunk:
         digest: hash of the final pixels and the patch sizes.
         placeholder: token id that represents an image token.
         tokens: number of tokens of the image.
-        pixels: final pixels [height, width, 3], uint8 RGB, at the size at which they are cut into patches. None: only
-            the identity of the image is known. Pixels are not compared, since the digest identifies them.
+        pixels: final pixels [height, width, 3], uint8 RGB, at the size at which they are cut into patches. None if only
+            the identity of the image is known. Equality of images does not compare pixels, since the digest identifies
+            the image.
     """
 
     digest: str
@@ -64,9 +65,10 @@ class ImageChunk:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """The same negative number for each token of the image; keys can be sorted together with ids.
+        """One negative key, repeated for each token of the image; keys can be sorted together with ids.
 
-        The number also depends on the number of tokens. So a common prefix of two inputs never ends inside an image.
+        The key also depends on the number of tokens of the image. So a common prefix of two inputs never ends inside an
+        image.
         """
         return (self._key,) * self.tokens
 
@@ -93,7 +95,7 @@ class ImageReader(Protocol):
         ...
 
     def read(self, pixels: np.ndarray) -> ModelInput:
-        """Return the input that replaces the chat template's placeholder: the image, and tokens that mark it, if any.
+        """Return the input that replaces the chat template's placeholder: the image and any tokens that mark the image.
 
         Args:
             pixels: image [height, width, 3], uint8 RGB, of any size.
@@ -121,14 +123,14 @@ class ModelInput:
     ids: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Token ids for the trainer, with one placeholder for each token of an image."""
     keys: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """One number per token of ``ids``: the id for text, a negative hash of the content for images.
+    """One key per token of ``ids``: the id for text, a negative hash of the content for images.
 
     Two inputs have a common prefix of content exactly as far as their keys are equal.
     """
 
     def __post_init__(self) -> None:
         chunks = self.chunks
-        if len(chunks) == 1 and type(chunks[0]) is TextChunk and chunks[0].ids:  # nearly always
+        if len(chunks) == 1 and type(chunks[0]) is TextChunk and chunks[0].ids:  # the input is nearly always text only
             object.__setattr__(self, "ids", chunks[0].ids)
             object.__setattr__(self, "keys", chunks[0].ids)
             return
@@ -160,14 +162,14 @@ class ModelInput:
     @property
     def is_text(self) -> bool:
         """Whether the input has no images."""
-        return self.keys is self.ids  # the same tuple without images
+        return self.keys is self.ids  # without images, keys and ids are the same tuple
 
     @property
     def images(self) -> tuple[ImageChunk, ...]:
         return () if self.is_text else tuple([chunk for chunk in self.chunks if isinstance(chunk, ImageChunk)])
 
     def behind(self, tokens: int) -> ModelInput:
-        """Return the input without its first ``tokens`` tokens; an image that this would cut is omitted."""
+        """Return the input without its first ``tokens`` tokens; an image is never cut but omitted."""
         chunks: list[Chunk] = []
         for chunk in self.chunks:
             if tokens < len(chunk):
@@ -177,7 +179,7 @@ class ModelInput:
         return ModelInput(tuple(chunks))
 
     def head(self, length: int) -> ModelInput:
-        """Return the first ``length`` tokens, or fewer if that would cut an image."""
+        """Return the first ``length`` tokens, or fewer tokens if the last image would be cut."""
         kept: list[Chunk] = []
         for chunk in self.chunks:
             if len(chunk) > length:
@@ -246,7 +248,7 @@ def check_text_only(inputs: Iterable[ModelInput], reader: str) -> None:
         reader: name of the model, for the error message.
 
     Raises:
-        ValueError: an input has an image; names the first one.
+        ValueError: an input has an image; the message names the first such input.
     """
     for one in inputs:
         for image in one.images:

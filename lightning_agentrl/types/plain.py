@@ -126,7 +126,7 @@ def _turn_to_plain(turn: Turn, images: PixelTable) -> dict[str, Any]:
     metrics = {builtin(name): builtin(value) for name, value in turn.metrics.items()}
     plain |= {"metrics": metrics, "env_errors": list(turn.env_errors), "lost": list(turn.lost)}
     plain |= {"seen": list(turn.seen), "branch_returns": list(map(builtin, turn.branch_returns))}
-    plain["image"] = None  # for display only
+    plain["image"] = None  # images only serve display
     plain["stop"] = None if turn.stop is None else turn.stop.value
     plain["bootstrap"] = None if turn.bootstrap is None else segments_to_plain(turn.bootstrap, images)
     return plain

@@ -33,7 +33,7 @@ def check_kind(value: T, kind: Any, key: str) -> T:
         key: config key of the argument, for the error message.
 
     Raises:
-        ConfigError: the argument has another type; names the expected class.
+        ConfigError: the argument has another type; the message names the expected class.
     """
     if value is None or isinstance(value, kind):
         return value
@@ -54,8 +54,8 @@ def to_plain(value: Any, strict: bool = True) -> Any:
 
     Args:
         value: value to convert.
-        strict: whether the result must be sufficient to create the value again. Otherwise arguments that an object does
-            not store, and secrets, are omitted.
+        strict: whether the result must be sufficient to create the value again. False omits secrets, and arguments that
+            an object does not store.
 
     Raises:
         NotPlainError: ``strict`` is set, and an object does not store one of its arguments.
@@ -102,9 +102,9 @@ def keep_plain(hparams: Any) -> list[str]:
     """Replace objects in a module's hyperparameters by plain data, which ``load_from_checkpoint`` can read.
 
     Returns:
-        The names of arguments that cannot be converted; they are removed.
+        The names of arguments that cannot be converted and are therefore removed.
     """
-    hparams["_instantiator"] = "lightning.pytorch.cli.instantiate_module"  # as LightningCLI sets it
+    hparams["_instantiator"] = "lightning.pytorch.cli.instantiate_module"  # LightningCLI sets the same value
     removed = []
     for name, value in list(hparams.items()):
         try:

@@ -1,7 +1,7 @@
 """The rollout batch: ragged samples, and padded tensors over their action tokens.
 
 Suffixes: B samples, A action tokens (padded to the longest sample). Tokens between two actions of a sample
-(observations, template tokens) are not on the A axis, so estimators and losses cannot use them by mistake.
+(observations, template tokens) are not on the A axis, so estimators and losses cannot use these tokens by mistake.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EPISODES_PER_ENV = 2**32  # largest number of episodes per environment, for epis
 
 @dataclass(frozen=True)
 class Scores:
-    """Outputs of the models at the sampled tokens, each [B, A] and 0 off the action mask; None: not computed."""
+    """Outputs of the models at the sampled tokens. Each is [B, A], 0 off the action mask; None means not computed."""
 
     old_logps: Tensor | None = None  # log-probs of the actor at the start of the update
     ref_logps: Tensor | None = None  # log-probs of the frozen reference
@@ -54,12 +54,12 @@ SCORES = frozenset(f.name for f in fields(Scores))
 class Rollout:
     """Samples, and tensors over their action tokens.
 
-    Create it with :meth:`from_samples`; add scores, shaped rewards and advantages with :meth:`union`.
+    Create a rollout with :meth:`from_samples`; add scores, shaped rewards and advantages with :meth:`union`.
     """
 
     samples: tuple[Sample, ...]
     action_mask: Tensor  # [B, A] bool
-    turn_ids: Tensor  # [B, A] int64, number of the turn within its episode, -1 off the mask
+    turn_ids: Tensor  # [B, A] int64, index of the turn within its episode, -1 off the mask
     rewards: Tensor  # [B, A] float32, reward of a turn at its last action token
     rollout_logps: Tensor  # [B, A] float32, log-probs under the engine that sampled
     episode: Tensor  # [B] int64, episode label, equal for samples of one episode
@@ -68,13 +68,15 @@ class Rollout:
     bootstrap_values: Tensor | None = None  # [B] value of the state after the sample, 0 if the sample is not cut
     groups: Tensor | None = None  # [B] int64 label; in a group, task, start state and (in games) side are the same
     greedy_scores: Tensor | None = None  # [B] sum of rewards of the greedy episode from the same start state
-    state_values: Tensor | None = None  # [B, A] value by forks of the state before a turn, at its first token; else NaN
-    forked_end_values: Tensor | None = None  # [B] value by forks of the state after the sample, 0 if it is not cut
+    # [B, A] at the first token of a turn, value by forks of the state before the turn; NaN elsewhere.
+    state_values: Tensor | None = None
+    # [B] value by forks of the state after the sample, 0 if the sample is not cut.
+    forked_end_values: Tensor | None = None
     shaped_rewards: Tensor | None = None  # [B, A] rewards after ``shape_rewards``
     advantages: Tensor | None = None  # [B, A]
     returns: Tensor | None = None  # [B, A]
     weights: Tensor | None = None  # [B, A] weights of the policy loss, such as importance weights (trainer over engine)
-    loss_mask: Tensor | None = None  # [B, A] bool, action tokens to train on; None: all
+    loss_mask: Tensor | None = None  # [B, A] bool, action tokens to train on; None: all action tokens
     picked: Tensor | None = None  # [B, A] bool, tokens that the policy loss treats differently, chosen per mini-batch
 
     @classmethod
@@ -181,9 +183,9 @@ class Rollout:
         return replace(self.with_tensors(chosen), samples=samples)
 
     def chunk(self, n: int) -> list[Rollout]:
-        """Split the rollout into ``n`` parts of consecutive rows; the first parts may have one row more.
+        """Split the rollout into ``n`` parts of consecutive rows; the first parts may have one more row.
 
-        :meth:`concat` joins them again.
+        :meth:`concat` joins the parts again.
 
         Raises:
             ValueError: there are fewer rows than parts.
@@ -193,7 +195,7 @@ class Rollout:
         return [self.select(rows) for rows in torch.arange(len(self)).tensor_split(n)]
 
     def fields(self, *names: str) -> Rollout:
-        """Return this rollout with only the named tensors, besides the samples and the tensors made from them.
+        """Return this rollout with only the named tensors, besides the samples and the tensors made from samples.
 
         Args:
             names: names of existing tensors, including scores, such as ``values`` and ``advantages``.
@@ -214,7 +216,7 @@ class Rollout:
         """Create a rollout from the result of :meth:`to_dict`.
 
         Args:
-            given: samples, the tensors made from them, and any other tensors by name.
+            given: samples, the tensors made from samples, and any other tensors by name.
 
         Raises:
             ValueError: the samples or a tensor made from them is missing, a name is unknown, or a tensor has the wrong
@@ -289,7 +291,7 @@ def alone(x: Tensor) -> list[Tensor]:
 
 
 def in_words(returned: object) -> str:
-    """Describe a value in an error message: by shape for tensors, by parts for tuples and lists, else by class name."""
+    """Describe a value in an error message: by shape for tensors, by parts for sequences, by class name for others."""
     if isinstance(returned, Tensor):
         return f"a tensor {list(returned.shape)}"
     if isinstance(returned, tuple | list):

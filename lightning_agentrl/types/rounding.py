@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ROUNDING = 1e-6  # relative; sums of float32 rewards in different orders differ by less
+ROUNDING = 1e-6  # largest relative difference of float32 sums of the same rewards in different orders
 
 
 HALF_STEP = 2.0**-24  # largest relative rounding error of float32

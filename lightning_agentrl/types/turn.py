@@ -16,9 +16,9 @@ from lightning_agentrl.types.rounding import CANCELLED
 class SegmentKind(StrEnum):
     """Origin of a run of tokens."""
 
-    PROMPT = "prompt"  # everything before the first sampled token of a sample
-    ACTION = "action"  # sampled by the policy
-    OBSERVATION = "observation"  # from the environment, between two actions of one sample
+    PROMPT = "prompt"  # tokens before the first sampled token of a sample
+    ACTION = "action"  # tokens that the policy has sampled
+    OBSERVATION = "observation"  # tokens from the environment, between two actions of one sample
     GLUE = "glue"  # template tokens, which were not sampled
 
 
@@ -29,7 +29,7 @@ class Segment:
     Args:
         kind: origin of the tokens.
         input: the tokens, at least one; actions have no images.
-        logps: for actions, the engine's log-probs of the tokens; empty otherwise.
+        logps: the engine's log-probs of the tokens of an action; empty for other kinds.
 
     Raises:
         ValueError: there are no tokens, or the number of log-probs of an action is wrong.
@@ -71,8 +71,8 @@ class ForkPlan:
 
     Args:
         branches: number of branches from each chosen state.
-        every: states before turns whose number is a multiple of this are chosen, and the state before the first turn of
-            each episode in a rollout.
+        every: branches start before each turn whose index is a multiple of ``every``, and before the first turn of each
+            episode in a rollout.
         gamma: discount from turn to turn in the return of a branch.
     """
 
@@ -88,7 +88,7 @@ class ForkPlan:
             raise ValueError(f"forks need a gamma between 0 and 1, got {self.gamma}")
 
 
-LATE = "late"  # error of a turn: its environment exceeded its time, so the others continued without it
+LATE = "late"  # error of a turn: its environment exceeded its time, so the other environments continued
 
 
 class StopReason(StrEnum):
@@ -96,8 +96,8 @@ class StopReason(StrEnum):
 
     ENV_DONE = "env_done"  # the environment returned terminated
     ENV_TRUNCATED = "env_truncated"  # the environment returned truncated (its time limit)
-    MAX_TURNS = "max_turns"  # limit of turns of the interaction
-    INVALID_ACTION = "invalid_action"  # truncated because the reply was invalid
+    MAX_TURNS = "max_turns"  # the episode reached the interaction's limit of turns
+    INVALID_ACTION = "invalid_action"  # the episode was truncated because the reply was invalid
     CONTEXT_LENGTH = "context_length"  # the next prompt does not fit into the context
     REPLY_BUDGET = "reply_budget"  # the replies of the episode have used up their token budget
     ENV_FAULT = "env_fault"  # the environment failed after this turn, and retries failed, too
@@ -107,15 +107,15 @@ class StopReason(StrEnum):
 class Turn:
     """One observation, the policy's reply to it, and the result.
 
-    ``bootstrap`` is the prompt of the state *after* this turn, from which nothing is sampled. It is set where the value
-    recursion may be cut: at the last turn of a rollout, and at a truncated turn, where it contains the final
-    observation of the episode. It is never set on a terminated turn.
+    ``bootstrap`` is the prompt of the state *after* this turn, from which nothing is sampled. ``bootstrap`` is set
+    where the value recursion may be cut: at the last turn of a rollout, and at a truncated turn, whose ``bootstrap``
+    contains the final observation of the episode. A terminated turn never has a ``bootstrap``.
     """
 
     env: int  # index of the environment over all ranks
-    episode: int  # number of the episode within the environment
-    index: int  # number of the turn within the episode, from 0
-    observation: str  # its whole text, including parts that later prompts omit
+    episode: int  # index of the episode within the environment
+    index: int  # index of the turn within the episode, from 0
+    observation: str  # whole text of the observation, including parts that later prompts omit
     reply: str
     thought: str
     action: str  # the action that was executed
@@ -126,24 +126,25 @@ class Turn:
     terminated: bool
     truncated: bool
     stop: StopReason | None  # None while the episode is running
-    success: bool | None  # as the environment reports it; None: not reported
+    success: bool | None  # whether the environment reports success; None: not reported
     hit_token_cap: bool  # whether the reply was cut by the per-turn token cap
     history_cuts: int  # number of earlier turns omitted because the prompt exceeded its limit
     policy_version: int  # optimizer steps attempted before the weights that sampled the reply
     env_seconds: float
     engine_seconds: float
-    parsed_action: str | None = None  # the action that the reply names; None: it names no action
-    thought_tokens: int = 0  # number of leading tokens that are the reply's thought; the others name the action
-    metrics: Mapping[str, float] = field(default_factory=dict)  # numbers that the environment reports, by name
+    parsed_action: str | None = None  # the action that the reply names; None: the reply names no action
+    thought_tokens: int = 0  # number of leading tokens that are the reply's thought; the other tokens name the action
+    metrics: Mapping[str, float] = field(default_factory=dict)  # values that the environment reports, by name
     env_errors: tuple[str, ...] = ()  # kinds of environment errors since the last turn that retries have fixed
-    lost: tuple[str, ...] = ()  # kinds of faults that ended an episode, at this turn or since the last one
-    asked_again: bool = False  # the reply named no action, so nothing was executed and it is requested again
+    lost: tuple[str, ...] = ()  # kinds of faults that ended an episode, at this turn or since the last turn
+    asked_again: bool = False  # the reply named no action, so nothing was executed and the reply is requested again
     invented: bool = False  # whether the reply names an action that does not exist
     branch_returns: tuple[float, ...] = ()  # discounted returns of branches from the state before this turn
     forked_turns: int = 0  # turns in these branches, and in branches from the state after a cut
     image: bytes | None = None  # PNG of the observation, if the environment provides one
     seen: tuple[str, ...] = ()  # digests of the images in the observation
-    call: str = ""  # digest of the whole conversation and "#occurrence", if the observation has only its new part
+    # Digest of the whole conversation and "#occurrence", if the observation has only the conversation's new part.
+    call: str = ""
     model: str = ""  # name of the model that the agent program requests
     bootstrap: tuple[Segment, ...] | None = None
     group: int | None = None  # label of the group of episodes with the same start state; None without groups
@@ -158,7 +159,7 @@ class Turn:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the episode that ends here succeeded: as the environment reports, else if its return is positive.
+        """Whether the episode that ends here succeeded: as the environment reports or, without a report, by its return.
 
         An episode that a fault of its environment ended has not succeeded.
         """
@@ -178,7 +179,7 @@ class Turn:
 
     @property
     def conversation(self) -> str:
-        """Digest of the whole conversation, if the observation has only its new part; else empty."""
+        """Digest of the whole conversation, if the observation has only the new part; empty otherwise."""
         return self.call.partition("#")[0]
 
 
@@ -186,7 +187,7 @@ class PlacedTurn(NamedTuple):
     """A turn of a sample with its segments and their position."""
 
     turn: Turn
-    read: tuple[Segment, ...]  # segments between the previous reply and this one
+    read: tuple[Segment, ...]  # segments between the previous reply and this reply
     action: Segment  # the reply
     start: int  # index of the reply in the sample's ids
     columns: slice  # columns of the reply among the action tokens of the sample

@@ -22,12 +22,12 @@ Rule = Literal["by_number", "as_they_come"]
 
 
 class Seat:
-    """Context of one player. Requests made inside it belong to the player, who is away while none is pending."""
+    """Context of one player. Requests made inside it belong to the player, who is away without a pending request."""
 
     def __init__(self, admission: Admission) -> None:
         self.asks = 0  # unanswered requests
         self.away_since = time.monotonic()
-        self.late = False  # whether it was away for too long, so that the others continue without it
+        self.late = False  # whether the player was away for too long, so that the other players continue
         self._admission = admission
 
     def __enter__(self) -> None:
@@ -45,28 +45,28 @@ _SEAT: ContextVar[Seat | None] = ContextVar("seat", default=None)
 class Draft(Waiting):
     """A request and the tokens sampled for it so far.
 
-    Its random numbers are drawn when it arrives, so they do not depend on the batch.
+    Random numbers are drawn when the request arrives, so they do not depend on the batch.
     """
 
     seat: Seat | None  # seat of the requesting player; None: the request came from outside a seat
-    after: int  # number of admissions before its arrival
-    settled: bool = False  # whether it was answered or canceled
-    done: bool = False  # whether its reply is complete
+    after: int  # number of admissions before the request arrived
+    settled: bool = False  # whether the request was answered or canceled
+    done: bool = False  # whether the reply is complete
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         request = self.request
-        self.late = self.seat is not None and self.seat.late  # the others had continued without it
+        self.late = self.seat is not None and self.seat.late  # the other players had continued
         self.order = self.after, request.number, request.seed, request.temperature
         random = torch.Generator().manual_seed(request.seed)
         self.shares = torch.rand(
             request.max_tokens, generator=random, dtype=torch.float64
-        ).numpy()  # one for each token
+        ).numpy()  # one random number for each token
 
     @property
     def over(self) -> bool:
-        """Whether no more tokens are needed: the reply is done, or its request was canceled."""
+        """Whether no more tokens are needed: the reply is done, or the request was canceled."""
         return self.done or self.settled
 
 
@@ -75,13 +75,13 @@ class Admission:
 
     With the rule ``by_number``, an admission waits until every player has a pending request or has left its seat. So
     the set of pending requests follows from the earlier replies and not from timing. Requests that arrived between the
-    same two admissions are ordered by their numbers.
+    same two admissions are ordered by ``SamplingRequest.number``.
 
     Args:
         rule: ``by_number``, or ``as_they_come`` for order of arrival.
         every: number of sampling steps between two admissions, with ``by_number``.
         absence_seconds: seconds after which admissions stop waiting for a player without a pending request.
-        gather_seconds: seconds that the first request waits for others if the number of players is unknown.
+        gather_seconds: seconds that the first request waits for other requests if the number of players is unknown.
     """
 
     def __init__(self, rule: Rule, every: int, absence_seconds: float, gather_seconds: float) -> None:
@@ -97,11 +97,11 @@ class Admission:
         self._came_at = 0.0  # time of the last request
         self._closed = False
 
-    # For callers
+    # Methods for callers
 
     @contextmanager
     def seats(self, players: int) -> Iterator[list[Seat]]:
-        """Wait for this many players at each admission, until each has left its seat."""
+        """Make each admission wait for ``players`` players, until all players have left their seats."""
         seats = [Seat(self) for _ in range(players)]
         with self._changed:
             self._seats.update(seats)
@@ -135,7 +135,7 @@ class Admission:
                 draft.seat.late = False
             self._queue.append(draft)
             self._came_at = time.monotonic()
-            if not self._awaited():  # wakes the sampling thread once per batch, not at each request
+            if not self._awaited():  # wake the sampling thread once per batch, not at each request
                 self._changed.notify()
             return draft
 
@@ -157,7 +157,7 @@ class Admission:
         """Return the seats of players without a pending request that are not late."""
         return [seat for seat in self._seats if not seat.asks and not seat.late]
 
-    # For the sampling thread
+    # Methods for the sampling thread
 
     def next(self, room: int, running: bool) -> list[Draft] | None:
         """Wait until the next admission is decided, and return the admitted requests in order.
@@ -185,7 +185,7 @@ class Admission:
             return admitted
 
     def _seconds_to_wait(self, room: int, running: bool) -> float:
-        """Return the most seconds to wait for a change; 0: admit now."""
+        """Return the largest number of seconds to wait for a change; 0 means to admit now."""
         now = time.monotonic()
         for seat in self._awaited():
             if seat.away_since + self.absence_seconds <= now:

@@ -16,20 +16,20 @@ from lightning_agentrl.models.language_model import vocabulary_logits
 from lightning_agentrl.models.prefix_tree import common_prefix_length
 from lightning_agentrl.types.model_input import ModelInput
 
-LEAST_GAIN = 32  # tokens; a cached conversation that saves fewer is not used
-SAMPLED_AT_ONCE = 2**20  # probabilities computed at a time, which bounds the memory of sampling
-SAMPLED_AT_ONCE_BY_A_GPU = 2**23  # larger, since each part ends with a synchronization
+LEAST_GAIN = 32  # least number of tokens that a cached conversation must save to be used
+SAMPLED_AT_ONCE = 2**20  # probabilities computed at a time; this bounds the memory of sampling
+SAMPLED_AT_ONCE_BY_A_GPU = 2**23  # larger than on a CPU, since each part ends with a synchronization
 
 
 class Batch:
     """The replies that are being sampled, one row each, and the last conversation of each player.
 
     Keys and values of a conversation are cached until the weights change, so that only the new tokens of a prompt that
-    continues it are computed.
+    continues the conversation are computed.
 
     Args:
         handle: handle of the sampling policy.
-        most_tokens: largest number of tokens of all cached conversations; the oldest are dropped first.
+        most_tokens: largest number of tokens in all cached conversations; the oldest conversations are dropped first.
     """
 
     def __init__(self, handle: PolicyHandle, most_tokens: int) -> None:
@@ -38,7 +38,8 @@ class Batch:
         self.drafts: list[Draft] = []
         self.prefill = (TreePrefill if self.policy.engine_shares else PaddedPrefill)(self.policy)
         self._rows: Rows | None = None  # one row for each draft
-        self._conversations: OrderedDict[int, Conversation] = OrderedDict()  # by environment: `request.number[0]`
+        # Key: index of the environment, `request.number[0]`.
+        self._conversations: OrderedDict[int, Conversation] = OrderedDict()
 
     def forget(self) -> None:
         """Drop all cached keys and values, since the weights have changed."""
@@ -51,7 +52,7 @@ class Batch:
         return drafts
 
     def step(self, new: Sequence[Draft]) -> list[Draft]:
-        """Sample the first token of each new reply, or, if there are none, the next token of each running reply.
+        """Sample the first token of each new reply, or, without new replies, the next token of each running reply.
 
         Args:
             new: replies that join the batch.
@@ -82,7 +83,7 @@ class Batch:
         return done
 
     def _let_go(self) -> None:
-        """Drop finished and canceled replies, and their rows if the cache allows that."""
+        """Drop finished and canceled replies, and drop their rows if the cache supports it."""
         left = [i for i, draft in enumerate(self.drafts) if not draft.over]
         if self.prefill.whole_rows and len(left) < len(self.drafts):
             for row, draft in enumerate(self.drafts):
@@ -94,7 +95,7 @@ class Batch:
             self.drop()
 
     def _keep(self, draft: Draft, row: int) -> None:
-        """Cache the conversation that ends with a reply, without its last token, whose keys were not computed."""
+        """Cache the conversation that ends with a reply, without the last token, whose keys were not computed."""
         player, keys = draft.request.number[0], (*draft.request.prompt.keys, *draft.ids[:-1])
         kept = self._conversations
         kept.pop(player, None)
@@ -103,7 +104,7 @@ class Batch:
             kept.popitem(last=False)
 
     def _read(self, new: Sequence[Draft], beside: Sequence[ModelInput]) -> tuple[Tensor, Rows]:
-        """Prefill the prompts of new replies; of a prompt that continues a cached conversation, only its new tokens.
+        """Prefill the prompts of new replies; skip the tokens of a prompt that are in a cached conversation.
 
         Args:
             new: replies to prefill.
@@ -126,13 +127,13 @@ class Batch:
         return hidden, rows
 
     def _known(self, request: SamplingRequest, shared: int) -> Conversation | None:
-        """Return the cached conversation that a request continues, if it saves more than the common prefix does.
+        """Return the cached conversation that a request continues, if longer than the common prefix.
 
         The new part of the prompt must not contain an image, since only text can be appended to cached rows.
 
         Args:
             request: request whose prompt is looked up.
-            shared: tokens of the common prefix of all new prompts.
+            shared: length in tokens of the prefix that all new prompts share.
         """
         kept = self._conversations.get(request.number[0]) if request.number else None
         if kept is None or len(kept.keys) < shared + LEAST_GAIN:

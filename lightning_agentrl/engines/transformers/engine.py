@@ -1,8 +1,8 @@
-"""Sampling with transformers in the trainer's process: no further package, on any device, for small models.
+"""Sampling with transformers in the trainer's process: for small models, on any device, without further packages.
 
 A worker thread samples one batch of replies; requests join it while finished replies leave it. A prefix that prompts
-share is computed once when they join together. On a CPU the prefix of all running prompts is cached until the weights
-change.
+share is computed once when the prompts join together. On a CPU the prefix of all running prompts is cached until the
+weights change.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ from lightning_agentrl.types.model_input import check_text_only
 class TransformersEngine(Engine):
     """Engine that samples with the policy itself; nothing is copied, so new weights are available at once.
 
-    If the policy is trained during sampling (``max_staleness`` of the data module), it samples with a copy.
+    If the policy is trained during sampling (``max_staleness`` of the data module), the engine samples with a copy.
 
     Args:
         max_batch: largest number of replies that are sampled at a time.
-        admission: rule by which requests join the batch. ``by_number``: a fixed rule, so equal runs are equal to the
-            bit; requests join when every environment of the rollout has a pending request. ``as_they_come``: in order
-            of arrival, so batches depend on timing.
+        admission: rule by which requests join the batch. With ``by_number``, requests join when every environment of
+            the rollout has a pending request, so equal runs are equal to the bit. With ``as_they_come``, requests join
+            in order of arrival, so batches depend on timing.
         admit_every: number of sampling steps between two admissions ``by_number``. Sampling waits for environments
-            only at an admission. With 1, it waits for every environment step; larger numbers suit slow environments.
+            only at an admission. With 1, sampling waits for every environment step; larger values suit slow
+            environments.
         absence_seconds: seconds after which sampling stops waiting for an environment without a pending request. The
             batches then depend on timing, and the environment's next turn has ``late`` among its ``env_errors``.
     """
 
     own_weights: ClassVar[bool] = True
-    gather_seconds = 0.005  # time that the first request waits for others, with ``as_they_come``
+    gather_seconds = 0.005  # time that the first request waits for other requests, with ``as_they_come``
 
     def __init__(
         self,
@@ -66,8 +67,8 @@ class TransformersEngine(Engine):
         self.admit_every = admit_every
         self.absence_seconds = absence_seconds
         self.policy_version = 0
-        self._trained: LanguageModel | None = None  # the trained policy, if the sampling policy is a copy of it
-        self._desk: Admission | None = None  # set while started, like the two below
+        self._trained: LanguageModel | None = None  # the trained policy, if the sampling policy is a copy
+        self._desk: Admission | None = None  # set while the engine is started, like `_batch` and `_worker`
         self._batch: Batch | None = None
         self._worker: threading.Thread | None = None
 
@@ -76,7 +77,7 @@ class TransformersEngine(Engine):
         return self._trained is not None
 
     def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
-        """Estimate keys and values of one batch and of cached conversations, and the policy's copy if there is one."""
+        """Estimate keys and values of one batch and of cached conversations, and the copy of the policy, if any."""
         lm = policy.model.lm
         config = lm.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -101,11 +102,12 @@ class TransformersEngine(Engine):
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
         if self._trained is None:
-            torch.clear_autocast_cache()  # it holds casts of the old weights
+            torch.clear_autocast_cache()  # the cache holds casts of the old weights
         elif self._batch is not None:
             copy_weights(self._trained, to=self._batch.policy)
         if self._batch is not None:
-            self._batch.forget()  # even if the weights are the same, so that a resumed run equals an uninterrupted one
+            # Also forget if the weights are the same, so that a resumed run equals an uninterrupted run.
+            self._batch.forget()
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -114,7 +116,7 @@ class TransformersEngine(Engine):
             try:
                 yield
             finally:
-                torch.clear_autocast_cache()  # it holds casts without gradients of weights that are trained next
+                torch.clear_autocast_cache()  # the cache holds casts without gradients of weights that are trained next
 
     def seats(self, players: int) -> AbstractContextManager[Sequence[AbstractContextManager]]:
         if self.admission == "as_they_come":
@@ -125,7 +127,7 @@ class TransformersEngine(Engine):
         if self._desk is not None and self._worker is not None:
             rest = self._desk.close()
             self._worker.join()
-            for draft in rest:  # the worker has ended and cannot answer them
+            for draft in rest:  # the worker has ended and cannot answer these requests
                 draft.tell(RuntimeError("the engine was stopped"))
         self._desk = self._worker = self._batch = self._trained = None
 
@@ -135,7 +137,7 @@ class TransformersEngine(Engine):
             check_text_only([request.prompt], "TransformersEngine")
         else:
             for image in request.prompt.images:
-                batch.policy.image_reader.grid(image)  # raises if the policy cannot read it
+                batch.policy.image_reader.grid(image)  # raises an error if the policy cannot read the image
         draft = desk.ask(request, asyncio.get_running_loop().create_future())
         try:
             return await draft.future
@@ -154,17 +156,17 @@ class TransformersEngine(Engine):
         desk, batch = self._started()
         try:
             if (device := batch.policy.lm.device).type == "cuda":
-                torch.cuda.set_device(device)  # a new thread starts on the first GPU
+                torch.cuda.set_device(device)  # the default device of a new thread is the first GPU
             first = desk.next(self.max_batch, running=False)
             while first is not None:
                 batch = self._started()[1]
-                # Leaving autocast clears its cache of cast weights for all threads: those of the previous batch, and
-                # also those that are being trained.
+                # Leaving autocast clears the cache of cast weights for all threads: casts for the previous batch, and
+                # also casts of weights that are being trained.
                 with batch.handle.precision():
-                    while first is not None and batch is self._batch:  # else the engine was restarted
+                    while first is not None and batch is self._batch:  # a restarted engine has another batch
                         self._sample(desk, batch, first)
                         first = desk.next(self.max_batch, running=False)
-        except BaseException as error:  # such as a warning that is raised as an error
+        except BaseException as error:  # for example a warning that is raised as an error
             for draft in desk.close():  # later requests are refused
                 draft.tell(RuntimeError(_ended_by(error)))
             raise
@@ -178,7 +180,7 @@ class TransformersEngine(Engine):
                     self._answer(desk, batch, done)
                     room = self.max_batch - len(batch.drafts)
                     done = batch.step((desk.next(room, running=True) if batch.prefill.whole_rows else None) or ())
-            self._answer(desk, batch, done)  # after the policy is back in its previous mode
+            self._answer(desk, batch, done)  # answer after the policy is back in its previous mode
         except BaseException as error:
             fault = error if isinstance(error, Exception) else RuntimeError(_ended_by(error))
             for draft in batch.drop():
@@ -194,7 +196,7 @@ class TransformersEngine(Engine):
             closed = draft.ids[-1] in batch.handle.stop_token_ids
             reply = Reply(tuple(draft.ids), tuple(draft.logps), closed, self.policy_version, draft.late)
             outcomes.append((draft, reply))
-        desk.settle(done)  # before the callers wake, since they send their next requests at once
+        desk.settle(done)  # settle before the callers wake, since callers send their next requests at once
         tell_all(outcomes)
 
 

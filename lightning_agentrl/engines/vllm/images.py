@@ -17,14 +17,14 @@ def image_arguments(reader: FamilyReader | None, max_model_len: int) -> dict[str
     """Return the arguments of vLLM's engine that concern images.
 
     Args:
-        reader: image reader of the policy; with None, and with Gemma 3's, vLLM reads text only.
+        reader: image reader of the policy; with None, and with the reader of Gemma 3, vLLM reads text only.
         max_model_len: largest number of tokens of a prompt and its reply.
 
     Raises:
-        ConfigError: vLLM cannot read images here, or not for this model.
+        ConfigError: vLLM cannot read images on this machine, or cannot read images for this model.
     """
     if reader is None or isinstance(reader, Gemma3Reader):
-        return {"skip_tokenizer_init": True}  # ids in, ids out
+        return {"skip_tokenizer_init": True}  # prompts and replies are ids
     if not isinstance(reader, QwenVLReader):
         raise ConfigError(
             f"VLLMEngine reads images with models of the Qwen-VL families only, not with '{reader.folder}'; use "
@@ -37,7 +37,7 @@ def image_arguments(reader: FamilyReader | None, max_model_len: int) -> dict[str
         )
     return {
         "limit_mm_per_prompt": {"image": max(1, max_model_len // LEAST_TOKENS), "video": 0},
-        "mm_device_do_normalize": False,  # else patches would silently be normalized twice
+        "mm_device_do_normalize": False,  # with True, patches would silently be normalized twice
     }
 
 

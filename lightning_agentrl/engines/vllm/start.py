@@ -26,17 +26,18 @@ from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, CPU_OPS
 KEY = "data.init_args.engine.init_args"
 UNFIT = frozenset(("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox"))  # families that vLLM computes
 UNFIT |= {"gpt_oss", "jetmoe", "minimax_m2", "persimmon", "phi"}  # differently, or cannot run: docs/results/vllm.md
-IMPORT_TORCHVISION = frozenset(("qwen3_5_text", "qwen3_5_moe_text"))  # text families whose vLLM modules import it
+# Text families whose vLLM modules import torchvision.
+IMPORT_TORCHVISION = frozenset(("qwen3_5_text", "qwen3_5_moe_text"))
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside this range
 LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
 QUIET = {"VLLM_CONFIGURE_LOGGING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-"""Variables while vLLM is imported: its logging configuration would close all log handlers of the process."""
+"""Variables while vLLM is imported: vLLM's logging configuration would close all log handlers of the process."""
 
 
 @dataclass(frozen=True)
 class VLLMOptions:
-    """Options of vLLM; :class:`VLLMEngine` describes them.
+    """Options of vLLM; :class:`VLLMEngine` describes each option.
 
     Raises:
         ValueError: an option is out of range.
@@ -75,7 +76,8 @@ def check_family(config: Any) -> None:
         config: transformers' config of the model.
 
     Raises:
-        ConfigError: vLLM computes the family differently or cannot run it, or it needs torchvision, which is missing.
+        ConfigError: vLLM computes the family differently, cannot run the family, or requires torchvision, which is
+            missing.
     """
     family = config.get_text_config().model_type
     if family in UNFIT:
@@ -96,7 +98,7 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
     Args:
         request: request to check.
         max_model_len: largest number of tokens of a prompt and its reply.
-        limit_of: source of that limit, as a clause after "tokens that", for the error message.
+        limit_of: source of ``max_model_len``, as a clause after "tokens that", for the error message.
 
     Raises:
         ValueError: the request is too long or its temperature is out of range; the message names the key to change.
@@ -115,14 +117,14 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
 
 
 def sampling_arguments(request: SamplingRequest, stop_token_ids: Collection[int]) -> dict[str, Any]:
-    """Return the arguments of vLLM's ``SamplingParams`` for a request; a server accepts the same."""
+    """Return the arguments of vLLM's ``SamplingParams`` for a request; a server accepts the same arguments."""
     return {
         "temperature": request.temperature,
         "seed": request.seed,
         "max_tokens": request.max_tokens,
         "stop_token_ids": list(stop_token_ids),
-        "ignore_eos": True,  # stop at the ids above only, not at those of the model's folder
-        "logprobs": 0,  # log-prob of the sampled token only
+        "ignore_eos": True,  # stop only at `stop_token_ids`, not at the stop ids in the model's folder
+        "logprobs": 0,  # return the log-prob of the sampled token only
         "detokenize": False,
     }
 
@@ -131,9 +133,9 @@ def sampling_arguments(request: SamplingRequest, stop_token_ids: Collection[int]
 def kept_process(device: torch.device) -> Iterator[None]:
     """Restore what vLLM changes in this process: random states, threads, matmul precision, logging and variables.
 
-    vLLM's own environment variables stay set, since it reads them at any time. With the matmul precision restored, vLLM
-    samples with the precision in which the trainer scores. Variables that the user has set for vLLM's logging stay in
-    effect.
+    vLLM's own environment variables stay set, since vLLM reads these variables at any time. With the matmul precision
+    restored, vLLM samples with the precision in which the trainer scores. Variables that the user has set for vLLM's
+    logging stay in effect.
 
     Args:
         device: device of the policy.
@@ -178,7 +180,7 @@ def start_vllm(options: VLLMOptions, handle: PolicyHandle, owns_processes: bool)
     """
     model, device = str(handle.policy.lm.name_or_path), handle.policy.lm.device
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run in this process, which holds the weights
-    if device.type != "cpu":  # vLLM reads it at any time (`VllmConfig.use_v2_model_runner`)
+    if device.type != "cpu":  # vLLM reads this variable at any time (`VllmConfig.use_v2_model_runner`)
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     with kept_process(device):
         from vllm import EngineArgs
@@ -233,7 +235,7 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
     lm = handle.policy.lm
     arguments: dict[str, Any] = {
         "model": str(lm.name_or_path),
-        "generation_config": "vllm",  # no top-p, top-k or penalties from the model's folder
+        "generation_config": "vllm",  # ignore top-p, top-k and penalties in the model's folder
         "load_format": "auto" if has_adapters(lm) else "dummy",
         "use_tqdm_on_load": False,
         "dtype": str(options.computes_in(handle)).removeprefix("torch."),
@@ -247,10 +249,10 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
     }
     if lm.device.type == "cpu":
         arguments |= {"kv_cache_memory_bytes": int(options.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
-        arguments["enforce_eager"] = True  # compilation takes minutes there without a gain
+        arguments["enforce_eager"] = True  # on a CPU, compilation takes minutes without a gain
         arguments["compilation_config"] = CPU_OPS
         # Chunked prefill has to rewind a request's random generator, which vLLM cannot do on a CPU. Without chunked
-        # prefill vLLM caches no recurrent states, so families that need them cannot use the prefix cache.
+        # prefill vLLM caches no recurrent states, so families with recurrent states cannot use the prefix cache.
         arguments["enable_chunked_prefill"] = False
         family = text_family(lm.config)
         arguments["enable_prefix_caching"] = family is None or family.engine_shares
@@ -272,9 +274,9 @@ def decoding_graphs(max_batch: int) -> dict[str, Any]:
 
 
 def close_vllm(engine: Any, owns_processes: bool) -> None:
-    """Release vLLM's memory, and its process group if ``owns_processes``: vLLM created the group."""
+    """Release vLLM's memory, and its process group if vLLM created the group (``owns_processes``)."""
     client = engine.engine_core
-    client._finalizer.detach()  # it would always destroy the process group
+    client._finalizer.detach()  # the finalizer would always destroy the process group
     client.engine_core.model_executor.shutdown()
     client.engine_core.scheduler.shutdown()
     _leave_groups(owns_processes)

@@ -45,7 +45,7 @@ class VLLMThread:
     def __init__(self, handling: Handling) -> None:
         self._handling = handling
         self._mail: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends the thread
-        self._lock = threading.Lock()  # guards `_ended`: once it is set, no message is read
+        self._lock = threading.Lock()  # guards `_ended`; once `_ended` is set, no message is read
         self._ended: Exception | None = None
         self._built: Future[None] = Future()
         self._in_flight: dict[str, Waiting] = {}
@@ -78,7 +78,8 @@ class VLLMThread:
         name = str(next(self._numbers))
 
         def begin(engine: Any) -> None:
-            self._in_flight[name] = waiting  # before `add`, so that it fails with the others if the thread ends
+            # Set before `add`, so that the request fails with all others if the thread ends.
+            self._in_flight[name] = waiting
             try:
                 self._handling.add(engine, name, request)
             except Exception as error:  # noqa: BLE001 - only this request is refused
@@ -120,7 +121,7 @@ class VLLMThread:
             while self._read_mail(engine):
                 for output in engine.step() if self._in_flight else ():
                     if output.finished and output.request_id in self._in_flight:
-                        reply = self._handling.read(output)  # if this fails, the caller still waits and is notified
+                        reply = self._handling.read(output)  # if reading fails, the caller still waits and is notified
                         self._in_flight.pop(output.request_id).tell(reply)
         except BaseException as error:  # noqa: BLE001 - passed to every caller, which would wait forever otherwise
             reason = RuntimeError(f"vLLM failed while sampling ({type(error).__name__}: {one_line(str(error))})")

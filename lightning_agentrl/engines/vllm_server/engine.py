@@ -38,7 +38,8 @@ class BackgroundLoop:
         self._thread.start()
 
     def _serve(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels the remaining tasks at its end
+        # The runner cancels the remaining tasks at its end.
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._stopped.wait())
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -61,23 +62,23 @@ class BackgroundLoop:
 
 
 class VLLMServerEngine(Engine):
-    """Engine that samples with vLLM servers over HTTP. ``agentrl serve MODEL`` starts one; only the servers need vLLM.
+    """Engine that samples with vLLM servers over HTTP. ``agentrl serve MODEL`` starts a server; only servers need vLLM.
 
     Before each collection and validation the weights are written once into a folder that the servers read; LoRA
-    adapters are merged into them. Servers and replies report the version of the weights. All requests of an
-    environment go to one server, whose prefix cache holds its past; a new environment gets the server with the fewest
-    requests in flight. A server that dies, hangs or gives unusable answers is dropped with a warning, and its requests
-    go to the others. It is used again when it is back and has the current weights. While no server is left, requests
-    wait. All processes of a run share the servers.
+    adapters are merged into the weights. Servers and replies report the version of the weights. All requests of an
+    environment go to one server, whose prefix cache holds the environment's past; a new environment gets the server
+    with the fewest requests in flight. A server that dies, hangs or gives unusable answers is dropped with a warning,
+    and its requests go to the other servers. A dropped server is used again when it is back and has the current
+    weights. While no server is left, requests wait. All processes of a run share the servers.
 
     Args:
         urls: addresses of the servers, such as http://127.0.0.1:8001. Two runs cannot share a server. ``${NAME}``
             stands for an environment variable, so that records and logs do not contain a password.
         weights_folder: folder for weights that the servers can read under the same path, for example on a shared file
-            system; by default a temporary folder, for servers on the trainer's machine. ``/dev/shm`` is fastest there.
-        hang_seconds: seconds without an answer from its engine after which a server counts as hanging. A reply may
-            take 30 times as long, and an update of the weights 1 s more per 10 MB. Raise it if a slow server is
-            dropped.
+            system; by default a temporary folder, for servers on the trainer's machine. ``/dev/shm`` is fastest.
+        hang_seconds: seconds without an answer from a server's engine after which the server counts as hanging. A reply
+            may take 30 times as long, and an update of the weights 1 s more per 10 MB. Raise ``hang_seconds`` if a slow
+            server is dropped.
         wait_seconds: seconds that requests wait when no server is left, before the run ends.
     """
 
@@ -109,10 +110,10 @@ class VLLMServerEngine(Engine):
         self._updates = 0
 
     def check(self) -> None:
-        """Check that a server answers and that all can be used; their model is checked at the start.
+        """Check that a server answers and that all servers can be used; :meth:`start` checks their model.
 
         Raises:
-            ConfigError: no server answers, or one cannot be used.
+            ConfigError: no server answers, or a server cannot be used.
         """
         loop = BackgroundLoop()  # the caller may already run on another event loop
         try:
@@ -124,7 +125,7 @@ class VLLMServerEngine(Engine):
         """Connect to the servers.
 
         Raises:
-            ConfigError: no server answers, or one does not fit the policy.
+            ConfigError: no server answers, or a server does not fit the policy.
         """
         if self._loop is not None:
             return
@@ -169,7 +170,7 @@ class VLLMServerEngine(Engine):
         try:
             return await asyncio.wrap_future(reply)
         except asyncio.CancelledError:
-            if self._loop is not loop:  # the engine was stopped; the caller did not cancel
+            if self._loop is not loop:  # the engine was stopped; the caller did not cancel the request
                 raise RuntimeError("the engine was stopped") from None
             raise
 
@@ -186,7 +187,7 @@ class VLLMServerEngine(Engine):
             raise RuntimeError("the engine was not started")
         return self._loop, self._pool, self._handle
 
-    # On the background event loop
+    # Methods that run on the background event loop
 
     async def _inspect(self) -> None:
         async with open_session(self.hang_seconds) as session:
@@ -197,7 +198,7 @@ class VLLMServerEngine(Engine):
         sizes = sizes_of(handle.policy.lm.config.get_text_config())
         session = open_session(self.hang_seconds)
         pool = ServerPool(self._servers(session), sizes, handle.window, handle.stop_token_ids, self.wait_seconds)
-        self._minding = asyncio.create_task(_mind(pool, session))  # closes the session at the end
+        self._minding = asyncio.create_task(_mind(pool, session))  # `_mind` closes the session at the end
         facts = await pool.inspect()
         self.dtype = next((server.dtype for server in facts if server.dtype != "float32"), "float32")
         check_precision(facts, handle)
@@ -215,7 +216,7 @@ def _bytes_in(folder: Path) -> int:
 
 @contextmanager
 def _raised_on_all() -> Iterator[None]:
-    """Raise a ConfigError of one rank on all ranks, since the others would wait for it."""
+    """Raise a ConfigError of one rank on all ranks, since the other ranks would wait for that rank."""
     fault = None
     try:
         yield
@@ -232,7 +233,7 @@ async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:
 
 
 def check_precision(facts: Sequence[ServerFacts], handle: PolicyHandle) -> None:
-    """Warn if a server's dtype differs from the trainer's, since it samples from a different distribution."""
+    """Warn if a server's dtype differs from the trainer's, since the server's samples are then off-policy."""
     own = str(handle.computes_in).removeprefix("torch.")
     if rank() == 0 and (others := sorted({server.dtype for server in facts} - {own})):
         warnings.warn(

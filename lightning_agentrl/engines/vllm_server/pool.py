@@ -1,4 +1,4 @@
-"""Pool of vLLM servers: sends each request to a server with the current weights, or waits for one."""
+"""Pool of vLLM servers: sends each request to a server with the current weights, or waits for such a server."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Weights:
 
     version: str
     policy_version: int
-    folder: Path | None  # folder with the weights; None: another process sends them
+    folder: Path | None  # folder with the weights; None: another process sends the weights
     size: int = 0  # bytes
     contents: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    """By layout of the weights: the first server that loaded them, and its checksums."""
+    """First server that loaded the weights, and its checksums, by layout of the weights."""
 
 
 @dataclass(eq=False)
@@ -39,9 +39,9 @@ class Replica:
     """A server and its state."""
 
     server: VLLMServer
-    used: bool = False  # whether it answers, fits the policy and has the current weights
+    used: bool = False  # whether the server answers, fits the policy and has the current weights
     in_flight: set[asyncio.Task[Reply]] = field(default_factory=set)
-    why: Exception | None = None  # reason why it is not used
+    why: Exception | None = None  # reason why the server is not used
     admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -68,16 +68,16 @@ class ServerPool:
         self.sizes = sizes
         self.max_model_len, self.stop_token_ids = max_model_len, stop_token_ids
         self.wait_seconds = wait_seconds
-        self._weights: Weights | None = None  # None before the first update, and while one is prepared
+        self._weights: Weights | None = None  # None before the first update, and while an update is prepared
         self._homes = dict[int, Replica]()  # the server of each environment since the last update
         self._some_used = asyncio.Event()
-        self._waiting_since: float | None = None  # time since when there is no server; None: there is one
+        self._waiting_since: float | None = None  # time when a request first found no server, else None
 
     async def inspect(self) -> list[ServerFacts]:
         """Return the facts of all servers that answer.
 
         Raises:
-            ConfigError: no server answers, or one does not fit; the message names the remedy.
+            ConfigError: no server answers, or a server does not fit; the message names the remedy.
         """
         found = await asyncio.gather(*map(self._facts, self.replicas), return_exceptions=True)
         for fault in found:
@@ -94,7 +94,7 @@ class ServerPool:
         return facts
 
     async def pause(self) -> None:
-        """Stop checking the servers until the next update, which this process or another one sends."""
+        """Stop checking the servers until the next update, which this or another process sends."""
         self._weights = None
 
     async def update(self, weights: Weights) -> None:
@@ -103,11 +103,11 @@ class ServerPool:
         The other servers get the weights when they are back.
 
         Raises:
-            ConfigError: a server answers, but none accepts the weights.
+            ConfigError: a server answers, but no server accepts the weights.
         """
         asked = [replica for replica in self.replicas if replica.used] or self.replicas
         self._weights = weights
-        self._homes.clear()  # no server has cached anything with these weights
+        self._homes.clear()  # no server has cached prompts with the new weights
         self._some_used.clear()
         for replica in self.replicas:
             replica.used = False
@@ -117,7 +117,7 @@ class ServerPool:
                 raise fault
 
     async def ask(self, request: SamplingRequest) -> Reply:
-        """Sample one reply; retry on another server if one fails, and wait while there is no server.
+        """Sample one reply; retry on another server if a server fails, and wait while there is no server.
 
         Raises:
             ConfigError: a server refuses the request.
@@ -154,7 +154,7 @@ class ServerPool:
                 await asyncio.sleep(back_off(faults))
 
     async def mind(self) -> None:
-        """Monitor the servers forever: drop those that hang, and admit those that are back."""
+        """Monitor the servers forever: drop servers that hang, and admit servers that are back."""
         await asyncio.gather(*map(self._mind, self.replicas))
 
     async def _mind(self, replica: Replica) -> None:
@@ -169,8 +169,8 @@ class ServerPool:
 
         Args:
             replica: server to check.
-            fault: error of the server's last reply. With one, a server is also dropped if its answer was unusable or
-                its weights are not the current ones.
+            fault: error of the server's last reply. A server with a fault is also dropped if its answer was unusable or
+                its weights are outdated.
         """
         weights = self._weights
         why: Exception | None = None
@@ -182,14 +182,15 @@ class ServerPool:
                 why = Lost("it was restarted and has its initial weights")
         except Exception as error:  # noqa: BLE001 - an error of one server must not stop the checks of the others
             why = error if fault is None or isinstance(error, Unusable) else fault
-        if why is not None and replica.used and weights is self._weights:  # else it was updated or dropped meanwhile
+        # Drop the server only if it was not updated or dropped meanwhile.
+        if why is not None and replica.used and weights is self._weights:
             self._drop(replica, why)
 
     async def _choose(self, request: SamplingRequest, failed: Collection[Replica]) -> Replica:
-        """Return the server for a request, preferably one at which the request has not failed.
+        """Return the server for a request, preferably a server at which the request has not failed.
 
-        All requests of an environment go to one server, whose prefix cache holds its past. A new environment gets the
-        server with the fewest requests in flight.
+        All requests of an environment go to one server, whose prefix cache holds the environment's past. A new
+        environment gets the server with the fewest requests in flight.
         """
         while not (used := [replica for replica in self.replicas if replica.used]):
             await self._wait_for_server()
@@ -226,7 +227,7 @@ class ServerPool:
             raise ConfigError(f"the server {server.url} {error}") from error
 
     async def _facts(self, replica: Replica) -> ServerFacts:
-        """Return the facts of a server, or raise a ConfigError if it does not fit the policy."""
+        """Return the facts of a server, or raise a ConfigError if the server does not fit the policy."""
         try:
             facts = await replica.server.facts()
         except ValueError as error:
@@ -236,13 +237,14 @@ class ServerPool:
         return facts
 
     async def _admit(self, replica: Replica) -> Exception | None:
-        """Send the weights to a server and use it, or drop it and return the reason.
+        """Send the weights to a server and use it, or drop the server and return the reason.
 
-        The reason is Lost if it does not answer, and a ConfigError if it does not fit or refuses the weights.
+        The reason is Lost if the server does not answer, and a ConfigError if the server does not fit or refuses the
+        weights.
         """
         async with replica.admitting:
             weights = self._weights
-            if replica.used or weights is None:  # already in use, or an update will follow
+            if replica.used or weights is None:  # the server is in use, or an update will follow
                 return None
             try:
                 await self._facts(replica)
@@ -250,11 +252,11 @@ class ServerPool:
                     await self._load(replica.server, weights.folder, weights)
                 elif await replica.server.weight_version() != weights.version:
                     raise Lost("it does not have the current weights yet")
-                if replica.why is not None:  # it was dropped before, so test it with one token first
+                if replica.why is not None:  # the server was dropped before, so first test it with one token
                     one = SamplingRequest(ModelInput.of_ids((0,)), 1, 0.0, 0)
                     async with replica.server.limit(replica.server.patience, "sampled a token"):
                         await self._generate(replica.server, one, weights)
-            except Exception as error:  # noqa: BLE001 - the other servers continue, and this one may be restarted
+            except Exception as error:  # noqa: BLE001 - the other servers continue; this server may be restarted
                 self._drop(replica, error)
                 return error
             if weights is not self._weights:  # newer weights are waiting for the lock
@@ -266,7 +268,7 @@ class ServerPool:
             return None
 
     async def _load(self, server: VLLMServer, folder: Path, weights: Weights) -> None:
-        """Load the weights into a server, and compare their checksums with those of servers with the same layout."""
+        """Load the weights into a server, and compare checksums with other servers that have the same layout."""
         try:
             await server.load(folder, weights.size, weights.version)
         except Unusable:
@@ -291,7 +293,7 @@ class ServerPool:
     def _drop(self, replica: Replica, why: Exception) -> None:
         """Stop using a server and move its requests to the others.
 
-        Warn once, until it is used again or fails for another reason.
+        Warn once, until the server is used again or fails for another reason.
         """
         before, replica.used, replica.why = replica.why, False, why
         for task in replica.in_flight:
@@ -310,7 +312,7 @@ class ServerPool:
 
 
 def back_off(faults: int) -> float:
-    """Return the seconds to wait before a retry: doubled with every fault, at most 2."""
+    """Return the seconds to wait before a retry: at most 2, and doubled with every fault."""
     return min(0.1 * 2**faults, 2.0)
 
 

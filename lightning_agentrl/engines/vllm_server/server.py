@@ -26,14 +26,14 @@ POLICY_SIZES = WorkerExtension.policy_sizes.__name__
 REPLY_TIMES = 30  # timeout of a reply, in multiples of the patience
 SLOWEST = 10e6  # slowest loading of weights that is accepted, in bytes per second
 MOST_BYTES = 256 * 2**20  # largest size of an answer; a reply has some hundred bytes per token
-LATER = (408, 425, 429)  # status codes after which a request may be retried
+LATER = (408, 425, 429)  # HTTP status codes after which a request may be retried
 NO_LOGP = -9998.0  # vLLM returns -9999 for a missing log-prob
 NO_VERSION = "default"  # version of the weights with which a server starts
 LOADING = "loading "  # prefix of the version that is being loaded
 
 
 class Lost(Exception):
-    """A server gave no answer or an incomplete one; a retry may succeed."""
+    """A server gave no answer or an incomplete answer; a retry may succeed."""
 
 
 class Unusable(Lost):
@@ -55,10 +55,10 @@ class ServerFacts:
 def open_session(patience: float) -> aiohttp.ClientSession:
     """Open an HTTP session for any number of servers, with one connection per request.
 
-    Connections are not reused, since servers close idle ones at any time.
+    Connections are not reused, since servers close idle connections at any time.
 
     Args:
-        patience: timeout of connecting, in seconds.
+        patience: timeout for connecting, in seconds.
     """
     import aiohttp  # slow to import, and few runs have servers
 
@@ -104,7 +104,7 @@ class VLLMServer:
         except Unusable:
             raise
         except Lost as error:
-            await self._get("/health")  # if this answers, the server runs without our worker extension
+            await self._get("/health")  # if `/health` answers, the server runs without our worker extension
             raise ValueError(f"reports no sizes of its model ({error}); start it with `agentrl serve`") from error
         with _reading("reports its settings"):
             return read_facts(version, models, info, sizes)
@@ -126,9 +126,9 @@ class VLLMServer:
             version: version that the server reports afterwards.
 
         Raises:
-            Unusable: it did not load them in time, or an answer cannot be read.
-            Lost: it stopped answering, or has another version afterwards.
-            ValueError: it cannot load them.
+            Unusable: the server did not load the weights in time, or an answer cannot be read.
+            Lost: the server stopped answering, or has another version afterwards.
+            ValueError: the server cannot load the weights.
         """
         async with self.limit(self.seconds_for(weight_bytes), "loaded the weights"):
             loading = f"{LOADING}{version}"
@@ -136,7 +136,7 @@ class VLLMServer:
             await self.call_workers("reload_weights", weights_path=str(folder))
             await self.call_workers(WorkerExtension.pack_experts.__name__)
             await self._forget_prefixes()
-            await self._expect(loading)  # else it was restarted, or another run has sent weights
+            await self._expect(loading)  # another version means a restart, or weights of another run
             await self._post("/update_weight_version", {"new_version": version})
             await self._expect(version)
 
@@ -180,7 +180,7 @@ class VLLMServer:
         return read_reply(answer, request, stop_token_ids, vocabulary, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
-        end = time.monotonic() + self.patience / 2  # aborted requests may still be ending
+        end = time.monotonic() + self.patience / 2  # aborted requests may not have ended yet
         while time.monotonic() < end:
             if (await self._post("/reset_prefix_cache", {})).get("success"):
                 return
@@ -218,7 +218,7 @@ class VLLMServer:
         try:
             async with self._session.request(method, filled(self.url, f"{KEY}.urls") + path, json=body) as answer:
                 status, text = answer.status, await _text(answer)
-        except TimeoutError:  # raised by :meth:`limit` or by the connection
+        except TimeoutError:  # :meth:`limit` or the connection has raised the error
             raise
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(one_line(str(error)) or f"no answer ({type(error).__name__})") from error
@@ -235,7 +235,7 @@ class VLLMServer:
             raise ValueError(f"refused {path} with {status}: {_shortened(text)}")
         try:
             content = json.loads(text or "{}")
-        except (ValueError, RecursionError) as error:  # a number with too many digits is a ValueError too
+        except (ValueError, RecursionError) as error:  # a number with too many digits also raises a ValueError
             raise Unusable(
                 f"it answered {path} with something other than JSON ({_shortened(text)}); start it with `agentrl serve`"
             ) from error
@@ -289,9 +289,9 @@ def read_facts(
 
 
 def complaint(facts: ServerFacts, sizes: Mapping[str, Any], max_model_len: int) -> str | None:
-    """Return why a server cannot be used, with the remedy; None if it can.
+    """Return why a server cannot be used, with the remedy; None if the server can be used.
 
-    The weights with which a server was started do not matter, since it gets those of the policy.
+    The weights with which a server was started do not matter, since the server gets the weights of the policy.
 
     Args:
         facts: facts of the server.
@@ -327,14 +327,14 @@ def read_reply(
     version: str,
     policy_version: int,
 ) -> Reply:
-    """Return the reply in an answer of ``/inference/v1/generate``, after checking that it is complete.
+    """Return the reply in an answer of ``/inference/v1/generate``, after checking that the reply is complete.
 
     Args:
         answer: decoded JSON.
         request: request that was sent.
         stop_token_ids: tokens that end a reply.
         vocabulary: number of tokens of the model.
-        version: version of the weights that must have sampled it.
+        version: version of the weights that must have sampled the reply.
         policy_version: version of the policy with the same weights, for the reply.
 
     Raises:
@@ -373,7 +373,7 @@ def read_reply(
         )
     if wrong_ids := [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]:
         raise Unusable(f"it answered with ids of which {wrong_ids[0]!r} is no id of the model's {vocabulary}")
-    if wrong := [logp for logp in logps if not NO_LOGP < logp <= 1e-4]:  # includes NaN
+    if wrong := [logp for logp in logps if not NO_LOGP < logp <= 1e-4]:  # the condition also finds NaN
         raise Unusable(
             f"it answered with {len(wrong)} of {len(logps)} log-probs that are not numbers up to 0 (the first is "
             f"{wrong[0]:g}): the weights that it has, or what it computes from them, are broken; start it again, with "
@@ -391,6 +391,6 @@ def read_reply(
 
 
 def _of_run(found: str, version: str) -> bool:
-    """Return whether the version ``found`` is of the same run as ``version``, or the one a server starts with."""
+    """Return whether the version ``found`` is of the same run as ``version``, or a server's initial version."""
     run = version.rpartition("-")[0] + "-"
     return found == NO_VERSION or found.removeprefix(LOADING).startswith(run)

@@ -20,10 +20,10 @@ class SharedWeights:
     """Folders of weights, of which only the newest is kept.
 
     Args:
-        parent: folder in which they are created; None: the system's folder for temporary files.
+        parent: folder in which the folders are created; None: the system's folder for temporary files.
 
     Raises:
-        ConfigError: no folder can be created there.
+        ConfigError: no folder can be created in ``parent``.
     """
 
     def __init__(self, parent: str | None) -> None:
@@ -51,7 +51,7 @@ class SharedWeights:
         except (OSError, SafetensorError) as error:
             raise _cannot_write(self.folder, error) from error
         for older in self.folder.iterdir():
-            if older != done:  # NFS keeps a folder that a server reads; it is removed after the next update
+            if older != done:  # NFS keeps a folder that a server reads; that folder is removed after the next update
                 shutil.rmtree(older, ignore_errors=True)
         return done
 
@@ -67,7 +67,7 @@ def _cannot_write(folder: object, error: Exception) -> ConfigError:
 
 
 def _separate(lm: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weights in main memory by name. Tied weights are copied, since a file cannot contain shared ones."""
+    """Return the weights in main memory by name. Tied weights are copied, since files cannot contain shared tensors."""
     weights, seen = dict[str, Tensor](), set[int]()
     for name, weight in named_as_in_files(lm, merged_weights(lm)):
         own = weight.cpu().contiguous()

@@ -1,9 +1,9 @@
 """Attention over a prefix tree by flash kernels: tiles of neighboring tokens, and levels of the tree.
 
 *Tiles* are for short rows: consecutive tokens in depth-first order form a tile, and one kernel call computes all tiles.
-All keys that a tile needs are the tile itself and the path from the root to its first token. *Levels* use kernels for
-rows of different lengths: one call in which each branch attends to itself causally, and one call per level, in which
-tokens attend to the whole branch above them. Both layouts are computed once for all layers.
+A tile needs only the keys of the tile itself and of the path from the root to the tile's first token. *Levels* use
+kernels for rows of different lengths: one call in which each branch attends to itself causally, and one call per level,
+in which tokens attend to the whole branch above them. Both layouts are computed once for all layers.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def lay_tiles(ends: Tensor, positions: Tensor, past: int) -> Tiles:
     Args:
         ends: [N], end of the subtree of each token's branch.
         positions: [N], position of each token within its rows.
-        past: number of keys before the tree, which all tokens see.
+        past: number of keys before the tree; all tokens see these keys.
     """
     count, device = len(ends), ends.device
     order = torch.arange(count, device=device)
     firsts_T1, within_L = order[::TILE, None], torch.arange(TILE, device=device)
     queries_TL = firsts_T1 + within_L
-    depths_T1 = positions[firsts_T1]  # lengths of the paths
+    depths_T1 = positions[firsts_T1]  # length of the path above each tile
     depth = int(depths_T1.max())
     path_TD = firsts_T1.new_zeros(len(firsts_T1), depth)
     for paths, firsts in zip(path_TD.split(TILES_AT_A_TIME), firsts_T1.split(TILES_AT_A_TIME), strict=True):
@@ -85,7 +85,7 @@ def lay_tiles(ends: Tensor, positions: Tensor, past: int) -> Tiles:
 
 
 def with_sink(out: Tensor, lse: Tensor, sink_H: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Add a sink to attention [*, H, N, D] and its log-sum-exps [*, H, N]: one more score, with a zero value vector.
+    """Add a sink, one more score with a zero value vector, to attention [*, H, N, D] and log-sum-exps [*, H, N].
 
     The backward pass of a kernel, given the returned output and log-sum-exps, computes the correct gradients of
     queries, keys and values.
@@ -109,7 +109,8 @@ def sink_gradient(grad_HND: Tensor, out_HND: Tensor, lse_HN: Tensor, sink_H: Ten
 class TiledAttention(torch.autograd.Function):
     """Attention [H, N, D] of queries [H, N, D] to keys and values [G, P + N, D], all tiles in one call on the CPU.
 
-    Each head may have a sink, [H]. Computes in float32 even under bfloat16 autocast, like :class:`BranchedAttention`.
+    Each head may have a sink; sinks have shape [H]. Attention is computed in float32 even under bfloat16 autocast, like
+    :class:`BranchedAttention`.
     """
 
     @staticmethod
@@ -169,9 +170,9 @@ class Level:
     keys: Places
     query_bounds: Tensor  # [S + 1] int32, cumulative lengths of the rows of queries
     key_bounds: Tensor  # [S + 1] int32, cumulative lengths of the rows of keys
-    most_queries: int  # in a row
-    most_keys: int  # in a row
-    causal: bool  # rows are branches that see themselves causally; otherwise queries see all keys of their row
+    most_queries: int  # largest number of queries in a row
+    most_keys: int  # largest number of keys in a row
+    causal: bool  # True: each row is a branch with causal attention; False: queries see all keys of their row
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class Span:
 def lay_levels(spans: Sequence[Span], device: torch.device) -> tuple[Level, ...] | None:
     """Return the kernel calls of a tree: all branches as one causal level, then inner branches by depth from the root.
 
-    Returns None if there are more than ``MOST_LEVELS`` levels, or so many rows that padding them takes much memory.
+    Returns None if there are more than ``MOST_LEVELS`` levels, or if padding the rows would take too much memory.
 
     Args:
         spans: branches in depth-first order, each beginning where the previous one stops.
@@ -231,7 +232,7 @@ def _places(rows: list[range], device: torch.device) -> Places:
 def fits_levels(query: Tensor) -> bool:
     """Return whether torch's FlashAttention kernels support the query's dtype, head width and GPU.
 
-    For widths of 200 to 224, workstation GPUs have too little shared memory to compute gradients.
+    For head widths of 200 to 224, workstation GPUs have too little shared memory to compute gradients.
     """
     half, width = query.dtype in (torch.bfloat16, torch.float16), query.shape[-1]
     fits = width % 8 == 0 and (width <= 192 or 224 < width <= 256)
@@ -264,7 +265,7 @@ def flash_rows_backward(
     level: Level,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values, given output and log-sum-exps, merged over levels or not."""
+    """Return the gradients of queries, keys and values, given outputs and log-sum-exps, optionally merged."""
     no_dropout = torch.empty(2, dtype=torch.uint64, device=q_QHD.device)
     grads = torch.ops.aten._flash_attention_backward(
         # The kernel ignores strides of the log-sum-exps.
@@ -278,7 +279,7 @@ def flash_rows_backward(
 class LevelledAttention(torch.autograd.Function):
     """Attention [N, H, D] of queries [N, H, D] to keys and values [N, G, D], one kernel call per level.
 
-    Each head may have a sink, [H].
+    Each head may have a sink; sinks have shape [H].
 
     Outputs of the calls are merged by their log-sum-exps. In the backward pass each call takes the merged output and
     log-sum-exps, so that the gradients of the calls add up exactly, as in :class:`BranchedAttention`.

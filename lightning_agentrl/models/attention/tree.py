@@ -1,7 +1,8 @@
-"""Attention over a prefix tree, exact, and without the N x N scores of a dense mask.
+"""Exact attention over a prefix tree, without the N x N scores of a dense mask.
 
-The function is registered with transformers as the attention implementation ``tree``. Models pass it the tree as the
-keyword ``tree`` of their forward pass; without it (sampling, single rows) it is transformers' ``sdpa``.
+:func:`tree_attention_forward` is registered with transformers as the attention implementation ``tree``. Models pass the
+keyword ``tree`` of their forward pass to this function; without a tree (sampling, single rows) the function calls
+transformers' ``sdpa``.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from lightning_agentrl.models.sequence import Shard
 class BranchedAttention(torch.autograd.Function):
     """Attention by one call of torch's CPU kernel per block of keys, for all queries that see the block.
 
-    Outputs are merged by their log-sum-exps. A branch's own queries see it causally and those below it see all of it,
-    which is what ``is_causal`` means if there are more queries than keys. In the backward pass each call takes the
-    merged output and log-sum-exp, so it recomputes the probabilities of the whole row, and the gradients of the calls
-    add up exactly. Each head may have a sink, [H].
+    Outputs are merged by their log-sum-exps. Queries of a branch see the branch's keys causally, and queries below the
+    branch see all of these keys; ``is_causal`` means this if there are more queries than keys. In the backward pass
+    each call takes the merged output and log-sum-exp and so recomputes the probabilities of the whole row; the
+    gradients of the calls add up exactly. Each head may have a sink; sinks have shape [H].
 
-    Computes in float32 even under bfloat16 autocast: on CPUs without matrix units for bfloat16 this is faster and no
-    less exact.
+    Attention is computed in float32 even under bfloat16 autocast: on CPUs without matrix units for bfloat16, float32 is
+    faster and no less exact.
     """
 
     @staticmethod
@@ -130,7 +131,8 @@ def _cut(x: Tensor, places: slice, copies: int) -> Tensor:
 
 
 GRAPHS = 64  # largest number of compiled graphs of FlexAttention; dynamo's default is 8
-# Never use the kernel for few queries: if several heads share keys, it has no block size for 65 to 127 tokens.
+# Never use FlexAttention's kernel for few queries: if several heads share keys, that kernel has no block size for 65 to
+# 127 tokens.
 FLEX_OPTIONS: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
 
 
@@ -157,8 +159,8 @@ def flex_tree_attention(
     heads, shared = query.shape[1], query.shape[1] // key.shape[1]
     if heads & (heads - 1):  # FlexAttention shares keys only if the number of heads is a power of two
         key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
-    if torch._dynamo.config.recompile_limit < GRAPHS:  # each thread may have its own
-        torch._dynamo.config.recompile_limit = GRAPHS  # not restored: another thread may be compiling
+    if torch._dynamo.config.recompile_limit < GRAPHS:  # each thread may have a separate limit
+        torch._dynamo.config.recompile_limit = GRAPHS  # never lower the limit again: another thread may be compiling
     memory = _shared_memory(query.device) if query.is_cuda else math.inf
     options = flex_options(query.shape[-1], query.itemsize, memory, windowed)
     out = compiled_flex()(
@@ -200,8 +202,8 @@ def _shared_memory(device: torch.device) -> float:
 def flex_options(width: int, itemsize: int, shared_memory: float, windowed: bool = False) -> dict[str, Any]:
     """Return options of FlexAttention's kernels, with smaller blocks or fewer stages if the defaults do not fit.
 
-    The defaults were chosen for large GPUs and a few head widths; on other GPUs they can fail to launch. The thresholds
-    are the shared memory that Triton reports for the kernels of torch 2.13.
+    The default options were chosen for large GPUs and a few head widths; on other GPUs the kernels can fail to launch.
+    The thresholds are the amounts of shared memory that Triton reports for the kernels of torch 2.13.
 
     Args:
         width: width of the heads; kernels pad it to a power of two.
@@ -264,7 +266,7 @@ def tree_attention_forward(
     if unknown:
         raise ValueError(f"{type(module).__name__} changes its attention scores ({', '.join(unknown)})")
     width = value.shape[-1]
-    if width != query.shape[-1]:  # kernels take one width
+    if width != query.shape[-1]:  # kernels require queries, keys and values of one width
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         most = max(width, query.shape[-1])
         query, key, value = (F.pad(x, (0, most - x.shape[-1])) for x in (query, key, value))
@@ -280,7 +282,7 @@ def tree_attention_forward(
         return tree.to_tokens(out).to(dtype), None
     past = key.shape[2] - query.shape[2]
     window = sliding_window if sliding_window is not None and sliding_window < past + tree.depth else None
-    causal = tree.starts is None  # the other kernels have no mask for bidirectional images
+    causal = tree.starts is None  # the CPU kernels have no mask for bidirectional images
     if query.device.type == "cpu" and window is None and causal and not dropout:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         if past + tree.depth <= TILED_DEPTH:

@@ -53,7 +53,7 @@ def convolution(original: Function) -> Function:
 
 
 def delta_rule(original: Function) -> Function:
-    """Wrap a gated delta rule. Padding with zeros keeps its state: g, beta and keys of 0 leave it unchanged."""
+    """Wrap a gated delta rule. Padding with zeros (g, beta and keys) leaves the recurrent state unchanged."""
 
     def over_tree(
         query: Tensor,

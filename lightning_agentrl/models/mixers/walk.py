@@ -1,7 +1,7 @@
 """Scans of recurrent layers over a prefix tree, level by level: each branch starts from its parent's last state.
 
 The branches of a level are one batch, padded on the right; a scan must keep its state on padding. A layer calls its
-scan once per level, which is the largest number of branches on a path.
+scan once per level; the number of levels is the largest number of branches on a path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scan = Callable[[dict[str, Tensor], Tensor | None], tuple[Tensor, Tensor]]
 class Level:
     """The B branches at one depth of the tree, with at most L tokens each."""
 
-    places: Tensor  # [B, L] int64, indices of their tokens in the layout; arbitrary on padding
+    places: Tensor  # [B, L] int64, layout indices of the branches' tokens; arbitrary on padding
     there: Tensor  # [B, L] bool, False on padding
     parents: Tensor | None  # [B] int64, index of each branch's parent in the level above; None at the roots
 
@@ -33,10 +33,11 @@ class Walk:
 
     levels: tuple[Level, ...]
     order: Tensor  # [N] int64, index of each token in the concatenation of all levels
-    previous: Tensor  # [N + 1] int64, index of each token's predecessor on its path; N if there is none, and at N
+    # [N + 1] int64, index of each token's predecessor on its path; N for tokens without a predecessor, and at index N.
+    previous: Tensor
 
     def before(self, count: int) -> list[Tensor]:
-        """Return ``count`` tensors [N]: tensor k has the index of the k-th token before each on its path; N if none."""
+        """Return ``count`` tensors [N]: tensor k has the index of the k-th token before each token, or N."""
         places = [torch.arange(len(self.previous), device=self.previous.device)]
         for _ in range(count - 1):
             places.append(self.previous[places[-1]])
@@ -75,7 +76,7 @@ def lay_walk(spans: Sequence[Span], device: torch.device) -> Walk:
     count = spans[-1].stop
     previous = [*range(-1, count - 1), count]
     open_: list[tuple[Span, int]] = []  # branches that contain the current one, and their indices within their levels
-    levels: list[list[tuple[Span, int]]] = []  # per level: its branches, and the index of each one's parent
+    levels: list[list[tuple[Span, int]]] = []  # for each level, its branches with the index of each branch's parent
     for span in spans:
         while open_ and open_[-1][0].end <= span.start:
             open_.pop()
