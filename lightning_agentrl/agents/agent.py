@@ -315,7 +315,7 @@ class Agent(L.LightningModule, ABC):
             self._stop_requested = False
 
     def configure_model(self) -> None:
-        """Build actor, critic and reference once the strategy is set up; later calls keep them."""
+        """Build actor, critic and reference once the strategy is set up; later calls keep these models."""
         # Create the group again in each fit, since a fit may have new process groups.
         self.sequence_group = sequence_group_for(self)
         if hasattr(self, "models"):

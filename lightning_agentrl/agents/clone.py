@@ -23,7 +23,7 @@ FALLING = Schedules(actor=Schedule("linear"))
 class CloneAgent(Agent):
     """Behavior cloning: cross-entropy on the tokens of demonstrated replies, with the prompts of a run.
 
-    An iteration has as many turns and steps as in reinforcement learning with the same data module, but its turns are
+    An iteration has as many turns and steps as in reinforcement learning with the same data module, but the turns are
     demonstrations. The policy samples only in held-out episodes.
 
     Args:

@@ -2,8 +2,9 @@
 
 An engine stores weights in packed, split or quantized copies, so tensors cannot be compared. Instead, every trained
 weight is changed a lot and sent by the engine's own weight transfer. The log-probs of several hundred tokens that the
-engine then samples are compared with those of the trainer with the same changed weights. This detects weights that the
-transfer misses, even if they were correct before. Then the weights are restored bit for bit, sent and compared again.
+engine then samples are compared with those of the trainer with the same changed weights. This comparison detects
+weights that the transfer misses, even if these were correct before. Then the original weights are restored bit for bit,
+sent and compared again.
 """
 
 from __future__ import annotations

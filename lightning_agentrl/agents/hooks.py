@@ -80,7 +80,7 @@ class Attempt:
         norms: gradient norms before clipping by parameter group, over all ranks; empty under ZeRO, which computes norms
             later.
         rollout: metrics of the iteration's rollout over all ranks, as they are logged; empty within a round of the
-            critic warm-up, after its first iteration.
+            critic warm-up, after the round's first iteration.
     """
 
     number: int

@@ -31,7 +31,7 @@ NOTHING = Row(ModelInput.of_ids((0,)), (0,))  # placeholder row of an empty micr
 
 @dataclass(frozen=True)
 class Needs:
-    """Quantities to compute for a rollout before and during its update. ``a | b`` is the union of both.
+    """Quantities to compute for a rollout before and during its update. ``a | b`` is the union of ``a`` and ``b``.
 
     Args:
         old_logps: log-probs and entropies of sampled tokens before the update. If an iteration is one optimizer step

@@ -160,9 +160,9 @@ def kept_rows(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> Te
 def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Tensor:
     """Return a mask [B] of rows that cannot be trained on, since an environment failed.
 
-    With groups, these are the rows of incomplete groups. Without groups, these are the rows of episodes that ended by a
-    fault, unless the estimator bootstraps such episodes. With forks, the mask also includes episodes whose first state,
-    or the state after their last turn, has no value because all its branches were lost.
+    With groups, the mask has the rows of incomplete groups. Without groups, the mask has the rows of episodes that
+    ended by a fault, unless the estimator bootstraps such episodes. With forks, the mask also has the rows of episodes
+    whose first state, or the state after their last turn, has no value because all its branches were lost.
 
     Args:
         rollout: collected rollout.

@@ -34,7 +34,7 @@ class Chain(RolloutCallback):
 
     Each process writes one file per iteration: the turns and tokens of its part of the rollout with scores and
     advantages, the loss of each step, a digest of every weight after the last step, and the metrics of a validation, if
-    there was one. Times are not recorded.
+    it took place. Times are not recorded.
 
     Args:
         keep: number of iterations whose files are kept. A file takes about 30 bytes per sampled token.
@@ -114,7 +114,7 @@ def read_links(folder: Path) -> dict[int, dict[int, Path]]:
     """Return the files of a chain by iteration and rank.
 
     Raises:
-        ValueError: there are no files.
+        ValueError: the folder contains no files of a chain.
     """
     links: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.glob("*.npz")):

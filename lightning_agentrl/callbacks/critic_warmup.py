@@ -73,7 +73,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         if critic is None:
             raise ValueError("CriticWarmup has no critic to warm up; remove the callback or set model.init_args.critic")
         more = "raise CriticWarmup's rounds, fraction or rollouts, or model.init_args.optim.lr_critic"
-        if critic.fitted:  # more rounds do not help, since one fit is optimal for its data
+        if critic.fitted:  # one fit of the critic is optimal for the data, so more rounds do not help
             more = (
                 "raise CriticWarmup's rollouts, so that it is solved on more turns; if the policy rarely succeeds, or "
             )

@@ -82,7 +82,7 @@ class StageProgress(ProgressBar):
             return
         agent = cast(Agent, pl_module)
         took = time.monotonic() - self._iteration_started
-        if agent.phase == "train":  # iterations of the warm-up take a different time
+        if agent.phase == "train":  # durations of warm-up and training iterations are not comparable
             self._durations.append(took)
         text = f"{self._head(trainer, agent)} | {self._numbers(trainer)} | took {_minutes(took)}"
         text += self._time_left(trainer, agent, trainer.current_epoch + 1)

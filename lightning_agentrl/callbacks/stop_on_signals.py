@@ -39,8 +39,8 @@ class StopOnSignals(L.Callback):
     A running collection, scoring or validation is abandoned, and repeated when the run is resumed; an update is
     finished. Then the run saves ``stopped-<iterations>.ckpt`` beside its other checkpoints. Its exit code is 143 after
     SIGTERM, 130 after Ctrl-C, and 129 after SIGHUP, which a closing terminal sends (except to runs under ``nohup``). A
-    run whose engine has had no server for too long ends in the same way, with 143. A second signal ends the run at
-    once. SIGUSR1 saves ``saved-<iterations>.ckpt`` after the current stage, and the run continues.
+    run whose engine has had no server for too long ends in the same way, with exit code 143. A second signal ends the
+    run at once. SIGUSR1 saves ``saved-<iterations>.ckpt`` after the current stage, and the run continues.
 
     A process passes its signals on to the processes that it started. If only another process receives a signal, the
     others react at the next synchronization: after a collection, scoring, validation or update.

@@ -46,7 +46,7 @@ class TurnFiles:
     def cut(self, iteration: int, world: int, run_id: str) -> None:
         """Remove the turns of a run from an iteration on, for this rank and for the former ranks that it cleans up.
 
-        Files of other runs are not changed. A file without a readable run id counts as this run's.
+        Files of other runs are not changed. A file without a readable run id counts as a file of this run.
 
         Args:
             iteration: first iteration to remove.
@@ -299,5 +299,5 @@ class TurnLog(RolloutCallback):
 
 
 def _head(trainer: L.Trainer, agent: Any, iteration: int, phase: str) -> dict[str, Any]:
-    """Return the first keys of each line."""
+    """Return the entries at the start of each line."""
     return {"iteration": iteration, "run_id": agent.run_id, "phase": phase, "rank": trainer.global_rank}

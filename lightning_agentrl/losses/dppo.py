@@ -27,7 +27,8 @@ def tv_shift(logps: Tensor, old_logps: Tensor) -> Tensor:
 def kl_shift(logps: Tensor, old_logps: Tensor) -> Tensor:
     """Return ``mu ln(mu / pi) + (1 - mu) ln((1 - mu) / (1 - pi))``, the KL of "this token or another"; any shape."""
     mu, other_mu, other_pi = old_logps.exp(), -torch.expm1(old_logps), -torch.expm1(logps)
-    others = torch.xlogy(other_mu, other_mu) - torch.xlogy(other_mu, other_pi)  # 0 where mu is 1, also at pi = 1
+    # The term is 0 if mu is 1, even if pi is 1.
+    others = torch.xlogy(other_mu, other_mu) - torch.xlogy(other_mu, other_pi)
     return mu * (old_logps - logps) + others
 
 

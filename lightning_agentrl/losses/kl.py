@@ -78,7 +78,7 @@ def kl_loss(logps: Tensor, old_logps: Tensor, ref_logps: Tensor, kind: KLLossKin
 
 
 class KLCoefficient(ABC):
-    """Base class of the coefficient of the KL in the reward."""
+    """Base class of coefficients for the KL in the reward."""
 
     value: float
 

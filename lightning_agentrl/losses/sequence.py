@@ -108,7 +108,7 @@ class GMPO(PolicyLoss):
         mean: arguments of :class:`PolicyLoss`, which set how the loss is averaged.
     """
 
-    aggregation: AggregationMode = "seq-mean-token-mean"  # the mean over rows, whose tokens have equal losses
+    aggregation: AggregationMode = "seq-mean-token-mean"  # mean over rows; all tokens of a row have equal losses
 
     def __init__(self, clip: float = 0.4, **mean: Any) -> None:
         super().__init__(**mean)

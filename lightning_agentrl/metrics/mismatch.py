@@ -86,8 +86,8 @@ class Comparison:
         """How much more likely the sampled tokens are than tokens drawn from the trainer, in standard deviations.
 
         The expected log-prob of a token drawn from a distribution is minus its entropy, so the sum of the differences
-        is a martingale. This detects sampling that cuts off unlikely tokens (such as top-p), even if the engine reports
-        log-probs of the whole distribution.
+        is a martingale. This test detects sampling that cuts off unlikely tokens (such as top-p), even if the engine
+        reports log-probs of the whole distribution.
 
         The standard deviation is estimated from the sampled tokens and one artificial token with a difference of
         ``UNSEEN``. Without this artificial token, rounding would look significant if all tokens are equally likely, and
