@@ -82,7 +82,8 @@ def audit_run(
 
     Args:
         run: folder of the run with config.yaml and checkpoints. Of several versions, the newest is used.
-        checkpoint: checkpoint of the run. Default: the newest one. The audit plays the next rollout without training.
+        checkpoint: checkpoint of the run. Default: the newest checkpoint. The audit plays the next rollout without
+            training.
         branches: number of episodes to play from each state.
         every: n, to measure the state of every n-th turn and the first state of each episode.
         out: file of the page. Default: audit.html in the folder of the run.

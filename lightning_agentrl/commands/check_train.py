@@ -82,7 +82,7 @@ class _Curve(RolloutCallback):
 def train(
     env_id: str, kwargs: Mapping[str, Any], texts: Texts, returns: Sequence[float], iterations: int = ITERATIONS
 ) -> dict[str, Any]:
-    """Train with three seeds and test whether the returns of the last quarter are above those of random replies.
+    """Train with three seeds and test whether the returns of the last quarter are above the returns of random replies.
 
     Args:
         env_id: id of the environment for ``gymnasium.make``.

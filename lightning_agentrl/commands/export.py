@@ -16,7 +16,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
 
     Args:
         checkpoint: checkpoint of `agentrl fit`.
-        folder: output folder; it must be empty or not exist.
+        folder: output folder, which must be empty or not exist.
         merge: whether to merge adapters into the model (default), or to write only the adapters.
         model: hub id or folder of the base model, if it moved after the run.
 

@@ -72,7 +72,7 @@ def make_folder(folder: str | Path, key: str) -> None:
     """Create an output folder at the start of a command, since hours may pass before the folder is used.
 
     Args:
-        folder: folder to create; it may exist.
+        folder: folder to create; an existing folder is accepted.
         key: key or argument that names the folder, for the error message.
 
     Raises:

@@ -31,7 +31,7 @@ from lightning_agentrl.types import Rollout, Segment, input_of
 class Inspection:
     """Results of played episodes."""
 
-    reports: Sequence[Report]  # one per source
+    reports: Sequence[Report]  # one report per source
     turns: Sequence[dict[str, Any]]  # records of the turns for the page
     lost: int  # number of episodes that were lost before their first turn
 
@@ -82,7 +82,7 @@ class InspectCLI(RunConfigCLI):
 
 
 def played_by(agent: Agent, episodes: int) -> Inspection:
-    """Play whole episodes on the first held-out seeds with a connected agent, and inspect them."""
+    """Play whole episodes on the first held-out seeds with a connected agent, and inspect the episodes."""
     data, seeds = agent.datamodule, held_out_seeds()[:episodes]
     config = replace(data.validation, temperature=agent.temperature)
     _, played = data.collector.play_held_out(seeds, config, watched=len(seeds))
@@ -129,5 +129,5 @@ def _turns(episode: WholeEpisode, names: Collection[str], tokenizer: PreTrainedT
 
 
 def run(args: ArgsType) -> None:
-    """Run the command: play episodes with a config's policy and write a page about them."""
+    """Run the command: play episodes with a config's policy and write a page about these episodes."""
     InspectCLI(args).inspect()

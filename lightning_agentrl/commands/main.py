@@ -72,7 +72,7 @@ def replay(run: Path, iteration: int | None = None) -> bool:
 
     Args:
         run: folder of the run with config.yaml, chain and checkpoints. Of several versions, the newest is used.
-        iteration: number of the iteration, from 1. Default: the last one.
+        iteration: number of the iteration, from 1. Default: the last iteration.
     """
     from lightning_agentrl.tools.replay import replay_iteration
 
@@ -88,7 +88,7 @@ def bisect(first: Path, second: Path, tolerance: float = 1e-5) -> str:
     Args:
         first: folder of a run. Of several versions, the newest is used.
         second: folder of another run.
-        tolerance: largest accepted difference; relative for numbers above 1.
+        tolerance: largest accepted difference; relative for values above 1.
     """
     from lightning_agentrl.tools.replay import bisect_runs
 
@@ -152,7 +152,7 @@ def main() -> None:
 
 
 def run(args: Sequence[str] | Mapping[str, Any] | None = None) -> Any:
-    """Run a command like `agentrl`, but raise errors instead of printing them.
+    """Run a command like `agentrl`, but raise errors instead of printing messages.
 
     Args:
         args: command and options, such as ``["fit", "--config", "quickstart", "--dry-run"]``, or a config as a mapping,

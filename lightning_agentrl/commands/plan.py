@@ -84,7 +84,7 @@ def sharing_of(strategy: Strategy) -> Sharing:
 
 
 class RunPlan:
-    """Plan of a run, made without loading weights or starting processes or an engine. Close it after use.
+    """Plan of a run, made without loading weights or starting processes or an engine. Close the plan after use.
 
     Args:
         trainer: trainer of the run; its accelerator does not matter.
@@ -181,7 +181,7 @@ class RunPlan:
         batches = [[self.rows[i] for i in index] for index in plans]
         sizes = [pack(rows, share=share, reader=self.reader).tokens for rows in batches]
         most_reads = max(sum(len(row.logit_positions) for row in rows) for rows in batches)
-        # Other rows of the run may fill the budget, and a single row may exceed it.
+        # Other rows of the run may fill the budget, and a single row may exceed the budget.
         largest = max([*sizes, *[budget] * (len(plans) > 1)])
         return Step(len(plans), math.ceil(largest / parts), most_reads, sum(sizes) // parts)
 
@@ -471,7 +471,7 @@ def _partings(rows: Sequence[Keys]) -> list[int]:
 
     If all rows are equal, return the length of the row.
     """
-    different = sorted(set(rows))  # the most similar row is adjacent
+    different = sorted(set(rows))  # in sorted order, the most similar row is adjacent
     shared = [shared_length(*pair) for pair in pairwise(different)]
     longest = [max(sides) for sides in zip([0, *shared], [*shared, 0], strict=True)]
     partings = dict(zip(different, longest, strict=True)) if shared else {}

@@ -275,7 +275,7 @@ async def _play(connected: web.WebSocketResponse, recipe: Recipe, pool: ThreadPo
                     await connected.close(code=WSCloseCode.POLICY_VIOLATION, message=why.encode())
                 elif message.type is WSMsgType.TEXT:
                     asked.put_nowait(message.data)
-                elif message.type is WSMsgType.BINARY:  # answer these, too, since the client waits for an answer
+                elif message.type is WSMsgType.BINARY:  # answer binary messages, too, since clients wait
                     asked.put_nowait(message.data.decode(errors="replace"))
             if not told_to_close:
                 replies.cancel()
@@ -299,7 +299,7 @@ def serve_env(
         host: address to listen on. An address that other machines can reach requires a token.
         kwargs: arguments of the environment, as data.init_args.env.kwargs.
         sessions: largest number of concurrent environments.
-        token: secret that clients must send. Write '${NAME}' to read it from an environment variable.
+        token: secret that clients must send. Write '${NAME}' to read the token from an environment variable.
 
     Raises:
         ValueError: the environment cannot be created or played, the address cannot be used, or the token is missing.

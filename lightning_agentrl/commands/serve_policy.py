@@ -115,7 +115,8 @@ def serve_policy(
         checkpoint: checkpoint of `agentrl fit`, or folder written by `agentrl export`.
         host: address to listen on. An address that other machines can reach requires a token.
         port: port to listen on, or 0 for a free port.
-        token: secret that clients must send as their API key. Write '${NAME}' to read it from an environment variable.
+        token: secret that clients must send as their API key. Write '${NAME}' to read the token from an environment
+            variable.
         model: hub id or folder of the base model, if it moved after the run.
         max_reply_tokens: largest number of tokens of a reply. Default: the run's value, or 512 without a run.
         temperature: temperature of sampling; 0: the most likely token. Default: the run's value, or 1 without a run.

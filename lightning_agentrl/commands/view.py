@@ -29,7 +29,7 @@ def view_runs(
         other: folder of a second run, to compare.
         out: file of the page. Default: view.html in the folder of the run, or compare.html for two runs.
         last: number of last iterations to show. Default: all.
-        serve: serve the page to browsers of this machine and update it while the run trains.
+        serve: serve the page to browsers of this machine and update the page while the run trains.
         port: port of --serve, or 0 for a free port. Default: 8002. Browsers store stars and notes per port.
 
     Raises:

@@ -152,7 +152,7 @@ class Engine(ABC):
         """
 
     def collecting(self) -> AbstractContextManager:
-        """Return a context for sampling that the trainer waits for; all ranks enter and leave it together.
+        """Return a context for sampling that the trainer waits for; all ranks enter and leave the context together.
 
         A collection that runs while the policy is trained does not use this context.
         """

@@ -160,7 +160,7 @@ def _move(policy: nn.Module, number: int, chosen: Callable[[str], bool], zeros: 
             own.copy_(zeros.pop(name))
         elif not own.any():
             zeros[name] = own.clone()
-            random = torch.Generator().manual_seed(1000 * place + number)  # independent of `chosen`
+            random = torch.Generator().manual_seed(1000 * place + number)  # the noise does not depend on `chosen`
             own.copy_(NOISE * torch.randn(own.shape, generator=random))
         else:
             own[None][..., :: 3 + (place + number) % 5].neg_()

@@ -75,7 +75,7 @@ def _class_of(name: str, bases: Sequence[type]) -> type | None:
     module, _, short = name.rpartition(".")
     if not module:
         return next((one for base in bases for one in _concrete(base) if one.__name__ == name), None)
-    with suppress(Exception):  # a module may raise anything; `import_fault` reports it
+    with suppress(Exception):  # a module may raise anything; `import_fault` reports the error
         found = getattr(import_module(module), short, None)
         return found if isinstance(found, type) else None
     return None

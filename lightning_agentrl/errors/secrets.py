@@ -40,7 +40,7 @@ def is_secret(name: str, value: Any) -> bool:
 
 
 def check_secrets(given: Any, key: str = "", name: str = "") -> None:
-    """Refuse literal values that look like secrets, since configs and logs would contain them.
+    """Refuse literal values that look like secrets, since configs and logs would contain these secrets.
 
     Args:
         given: value, or mapping or list of values.

@@ -26,7 +26,7 @@ class AgentProcess:
 
     Args:
         command: program and arguments.
-        variables: environment variables to set, in addition to the inherited ones.
+        variables: environment variables to set, in addition to the inherited variables.
         passed_on: names of further environment variables that the program inherits from the trainer.
         preload: modules that one Python interpreter imports before it forks for each program; if empty, each program
             starts a new interpreter.

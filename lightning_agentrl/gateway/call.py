@@ -1,4 +1,4 @@
-"""Script that runs a function as an agent program: ``python call.py FOLDER MODULE:FUNCTION`` calls it with the task.
+"""Script that runs a function as an agent program: ``python call.py FOLDER MODULE:FUNCTION`` passes the task.
 
 If the function returns a number, this number is the reward. The script imports only the standard library.
 """

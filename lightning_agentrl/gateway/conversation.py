@@ -149,7 +149,7 @@ class Reply:
 
     @property
     def message(self) -> ChatMessage:
-        """The reply as a message, as a client sends it back with its next call."""
+        """The reply as a message, in the form in which a client sends the reply back with its next call."""
         return ChatMessage("assistant", (self.text,), self.tool_calls)
 
 

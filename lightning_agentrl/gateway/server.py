@@ -135,7 +135,7 @@ class Gateway:
         for path in ("reward", "v1/reward"):
             app.router.add_post(f"{base}/{path}", self._reward)
         app.router.add_get(f"{base}/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None)  # no access log, since it would contain the tokens
+        runner = web.AppRunner(app, access_log=None)  # an access log would contain the tokens of episodes
         await runner.setup()
         await web.SockSite(runner, self._listening).start()
 

@@ -59,7 +59,7 @@ def trim() -> bool:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of the process in bytes; 0 if the system does not report it."""
+    """Return the resident memory of the process in bytes; 0 if the system does not report the size."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -74,7 +74,7 @@ class PopArtHead(ValueHead):
 
     @torch.no_grad()
     def follow(self, mean: float, std: float) -> None:
-        """Update the running statistics by those of a rollout's returns; all ranks must pass the same values."""
+        """Update the running statistics by the statistics of a rollout's returns; ranks must pass equal values."""
         old_mean, old_std, first = float(self.mean), float(self.std), not self.weight
         self.weight.lerp_(torch.ones_like(self.weight), self.step)
         # The first share is exactly 1, since rounding would leave a trace of the initial standard deviation of 1.
@@ -102,7 +102,7 @@ def value_head(hidden_size: int, popart: float | None) -> ValueHead:
 
 
 def popart_head(critic: nn.Module | None) -> PopArtHead | None:
-    """Return the PopArt head of a critic, if it has one."""
+    """Return the PopArt head of a critic, or None if the critic has no PopArt head."""
     parts = () if critic is None else critic.modules()
     return next((part for part in parts if isinstance(part, PopArtHead)), None)
 
@@ -244,7 +244,7 @@ class Critic(nn.Module, ABC):
         Args:
             total: function that sums a tensor over all ranks; None: drop the new examples, since they contain values
                 that are not finite.
-            new_policy: whether the new examples come from a different policy than earlier ones.
+            new_policy: whether the new examples come from a different policy than earlier examples.
         """
 
 

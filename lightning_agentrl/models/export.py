@@ -28,7 +28,7 @@ IMAGE_FILES = ("preprocessor_config.json", "processor_config.json", "video_prepr
 
 
 def load_policy(model: str, lora: LoRA | None) -> LanguageModel:
-    """Load the policy that a run starts from, with new adapters if it uses LoRA."""
+    """Load the policy that a run starts from, with new adapters if the run uses LoRA."""
     base = load_causal_lm(model)
     return LanguageModel(base if lora is None else lora.adapt(base, "actor"))
 
@@ -60,7 +60,7 @@ def export_policy(
         tokenizer: the policy's tokenizer.
         folder: folder to create. Files of an earlier export are overwritten once the new files are complete; exporting
             a whole model also removes earlier weights and adapters.
-        merge: merge adapters into their weights and write the whole model; otherwise write the adapters alone, for
+        merge: True merges adapters into their weights and writes the whole model; False writes the adapters alone, for
             ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is always written.
         files: contents of additional text files by name, such as the prompt settings of the policy.
 

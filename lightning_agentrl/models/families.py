@@ -153,7 +153,7 @@ def text_family(config: PreTrainedConfig) -> Family | None:
 
 
 def why_unshared(config: PreTrainedConfig) -> str:
-    """Return the reason why a model cannot read rows as a prefix tree, or an empty string if it can."""
+    """Return the reason why a model cannot read rows as a prefix tree; an empty string if the model can."""
     text, family = config.get_text_config(), text_family(config)
     if family is None:
         return f"the family {text.model_type}, with which it was not tested"

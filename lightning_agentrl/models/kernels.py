@@ -71,7 +71,7 @@ def use_kernels(lm: PreTrainedModel, kernels: Kernels) -> None:
 
 
 def checkpoint_activations(lm: PreTrainedModel) -> None:
-    """Recompute activations in the backward pass, layer by layer, instead of storing them.
+    """Recompute activations in the backward pass, layer by layer, instead of storing activations.
 
     Raises:
         ValueError: the model has no layers that can be recomputed.
@@ -93,7 +93,7 @@ def round_linear_layers(lm: PreTrainedModel, dtype: torch.dtype, but: Collection
     Args:
         lm: the model.
         dtype: autocast's dtype.
-        but: weights to leave unchanged, since another model shares them.
+        but: weights to leave unchanged, since these weights are shared with another model.
     """
     kept = {id(weight) for weight in but}
     for layer in linear_layers(lm):
@@ -120,7 +120,7 @@ def lacks_bfloat16(cpuinfo: str) -> bool:
 
 
 def slow_in_bfloat16(precision: str) -> str | None:
-    """Return a warning if ``precision`` makes a run on this CPU slower than float32, else None."""
+    """Return a warning if ``precision`` makes a run on this CPU slower than float32; None for other precisions."""
     if not precision.startswith("bf16") or not CPUINFO.exists() or not lacks_bfloat16(CPUINFO.read_text()):
         return None
     return (

@@ -62,11 +62,11 @@ def read_tokens(
 
 
 def _masks(lm: PreTrainedModel, ids_BL: Tensor, images: PackedImages, padding: Tensor | None) -> dict[str, Tensor]:
-    """Return attention masks [B, 1, L, L] by layer type, bidirectional within each image, as Gemma 3 takes them.
+    """Return attention masks [B, 1, L, L] by layer type, bidirectional within each image, as Gemma 3 requires.
 
     Args:
         lm: the model.
-        ids_BL: token ids of whole rows: nothing is cached before them.
+        ids_BL: token ids of whole rows: no tokens are cached before the rows.
         images: images among the tokens.
         padding: [B, L], 1 on tokens and 0 on padding; None if there is no padding.
     """

@@ -50,7 +50,7 @@ UNIQUE_POSITIONS = "unique_positions"  # keyword of a model's forward pass: [U] 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Return the decoder layers of the language model in a module, each a unit of compilation and sharding.
 
-    Layers of a vision tower are excluded, since micro-batches without images do not run them.
+    Layers of a vision tower are excluded, since micro-batches without images do not run these layers.
     """
     lm = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
@@ -256,10 +256,10 @@ def load_causal_lm(model: str, head: bool = True, key: str = KEY) -> PreTrainedM
 
 
 def _refuse_random_weights(model: str, lm: PreTrainedModel, found: dict[str, Any], head: bool, key: str) -> None:
-    """Refuse a model whose files lack weights or have another shape; transformers would initialize these at random.
+    """Refuse a model whose files lack weights or have another shape; transformers would draw such weights at random.
 
     Raises:
-        ConfigError: weights are missing; the message names one of them.
+        ConfigError: weights are missing; the message names one missing weight.
     """
     last = lm.get_output_embeddings()
     unread = set() if head or last is None else {id(weight) for weight in last.parameters()}
@@ -277,7 +277,7 @@ def _refuse_weights_not_finite(model: str, lm: PreTrainedModel, key: str) -> Non
     """Refuse a model with NaN or infinity in its weights.
 
     Raises:
-        ConfigError: weights are not finite; the message names one of them.
+        ConfigError: weights are not finite; the message names one such weight.
     """
     weights = {name: weight for name, weight in lm.state_dict().items() if weight.is_floating_point()}
     # aminmax propagates NaN and is many times faster than isfinite.
@@ -297,7 +297,7 @@ def _refuse_tokens_beyond(model: str, key: str, tokenizer: PreTrainedTokenizerBa
     text. In text-only models such as Gemma 3, for example, the image placeholder is beyond the embedding.
 
     Raises:
-        ConfigError: the tokenizer has such tokens; the message names one of them.
+        ConfigError: the tokenizer has such tokens; the message names one token.
     """
     size = getattr(read_config(model, key).get_text_config(), "vocab_size", None)
     if size is None:

@@ -34,8 +34,8 @@ class LoRA:
 
     A separate critic without its own ``model`` gets adapters on the actor's base, and the reference policy is that base
     without adapters, so the base is in memory only once. Under FSDP2 with a separate critic there are two copies of the
-    base, each sharded over all processes. Checkpoints contain the adapters and not the base. Adapters need learning
-    rates about ten times those of full training.
+    base, each sharded over all processes. Checkpoints contain the adapters and not the base. Adapters need about ten
+    times the learning rates of full training.
 
     Args:
         rank: rank of the learned matrices.
@@ -153,7 +153,7 @@ def _can_adapt(layer: nn.Module) -> bool:
 
 
 def share_weights(lm: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of ``lm`` that shares its tensors; replacing a layer in one leaves the other unchanged."""
+    """Return a copy of ``lm`` that shares its tensors; replacing a layer in one model does not change the other."""
     tensors = {id(tensor): tensor for tensor in (*lm.parameters(), *lm.buffers())}
     return copy.deepcopy(lm, tensors)  # objects in the memo are not copied
 
@@ -207,7 +207,7 @@ def adapted_layers(lm: PreTrainedModel) -> dict[str, Any]:
 
 @torch.no_grad()
 def merged_weight(layer: Any) -> Tensor:
-    """Return the weight of one of the :func:`adapted_layers` with its adapters merged, as a new tensor."""
+    """Return the weight of an adapted layer (:func:`adapted_layers`) with merged adapters, as a new tensor."""
     (adapter,) = layer.active_adapters
     return cast(Tensor, layer.get_base_layer().weight + layer.get_delta_weight(adapter))
 

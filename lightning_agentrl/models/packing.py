@@ -2,7 +2,8 @@
 
 Rows with the common prefix ``p`` and their own suffixes ``s_1 … s_B`` become ``[p, s_1, …, s_B]``, and likewise for
 suffixes with a common prefix. Positions of every suffix restart at ``len(p)``, and each suffix attends to the prefix
-and itself only. So each token sees exactly the tokens of its own row: results and gradients are those of separate rows.
+and itself only. So each token sees exactly the tokens of its own row: results and gradients are the same as for
+separate rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Prefix trees: token rows in one layout that holds common prefixes only once.
 
 The branches are in depth-first order. A branch holds the tokens that all rows below it share, so a token sees all
-branches above its own, and its own branch up to itself. The tokens below a branch follow it directly, so a subtree is
-an interval: token ``i`` sees token ``j`` exactly if ``j <= i < end(j)``, with ``end(j)`` the end of ``j``'s subtree.
-For a model whose images are bidirectional, the interval of each image token starts at the first token of its image.
+branches above its own, and its own branch up to itself. The tokens below a branch follow the branch directly, so a
+subtree is an interval: token ``i`` sees token ``j`` exactly if ``j <= i < end(j)``, with ``end(j)`` the end of ``j``'s
+subtree. For a model whose images are bidirectional, the interval of each image token starts at the first token of its
+image.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PAIRS_AT_A_TIME = 2**25  # pairs of queries and keys held in memory while the bl
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Tokens ``start`` to ``stop`` of the layout; the subtree below them ends at ``end``.
+    """Tokens ``start`` to ``stop`` of the layout; the subtree below these tokens ends at ``end``.
 
     ``copies`` consecutive leaves of equal length are stored as one branch. ``root`` marks branches without a parent.
     """
@@ -59,12 +60,12 @@ class Block:
     end: int
     root: bool  # queries see no keys outside the block
     copies: int = 1
-    bias: Tensor | None = None  # [L, L] float32, 0 where the query may attend to the key, else -inf
+    bias: Tensor | None = None  # [L, L] float32, 0 where the query may attend to the key, -inf elsewhere
 
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """N tokens in branches, in depth-first order; each branch begins where the previous one stops."""
+    """N tokens in branches, in depth-first order; each branch begins where the previous branch stops."""
 
     branches: tuple[Branch, ...]
     ends: Tensor  # [N] int64, end of the subtree of each token's branch
@@ -232,7 +233,7 @@ class TreeLayout:
     def find(self, row: int, positions: Sequence[int]) -> list[int]:
         """Return the layout indices of the given positions of a row."""
         path, found = self._paths[row], []
-        last = path[-1]  # most positions are in the last branch, so try it first
+        last = path[-1]  # most positions are in the last branch, so try the last branch first
         for position in positions:
             first, start = last if position >= last[0] else path[bisect_right(path, position, key=itemgetter(0)) - 1]
             found.append(start + position - first)
@@ -263,7 +264,7 @@ def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLay
     opened: list[tuple[int, int]] = []  # start and stop of the branches on the current path
     paths: dict[Keys, Path] = {}
     # An entry of the stack is (range of rows, number of tokens per row that are laid out, path, whether the rows are
-    # leaves of equal length). The bottom entry has no rows; it closes the last branches.
+    # leaves of equal length). The bottom entry has no rows and closes the last branches.
     todo: list[tuple[Sequence[int], int, Path, bool]] = [((), 0, (), False), (range(len(unique)), 0, (), False)]
     while todo:
         part, depth, path, leaves = todo.pop()

@@ -23,7 +23,7 @@ SHARED, OWN = 5, (3, 7)  # lengths in tokens
 
 @dataclass(frozen=True)
 class Found:
-    """Result of a probe: relative differences of hidden states from those of single rows."""
+    """Result of a probe: relative differences from the hidden states of single rows."""
 
     padded: float  # difference of padded rows
     packed: float | None  # difference of rows in a prefix tree; None: the forward pass raised an error

@@ -43,7 +43,7 @@ class SequenceGroup:
 
 
 def sequence_group(size: int) -> SequenceGroup:
-    """Split all ranks into groups of ``size`` neighbors and return the group of this rank. All ranks must call it."""
+    """Split all ranks into groups of ``size`` neighbors and return the group of this rank. Call this on all ranks."""
     handle, _ = dist.new_subgroups(size)
     return SequenceGroup(handle, dist.get_rank(handle), size)
 
@@ -124,7 +124,7 @@ class Shard:
         return x.chunk(self.group.size)[self.group.rank]
 
     def to_readers(self, hidden_SH: Tensor) -> Tensor:
-        """Send hidden states [S, H] to the ranks that own their rows; return the received ones, ordered by shard."""
+        """Send hidden states [S, H] to the ranks that own their rows; return the received states, ordered by shard."""
         return Exchange.apply(hidden_SH[self.sends], self.group.handle, self.sent, self.received)
 
 
@@ -150,8 +150,8 @@ def pack_shard(
 ) -> PackedShard:
     """Pack the rows of all ranks of a group into one row, and return this rank's shard of it.
 
-    The shard's logit positions and targets are those of this rank's own rows, in their order. Every rank runs the
-    vision tower on all images and keeps the features of tokens in its shard.
+    The shard's logit positions and targets belong to this rank's own rows, in the order of the rows. Every rank runs
+    the vision tower on all images and keeps the features of tokens in its shard.
 
     Args:
         rows: rows of all ranks, in the same order on each rank.

@@ -21,7 +21,7 @@ from lightning_agentrl.models.loading import decoder_layers
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> None:
-    """Shard a policy or critic in place; all ranks must call it with the same weights.
+    """Shard a policy or critic in place; all ranks must call this function with the same weights.
 
     Args:
         model: a LanguageModel or critic that is not sharded yet.

@@ -106,7 +106,7 @@ class FamilyReader(ImageReader, ABC):
     def _final_size(self, height: int, width: int) -> tuple[int, int]: ...
 
     def _in_stream(self, image: ImageChunk) -> ModelInput:
-        """Return the image with the tokens around it that the chat template leaves out."""
+        """Return the image with surrounding tokens that the chat template leaves out."""
         return ModelInput((image,))
 
     def _image(self, pixels: np.ndarray) -> ImageChunk:
@@ -118,7 +118,7 @@ class FamilyReader(ImageReader, ABC):
 
 
 class QwenVLReader(FamilyReader):
-    """Reader for Qwen-VL: images of any size and shape; the chat template writes the tokens around them."""
+    """Reader for Qwen-VL: images of any size and shape; the chat template writes the tokens around images."""
 
     rotary = True
 
@@ -137,7 +137,7 @@ class QwenVLReader(FamilyReader):
 
 
 class Idefics3Reader(FamilyReader):
-    """Reader for Idefics3 and SmolVLM: resizes images to a square of fixed size, without splitting them into tiles."""
+    """Reader for Idefics3 and SmolVLM: resizes images to a square of fixed size, without a split into tiles."""
 
     def _sizes(self, config: PreTrainedConfig) -> tuple[int, int]:
         sizes = cast(Any, config)
@@ -275,7 +275,7 @@ def find_tokens(
     Args:
         keys: keys of N tokens, with whole images only.
         positions_N: positions of the tokens, as if images were text.
-        ends_N: end of each token's subtree: all tokens from the token up to this index see it.
+        ends_N: end of each token's subtree; tokens from each token up to this index see that token.
         inputs: for each row, the images that can occur.
         reader: image reader of the model; None for a text-only model.
         feed_tower: whether to add a blank image if there is none, so that the vision tower gets gradients.
@@ -334,7 +334,7 @@ def rotary_positions(positions_N: Tensor, ends_N: Tensor, found: Found, reader: 
 
     Args:
         positions_N: positions of the tokens in their rows, as if images were text, on the CPU.
-        ends_N: end of each token's subtree, on the CPU: all tokens from the token up to this index see it.
+        ends_N: end of each token's subtree, on the CPU; tokens from each token up to this index see that token.
         found: images with the indices of their first tokens.
         reader: image reader of the model.
     """

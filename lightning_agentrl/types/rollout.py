@@ -219,8 +219,8 @@ class Rollout:
             given: samples, the tensors made from samples, and any other tensors by name.
 
         Raises:
-            ValueError: the samples or a tensor made from them is missing, a name is unknown, or a tensor has the wrong
-                shape.
+            ValueError: the samples or a tensor made from samples is missing, a name is unknown, or a tensor has the
+                wrong shape.
         """
         known = {f.name for f in fields(cls)} - {"scores"} | SCORES
         if unknown := sorted(given.keys() - known):
@@ -279,10 +279,10 @@ class Rollout:
 
 
 Reduce = Callable[[Tensor], Tensor]
-"""Function that returns the sum of a tensor over all ranks. All ranks must call it."""
+"""Function that returns the sum of a tensor over all ranks. All ranks must call this function."""
 
 Gather = Callable[[Tensor], Sequence[Tensor]]
-"""Function that returns the tensors of all ranks in rank order; sizes may differ. All ranks must call it."""
+"""Function that returns the tensors of all ranks in rank order; sizes may differ. All ranks must call this function."""
 
 
 def alone(x: Tensor) -> list[Tensor]:

@@ -140,7 +140,7 @@ class Turn:
     asked_again: bool = False  # the reply named no action, so nothing was executed and the reply is requested again
     invented: bool = False  # whether the reply names an action that does not exist
     branch_returns: tuple[float, ...] = ()  # discounted returns of branches from the state before this turn
-    forked_turns: int = 0  # turns in these branches, and in branches from the state after a cut
+    forked_turns: int = 0  # turns in branches from the state before this turn, and from the state after a cut
     image: bytes | None = None  # PNG of the observation, if the environment provides one
     seen: tuple[str, ...] = ()  # digests of the images in the observation
     # Digest of the whole conversation and "#occurrence", if the observation has only the conversation's new part.
@@ -198,7 +198,7 @@ class Sample:
     """One training row: the segments that the model reads, and the turns whose replies are trained on.
 
     The k-th action segment is the reply of ``turns[k]``. With windowed memory a sample has one turn; with full memory
-    it has all turns of an episode. All turns belong to one episode, so only the last one can end it.
+    it has all turns of an episode. All turns belong to one episode, so only the last turn can end the episode.
     """
 
     segments: tuple[Segment, ...]

@@ -83,7 +83,7 @@ class Batch:
         return done
 
     def _let_go(self) -> None:
-        """Drop finished and canceled replies, and drop their rows if the cache supports it."""
+        """Drop finished and canceled replies, and drop their rows if the cache supports dropping rows."""
         left = [i for i, draft in enumerate(self.drafts) if not draft.over]
         if self.prefill.whole_rows and len(left) < len(self.drafts):
             for row, draft in enumerate(self.drafts):

@@ -1,8 +1,8 @@
 """Sampling with transformers in the trainer's process: for small models, on any device, without further packages.
 
-A worker thread samples one batch of replies; requests join it while finished replies leave it. A prefix that prompts
-share is computed once when the prompts join together. On a CPU the prefix of all running prompts is cached until the
-weights change.
+A worker thread samples one batch of replies; requests join the batch while finished replies leave. A prefix that
+prompts share is computed once when the prompts join together. On a CPU the prefix of all running prompts is cached
+until the weights change.
 """
 
 from __future__ import annotations

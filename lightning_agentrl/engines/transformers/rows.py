@@ -139,7 +139,7 @@ class TreePrefill:
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt.keys[past:] for prompt in prompts], device)
         ends = [layout.find(k, (len(prompt) - past - 1,))[0] for k, prompt in enumerate(prompts)]
-        cache = cache_of(layers_of(self._prefix_cache))  # a copy, since the model appends to it
+        cache = cache_of(layers_of(self._prefix_cache))  # a copy, since the model appends to the cache
         positions, images = self._next + layout.tree.positions, [prompt.images for prompt in prompts]
         tokens = find_tokens(layout.keys, positions, layout.tree.ends, images, self.policy.image_reader)
         hidden_N = read(

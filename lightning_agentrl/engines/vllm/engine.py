@@ -139,13 +139,13 @@ class VLLMEngine(Engine):
             thread.call(lambda engine: engine.collective_rpc(WorkerExtension.pack_experts))
 
     def _settle(self, handle: PolicyHandle) -> None:
-        """Synchronize the GPU, on which vLLM's thread and the trainer's use different streams."""
+        """Synchronize the GPU, on which vLLM's thread and the trainer's thread use different streams."""
         if handle.policy.lm.device.type == "cuda":
             torch.cuda.synchronize(handle.policy.lm.device)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Restore torch's random state at the end, since sampling also draws from it, and put the engine to sleep.
+        """Restore torch's random state at the end, since sampling changes this state, and put the engine to sleep.
 
         Sleep level 2 keeps only buffers (``Worker.sleep`` in ``vllm/v1/worker/gpu_worker.py`` and ``CuMemBackend`` in
         ``vllm/device_allocator/sleep_mode_backend.py``), since every weight is sent again before use. Level 1 moves the
@@ -164,7 +164,7 @@ class VLLMEngine(Engine):
         thread, handle = self._started()
         if not self._has_weights:
             raise RuntimeError("the engine has no weights yet; call sync first")
-        if self._asleep:  # vLLM would accept the request and never answer it
+        if self._asleep:  # vLLM would accept the request and never answer
             raise RuntimeError("the engine sleeps and has released its weights; call sync first")
         check_request(request, handle.window, "vLLM was started with")
         return await thread.ask(request)

@@ -1,4 +1,4 @@
-"""Image inputs for vLLM: the trainer's token ids and patches, so that vLLM does not expand or resize them again."""
+"""Image inputs for vLLM: the trainer's token ids and patches, so that vLLM does not expand or resize images again."""
 
 from __future__ import annotations
 

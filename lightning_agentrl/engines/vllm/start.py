@@ -57,7 +57,7 @@ class VLLMOptions:
             raise ValueError(f"gpu_memory_utilization must be above 0 and below 1, got {self.gpu_memory_utilization}")
 
     def computes_in(self, handle: PolicyHandle | PlannedPolicy) -> torch.dtype:
-        """Return the dtype of the engine for a policy, or raise a ConfigError if vLLM does not support it."""
+        """Return the dtype of the engine for a policy, or raise a ConfigError if vLLM does not support the dtype."""
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
         if handle.computes_in == torch.float64:

@@ -54,7 +54,7 @@ class VLLMThread:
         self._thread.start()
 
     def wait_until_built(self) -> None:
-        """Wait until the engine is built, and raise the error if building it failed."""
+        """Wait until the engine is built, and raise the error if building failed."""
         self._built.result()
 
     def call(self, do: Callable[[Any], T]) -> T:
@@ -130,7 +130,7 @@ class VLLMThread:
         self._handling.close(engine)
 
     def _read_mail(self, engine: Any) -> bool:
-        """Handle all messages, waiting for one if no request is in flight. Return False if the thread must end."""
+        """Handle all messages; wait for a message if no request is in flight. Return False if the thread must end."""
         while True:
             try:
                 message = self._mail.get(block=not self._in_flight)
@@ -141,7 +141,7 @@ class VLLMThread:
             message.do(engine)
 
     def _end(self, reason: Exception) -> None:
-        """Fail all waiting callers, including those whose requests are still in the queue."""
+        """Fail all waiting callers, including callers whose requests are still in the queue."""
         with self._lock:
             self._ended = reason
         for waiting in self._in_flight.values():

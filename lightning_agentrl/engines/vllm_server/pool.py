@@ -71,7 +71,8 @@ class ServerPool:
         self._weights: Weights | None = None  # None before the first update, and while an update is prepared
         self._homes = dict[int, Replica]()  # the server of each environment since the last update
         self._some_used = asyncio.Event()
-        self._waiting_since: float | None = None  # time when a request first found no server, else None
+        # Time when a request first found no server; None while there is a server.
+        self._waiting_since: float | None = None
 
     async def inspect(self) -> list[ServerFacts]:
         """Return the facts of all servers that answer.
@@ -180,7 +181,7 @@ class ServerPool:
             await replica.server.probe()
             if fault is not None and weights and await replica.server.weight_version() != weights.version:
                 why = Lost("it was restarted and has its initial weights")
-        except Exception as error:  # noqa: BLE001 - an error of one server must not stop the checks of the others
+        except Exception as error:  # noqa: BLE001 - an error of one server must not stop the checks of other servers
             why = error if fault is None or isinstance(error, Unusable) else fault
         # Drop the server only if it was not updated or dropped meanwhile.
         if why is not None and replica.used and weights is self._weights:

@@ -114,7 +114,7 @@ class VLLMServer:
         return str((await self._get("/weight_info")).get("weight_version"))
 
     def seconds_for(self, weight_bytes: int) -> float:
-        """Return the timeout, in seconds, of loading weights of this size or reading them once."""
+        """Return the timeout, in seconds, of loading or once reading weights of this size."""
         return self.patience + weight_bytes / SLOWEST
 
     async def load(self, folder: Path, weight_bytes: int, version: str) -> None:

@@ -30,10 +30,10 @@ flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """T tiles of L tokens each, the last one padded, and the K keys that each tile reads."""
+    """T tiles of L tokens each, the last tile padded, and the K keys that each tile reads."""
 
     keys: Tensor  # [T, K] int64, indices into the keys of the past and the layout; arbitrary for masked keys
-    bias: Tensor  # [T, 1, L, K] float32, 0 where the query may attend to the key, else -inf
+    bias: Tensor  # [T, 1, L, K] float32, 0 where the query may attend to the key, -inf elsewhere
 
     def cut(self, x: Tensor) -> Tensor:
         """Cut a tensor of queries [H, N, …] into tiles [T, H, L, …]."""
@@ -99,7 +99,7 @@ def with_sink(out: Tensor, lse: Tensor, sink_H: Tensor | None) -> tuple[Tensor, 
 
 
 def sink_gradient(grad_HND: Tensor, out_HND: Tensor, lse_HN: Tensor, sink_H: Tensor | None) -> Tensor | None:
-    """Return the gradient [H] of sinks, given the output and the log-sum-exps that include them."""
+    """Return the gradient [H] of sinks, given the output and the log-sum-exps, both of which include the sinks."""
     if sink_H is None:
         return None
     shares = (sink_H.to(lse_HN.dtype)[:, None] - lse_HN).exp()
@@ -157,7 +157,7 @@ class TiledAttention(torch.autograd.Function):
 
 MOST_LEVELS = 4  # one kernel call per level; with more levels, launching FlexAttention takes less CPU time
 ROW_BLOCK = 128  # queries; the backward pass pads each row to a multiple of this
-MOST_QUERIES = 2**16  # padded queries of one call; they take 32 MiB for a head of width 128
+MOST_QUERIES = 2**16  # padded queries of one call, which take 32 MiB for a head of width 128
 
 Places = slice | Tensor  # indices of tokens in the layout: a slice if they are contiguous, else an int64 tensor
 
@@ -190,7 +190,7 @@ def lay_levels(spans: Sequence[Span], device: torch.device) -> tuple[Level, ...]
     Returns None if there are more than ``MOST_LEVELS`` levels, or if padding the rows would take too much memory.
 
     Args:
-        spans: branches in depth-first order, each beginning where the previous one stops.
+        spans: branches in depth-first order, each beginning where the previous branch stops.
         device: device of the returned tensors.
     """
     above: list[int] = []  # ends of the branches that contain the current branch

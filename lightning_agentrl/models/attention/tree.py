@@ -206,7 +206,7 @@ def flex_options(width: int, itemsize: int, shared_memory: float, windowed: bool
     The thresholds are the amounts of shared memory that Triton reports for the kernels of torch 2.13.
 
     Args:
-        width: width of the heads; kernels pad it to a power of two.
+        width: width of the heads, which kernels pad to a power of two.
         itemsize: bytes per number.
         shared_memory: shared memory available to a thread block, in bytes.
         windowed: whether the mask also depends on positions, as with a sliding window.
@@ -300,7 +300,8 @@ def tree_attention_forward(
             windowed = window is not None
             return flex_tree_attention(query, key, value, tree.block_mask(window), scaling, windowed, s_aux), None
     seen = tree.mask(window, past)[None, None]
-    # sdpa repeats keys by the module's ratio of heads, but a shard's ratio of queries to keys can differ from it.
+    # sdpa repeats keys by the module's ratio of heads, but a shard's ratio of queries to keys can differ from the
+    # module's ratio.
     if s_aux is not None or query.shape[1] != key.shape[1] * getattr(module, "num_key_value_groups", 1):
         return dense_attention(query, key, value, seen, scaling, s_aux), None
     return sdpa_attention_forward(module, query, key, value, seen, dropout, scaling)

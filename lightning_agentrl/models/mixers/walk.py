@@ -70,12 +70,13 @@ def lay_walk(spans: Sequence[Span], device: torch.device) -> Walk:
     """Group the branches of a tree by depth.
 
     Args:
-        spans: branches in depth-first order, each beginning where the previous one stops.
+        spans: branches in depth-first order, each beginning where the previous branch stops.
         device: device of the returned tensors.
     """
     count = spans[-1].stop
     previous = [*range(-1, count - 1), count]
-    open_: list[tuple[Span, int]] = []  # branches that contain the current one, and their indices within their levels
+    # Branches that contain the current branch, and their indices within their levels.
+    open_: list[tuple[Span, int]] = []
     levels: list[list[tuple[Span, int]]] = []  # for each level, its branches with the index of each branch's parent
     for span in spans:
         while open_ and open_[-1][0].end <= span.start:
