@@ -1,4 +1,4 @@
-"""Script that runs a function as an agent program: ``python call.py FOLDER MODULE:FUNCTION`` passes the task.
+"""Script that runs a function with a task as an agent program: ``python call.py FOLDER MODULE:FUNCTION``.
 
 If the function returns a number, this number is the reward. The script imports only the standard library.
 """
