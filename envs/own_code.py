@@ -99,7 +99,7 @@ def two_values(env: TextEnv, method: str, returned: Any) -> tuple[Any, Any]:
     """Return the two values that a method returned, after checking their types.
 
     Raises:
-        ValueError: the number or the types of the values are wrong.
+        ValueError: the method did not return two values, or their types are wrong.
     """
     words, fix, kinds = _FORMS[method]
     several = isinstance(returned, _SEVERAL)

@@ -76,7 +76,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
     max_turns: int
     """Turns after which an episode is truncated."""
     free_text: bool = False
-    """Whether the whole reply is the action; then `actions` is not used, and `resolve_action` interprets the reply."""
+    """Whether the whole reply is the action; if so, `actions` is not used, and `resolve_action` interprets the reply."""
     observation: Shown = "text"
     """Content of observations: "text", "image" or "both"."""
     remarks: bool = False
@@ -184,7 +184,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         return self._report(executed="")
 
     def step(self, action: str) -> tuple[str | Seen, float, bool, bool, dict[str, Any]]:
-        """Play one turn with the action that the text names."""
+        """Play a turn with the action that the text names."""
         if not self._active:
             raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
         name, valid = self.resolve_action(action)

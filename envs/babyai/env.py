@@ -157,7 +157,7 @@ class BabyAIEnv(TextEnv):
     def solver(self) -> Callable[[], str]:
         """Return Minigrid's scripted player, which knows what the agent has seen so far.
 
-        The player solves every solvable state, but may give up after a box was opened, and then only turns.
+        The player solves every solvable state, but may give up after a box was opened; afterwards it only turns.
         """
         level = self._make_level()
         level.reset(seed=self._level_seed)

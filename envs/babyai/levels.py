@@ -60,19 +60,19 @@ class _Redraw(RoomGridLevel):
 
 
 class GoToObjRoom(_Redraw, GoToObj):
-    """One room with one object."""
+    """Level of one room with one object."""
 
 
 class GoToLocalRoom(_Redraw, GoToLocal):
-    """One room with several objects, one of which is the target."""
+    """Level of one room with several objects, one of which is the target."""
 
 
 class GoToRedBallRoom(_Redraw, GoToRedBallNoDists):
-    """One room of size 8 with a red ball."""
+    """Level of one room of size 8 with a red ball."""
 
 
 class MixedTrainLocal(_Redraw):
-    """One room (two for `open`) of size 8 with as few objects as the goal needs.
+    """Level of one room (two rooms for `open`) of size 8 with the objects of the goal and `num_dists` others.
 
     Args:
         goal: goal of the mission: "goto", "pickup", "open", "putnext" or "pick_up_seq_go_to".

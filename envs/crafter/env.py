@@ -16,7 +16,7 @@ from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording(__package__)
 _GOALS = _WORDING.texts["achievements"].splitlines()  # achievements in the order of the prompt
-_NUMBERS = {name: number for number, name in enumerate(_WORDING.actions)}  # our names are in the game's order
+_NUMBERS = {name: number for number, name in enumerate(_WORDING.actions)}  # actions are in the game's order
 _NOOP, _SLEEP = ACTIONS.index("noop"), "Sleep"
 _ASIDE = re.compile(r"\([^()]*\)?")  # the brackets in a text such as "Do (chop the tree)"
 
@@ -78,7 +78,7 @@ class CrafterText(TextEnv):
 
     @property
     def manual(self) -> str:
-        """Materials and creatures on the map and their uses, one per line."""
+        """Text with the materials and creatures on the map and their uses, one per line."""
         return _WORDING.texts["manual"]
 
     @property
@@ -110,7 +110,7 @@ class CrafterText(TextEnv):
         return len(self._game.unlocked) / len(ACHIEVEMENTS)
 
     def metrics(self) -> dict[str, float]:
-        """Return 1 for each unlocked achievement and 0 for each other, and the number of frames."""
+        """Return 1 or 0 for each achievement (1 if it is unlocked), and the number of frames."""
         unlocked = self._game.unlocked
         achievements = {f"achievement_{_key(name)}": float(_key(name) in unlocked) for name in _GOALS}
         return {**achievements, "frames": float(self._game.frames)}
@@ -144,7 +144,7 @@ class CrafterText(TextEnv):
         return describe(self._game.window(), facing, player.inventory, player.sleeping, self._game.dead)
 
     def _draw_aliases(self) -> dict[str, str]:
-        """Return the aliases of the next turn: a diagonal means one of its two directions, drawn anew every turn."""
+        """Return the aliases of the next turn: a diagonal means one of its two directions, drawn again each turn."""
         names = dict.fromkeys(_WORDING.aliases.values())
         meant = {name: str(self._coin.choice(name.split(" or "))) if " or " in name else name for name in names}
         return {spoken: meant[name] for spoken, name in _WORDING.aliases.items()}

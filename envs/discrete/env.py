@@ -22,16 +22,16 @@ class Discrete(TextEnv):
     Args:
         game: inner environment: an id for `gymnasium.make`, or `module:Class` for a class that is created without
             wrappers.
-        describe: function from an observation to its text, as `module:function`; in Python also the function itself.
+        describe: function from an observation to its text, as `module:function`; in Python also a function object.
         actions: names of the actions in the order of the action ids; or a dictionary from names to descriptions.
-        system_prompt: rules and task. The descriptions of actions are listed below it.
+        system_prompt: rules and task. The prompt lists the actions with descriptions below this text.
         default_action: action that is executed if a reply names no action; the first action by default.
         aliases: other name of an action, in lower case -> action name.
         max_turns: turns after which an episode is truncated; by default the registered limit of the inner environment.
         solved_at: smallest return of a success; a value of 0 or less is compared at the end of the episode. By default
             `info["success"]` or `info["is_success"]` of the inner environment decides, and without them an episode
-            that terminates with a positive reward is a success. Give a number for games whose end is a failure, such
-            as CartPole.
+            that terminates with a positive reward is a success. Set `solved_at` for games that end with a failure,
+            such as CartPole.
         game_kwargs: arguments of the inner environment.
         render_mode: render mode of the inner environment; None means the default render mode.
     """

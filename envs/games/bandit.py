@@ -30,7 +30,7 @@ class Bandit(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """One sentence with the arms."""
+        """Sentence that lists the arms."""
         return f"Choose what to take for the weather. Reply with one word: {', '.join(self.actions)}."
 
     def solver(self) -> Callable[[], str]:

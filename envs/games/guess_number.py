@@ -33,7 +33,7 @@ class GuessNumber(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """One sentence with the range."""
+        """Sentence that gives the range of the number."""
         return f"Guess the number between 1 and {self.highest}. Reply with the number only."
 
     def solver(self) -> Callable[[], str]:

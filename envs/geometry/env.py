@@ -40,7 +40,8 @@ class PictureQuestion(TextEnv):
     """Answer a question about a picture: a right answer pays 1, a wrong answer 0; both end the episode.
 
     The reply is free text; its last `<answer>` or `<call>` counts. A check reports whether an answer is right and
-    costs 0.1. If a reply cannot be used, the next observation says why; like a check, it takes a turn.
+    costs 0.1. If a reply cannot be used, the next observation gives the reason. A check or an unusable
+    reply takes a turn.
 
     Args:
         checks: number of checks of an answer in an episode, 0 to 2; more checks would let an agent guess.
@@ -78,7 +79,7 @@ class PictureQuestion(TextEnv):
 
     @property
     def system_prompt(self) -> str:
-        """Explanation of the tags and of checks, and the question with its choices."""
+        """Text that explains the tags and checks, and asks the question with its choices."""
         texts, task = _WORDING.texts, self._task
         count = texts["once"] if self.checks == 1 else texts["times"].format(checks=self.checks)
         listed = "".join(f"\n{letter}. {choice}" for letter, choice in zip("ABCDEFGH", task.choices, strict=False))

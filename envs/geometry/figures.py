@@ -1,4 +1,4 @@
-"""Figures with labels, drawn to scale, and questions about them whose answers are numbers."""
+"""Figures with labels, drawn to scale, and questions about the figures whose answers are numbers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ def _rectangle(random: np.random.Generator, question: str, answer: Callable[[int
 
 
 def triangle_area(random: np.random.Generator) -> Figure:
-    """Ask for the area of a triangle, given a side and the height on it."""
+    """Ask for the area of a triangle, given a side and the height on that side."""
     base, height = (int(side) for side in random.integers(4, 13, size=2))
     foot = (float(random.uniform(0.25, 0.75) * base), 0.0)
     a, b, c = (0.0, 0.0), (float(base), 0.0), (foot[0], float(height))

@@ -76,7 +76,7 @@ class GridEnv(TextEnv, Generic[W]):
         raise NotImplementedError
 
     def _pay(self, before: W, after: W) -> tuple[float, bool]:
-        """Return the game's own reward of a turn, and whether it ends the episode."""
+        """Return the game's own reward of a turn, and whether the turn ends the episode."""
         raise NotImplementedError
 
     # ---- members that all games share ----------------------------------------------------------------------------

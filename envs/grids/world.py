@@ -45,7 +45,8 @@ def beside(cell: Cell, action: str) -> Cell:
 
 def shortest(world: World) -> Way | None:
     """Search breadth first for the shortest solutions of a world; return None if there is no solution."""
-    layer: dict[World, set[str]] = {world: set()}  # states at this distance -> first actions of paths to them
+    # State at the current distance -> first actions of the shortest paths to this state
+    layer: dict[World, set[str]] = {world: set()}
     seen = {world}
     length = 0
     while layer:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 PROTOCOL = "the protocol of openenv 0.10"
 _MOST_BYTES = 100 * 2**20  # largest message, as in OpenEnv's own client
 _CLOSING_SECONDS = 2.0
-_AWAY = (502, 503, 504)  # status from a proxy while the server behind it starts
+_AWAY = (502, 503, 504)  # status codes that a proxy sends while its server starts
 _PAUSE_SECONDS = 0.25
 
 
@@ -38,7 +38,7 @@ class ServerError(RuntimeError):
 
 
 class EnvironmentAtServerError(ServerError):
-    """The environment raised an error at its server. The session continues, but the episode should not."""
+    """The environment raised an error at its server. The session can continue, but the episode should end."""
 
 
 class ServerFullError(RuntimeError):
@@ -49,7 +49,7 @@ class _Known:
     """State of a server, as this process has observed it.
 
     Attributes:
-        open: number of open sockets.
+        open: connections whose sockets are open.
         most: largest number of sockets at the same time; 0 if the server never answered or did not come back in time.
     """
 
@@ -90,7 +90,7 @@ class Connection:
         known.most = max(known.most, len(known.open))
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message and return the data of its answer.
+        """Send a message and return the data of the answer.
 
         Raises:
             EnvironmentAtServerError: the environment raised an error.

@@ -27,7 +27,7 @@ class TextWorld(TextEnv):
         folder: folder of the generated games; by default a folder in the user's cache.
 
     Raises:
-        ValueError: TextWorld is not installed, or a number is below 1.
+        ValueError: TextWorld is not installed, or one of the numeric arguments is below 1.
     """
 
     worker = "process"  # TextWorld's interpreter is written in C

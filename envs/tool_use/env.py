@@ -66,7 +66,7 @@ class ToolEnv(gymnasium.Env[dict[str, Any] | str, str]):
         self.tool_schemas.append(schema)
 
     def add_example(self, prompt: str, tool: str, arguments: Mapping[str, Any]) -> None:
-        """Show a solved task before each episode: one call of a tool, and its result as the answer."""
+        """Show a solved task before each episode: a tool call, and the result of the call as the answer."""
         call = {"id": f"example{len(self.solved):02d}", "name": tool, "arguments": json.dumps(arguments)}
         answer = self._answer(call)
         self.solved += [
@@ -148,7 +148,7 @@ EXAMPLES = ("31 * 7", "58 + 64", "12 * 45", "9 + 83", "76 * 20", "40 + 15")
 
 
 class Calculator(ToolEnv):
-    """Sums and products of random numbers, with a calculator.
+    """Tasks with sums and products of random numbers, and a calculator as a tool.
 
     Args:
         largest: largest number in a task.
