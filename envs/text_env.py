@@ -76,7 +76,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
     max_turns: int
     """Turns after which an episode is truncated."""
     free_text: bool = False
-    """Whether the whole reply is the action; if so, `actions` is not used, and `resolve_action` interprets the reply."""
+    """Whether the whole reply is the action; if so, `actions` is unused, and `resolve_action` interprets the reply."""
     observation: Shown = "text"
     """Content of observations: "text", "image" or "both"."""
     remarks: bool = False
