@@ -134,7 +134,7 @@ def check_agent(agent: str, tasks: str | None, model: str | None, environment: S
 
 
 def _trained(certificate: Certificate, env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of training, or why training was not tried; errors must not discard the certificate."""
+    """Return the result of training, or why training was not tried; errors must not lose the certificate."""
     if not certificate.passed:
         return _not_tried("there are errors to mend first")
     if certificate.texts is None or not (returns := certificate.texts.pop("returns")):

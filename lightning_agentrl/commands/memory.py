@@ -33,7 +33,7 @@ class Place:
         on_gpu: whether the run uses GPUs rather than CPUs.
         processes: number of processes, one per device.
         nodes: number of nodes.
-        sharing: kind of sharding or data parallelism; empty for one process.
+        sharing: kind of sharding or data parallelism; empty means neither sharding nor data parallelism.
         precision: precision of the trainer.
     """
 

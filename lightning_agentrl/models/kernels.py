@@ -120,7 +120,7 @@ def lacks_bfloat16(cpuinfo: str) -> bool:
 
 
 def slow_in_bfloat16(precision: str) -> str | None:
-    """Return a warning if ``precision`` makes a run on this CPU slower than float32; None for other precisions."""
+    """Return a warning if ``precision`` makes a run on this CPU slower than float32; None if it does not."""
     if not precision.startswith("bf16") or not CPUINFO.exists() or not lacks_bfloat16(CPUINFO.read_text()):
         return None
     return (
