@@ -43,12 +43,12 @@ class Agreement:
 
 
 def agreement(estimates_N: Tensor, measured_N: Tensor) -> Agreement:
-    """Compare N estimates with N measurements; all results are NaN if there are none."""
+    """Compare N estimates with N measurements; all results are NaN for N = 0."""
     x_N, y_N = estimates_N.double(), measured_N.double()
     if not len(x_N):
         return Agreement(*[math.nan] * 4)
     off_N = x_N - y_N
-    same_x, same_y = all_equal(x_N.tolist()), all_equal(y_N.tolist())  # rounding gives equal numbers a variance
+    same_x, same_y = all_equal(x_N.tolist()), all_equal(y_N.tolist())  # rounding may give equal values a variance
     rank = math.nan if same_x or same_y else float(spearman_corrcoef(x_N, y_N))
     explained = math.nan if same_y else 1 - float(off_N.var(correction=0) / y_N.var(correction=0))
     return Agreement(float((off_N**2).mean()), float(off_N.mean()), rank, explained)
@@ -57,7 +57,7 @@ def agreement(estimates_N: Tensor, measured_N: Tensor) -> Agreement:
 def noise_of_means(returns: Sequence[Sequence[float]]) -> float:
     """Return the mean squared error of means of independent returns: variance divided by count, averaged over states.
 
-    States with fewer than two returns are left out; NaN if there are no others.
+    States with fewer than two returns are left out. The result is NaN if no state is left.
 
     Args:
         returns: returns of each state.
@@ -67,14 +67,15 @@ def noise_of_means(returns: Sequence[Sequence[float]]) -> float:
 
 
 def explained_by_exact_values(returns: Sequence[Sequence[float]], starts: Sequence[int]) -> float:
-    """Return the share of the variance of returns that exact values of the states explain, the best a critic can reach.
+    """Return the share of the variance of returns that exact state values would explain. No critic explains more.
 
-    The rest is randomness of policy and environment. States with the same start are correlated, and their branches
-    share random numbers. So the variance of values is estimated from pairs of states with different starts: half the
-    squared difference of their means, minus the part caused by the spread within states. The estimate can be below 0.
+    The rest of the variance is randomness of policy and environment. States with the same start are correlated, and
+    their branches share random numbers. So the variance of values is estimated from pairs of states with different
+    starts: half the squared difference of their means, minus the part caused by the spread within states. The estimate
+    can be below 0.
 
     Args:
-        returns: independent returns from each state. States with fewer than two are left out.
+        returns: independent returns from each state. States with fewer than two returns are left out.
         starts: label of the start of each state; states with different labels are independent.
 
     Returns:
@@ -89,8 +90,8 @@ def explained_by_exact_values(returns: Sequence[Sequence[float]], starts: Sequen
     noise_N = variance_N / torch.tensor([len(one) for one, _ in known])
     which_N = torch.tensor([start for _, start in known]).unique(return_inverse=True)[1]
     own_NC = nn.functional.one_hot(which_N).double()
-    others_N = len(known) - own_NC.sum(0)[which_N]  # number of states with which each is compared
-    mean_N = mean_N - mean_N.mean()  # for numerical precision
+    others_N = len(known) - own_NC.sum(0)[which_N]  # number of states with which each state is compared
+    mean_N = mean_N - mean_N.mean()  # centered for numerical precision
     # Sum (m - m')^2 = m^2 + m'^2 - 2 m m' over all pairs of states with different starts.
     sums_C = own_NC.T @ mean_N
     squares = 2 * (mean_N**2 * others_N).sum() - 2 * (mean_N.sum() ** 2 - (sums_C**2).sum())
@@ -99,12 +100,12 @@ def explained_by_exact_values(returns: Sequence[Sequence[float]], starts: Sequen
     return between / (between + within) if between + within > 0 else math.nan
 
 
-WORST = 20  # turns with the largest errors that the report lists
+WORST = 20  # number of turns with the largest errors that the report lists
 LEAST_RANK = 0.2  # rank correlation below which the critic orders states hardly better than chance
 
 
 class Audited(Exception):
-    """Raised to end the run once its rollout was compared."""
+    """Raised to end the run after its rollout was compared."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ class Audit:
 
     Args:
         forked: advantages measured by forks [B, A].
-        values: agreement of the critic's values with the measured ones; None: the run has no critic.
+        values: agreement of the critic's values with the measured values; None if the run has no critic.
         noise: mean squared error of the measured values themselves.
         explainable: share of the variance of returns that exact values would explain.
-        credit: agreement of estimators' advantages with the measured ones, by the estimator's name.
+        credit: agreement of estimators' advantages with the measured advantages, by the estimator's name.
         rollout: rollout with scores and forks.
         token_discount: discount from token to token in the run's estimator; forks have none.
     """
@@ -131,10 +132,10 @@ class Audit:
 
 
 class AuditCritic(RolloutCallback):
-    """Fork the next rollout, compare critic and estimators with it, and end the run.
+    """Fork the next rollout, compare critic and estimators with the forks, and end the run.
 
     Args:
-        forked: estimator of the advantages with which the others are compared.
+        forked: estimator of the advantages with which the other estimators are compared.
     """
 
     def __init__(self, forked: Forked) -> None:
@@ -152,7 +153,7 @@ class AuditCritic(RolloutCallback):
         agent.further_needs = Needs(forks=self.forked.needs_forks)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Play a rollout, even if a critic warm-up would reuse its stored ones."""
+        """Play a rollout, even if a critic warm-up would reuse its stored rollouts."""
         stream = cast(Agent, pl_module).datamodule.stream
         assert stream is not None
         stream.source = None
@@ -169,7 +170,7 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
     Args:
         rollout: rollout with scores and forks.
         forked: estimator that uses the forks.
-        own: estimator of the run; the others have their default arguments.
+        own: estimator of the run; the other estimators have their default arguments.
     """
     assert rollout.state_values is not None
     at_states = rollout.action_mask & ~rollout.state_values.isnan()
@@ -200,7 +201,7 @@ def up_to_next_value(advantages_BA: Tensor, rollout: Rollout, gamma: float) -> T
     Forks give only the sum over these turns, since ``r + gamma V' - V`` of consecutive turns telescopes.
 
     Args:
-        advantages_BA: advantages of an estimator [B, A]; that of the first token of each turn is used.
+        advantages_BA: advantages of an estimator [B, A]; the advantage of each turn's first token is used.
         rollout: rollout with forks.
         gamma: discount from turn to turn.
 
@@ -223,7 +224,7 @@ def up_to_next_value(advantages_BA: Tensor, rollout: Rollout, gamma: float) -> T
 
 
 def _estimators(own: AdvantageEstimator) -> Iterator[tuple[str, AdvantageEstimator]]:
-    """Yield name and object of the run's estimator and of the package's others with default arguments. Skip Forked."""
+    """Yield name and object of the run's estimator, and of the package's other estimators except Forked."""
     if not isinstance(own, Forked):
         yield f"{type(own).__name__} (of the run)", own
     for name in advantages.__all__:
@@ -245,7 +246,7 @@ def worst_turns(rollout: Rollout) -> list[tuple[Turn, float, float]]:
 
 
 def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Report:
-    """Return an audit as a report; ``branches`` and ``every`` are those of :class:`Forked`."""
+    """Return an audit as a report; ``branches`` and ``every`` are arguments of :class:`Forked`."""
     rollout = found.rollout
     played = sum(turn.forked_turns for turn in rollout.turns)
     forked = sum(bool(turn.branch_returns) for turn in rollout.turns)

@@ -1,6 +1,6 @@
 """Likely causes of a mismatch between engine and trainer, for `agentrl verify-engine`.
 
-Shape suffixes: V size of the vocabulary, D number of sampled tokens whose whole distributions are computed.
+Shape suffixes: V is the size of the vocabulary, D the number of sampled tokens whose distributions are computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lightning_agentrl.engines.weights import moved
 READ_WHOLE = 16  # number of replies whose distributions are computed
 EXPLAINED = 0.1  # largest share of the mismatch that a cause may leave unexplained
 IMPOSSIBLE = -100.0  # log-prob of a token that a sampling rule excludes
-MOST_RANKED = 512  # largest k of top-k that is tried
+MOST_RANKED = 512  # largest k that is tried for top-k
 NO_UPDATE = "no update of the weights reaches the engine, which gives the same replies before and after"
 OLD_PREFIXES = "the engine keeps the prefix cache of older weights: replies to prompts without a cached prefix fit"
 OTHER = (
@@ -31,11 +31,11 @@ OTHER = (
 
 
 def likely_cause(comparison: EngineComparison, rounds: Sequence[Round], wrong: Round) -> str:
-    """Return the likely cause of a failed round, as a clause. All ranks must call it together.
+    """Return the likely cause of a failed round, as a clause. All ranks must call this function together.
 
-    Each candidate cause predicts the engine's log-probs. The one that leaves the smallest mismatch is the likely cause,
-    if it explains most of it. If the reported log-probs match, but the tokens are not drawn from them, it is the
-    candidate that makes the tokens most likely.
+    Each candidate cause predicts the engine's log-probs. The candidate that leaves the smallest mismatch is the likely
+    cause if it explains most of the mismatch. If the reported log-probs match, but the tokens are not drawn from them,
+    the likely cause is the candidate that makes the tokens most likely.
 
     Args:
         comparison: comparison of engine and trainer.
@@ -81,7 +81,7 @@ def likely_cause(comparison: EngineComparison, rounds: Sequence[Round], wrong: R
 def best_rule(
     log_pi_DV: Tensor, tokens_D: Tensor, temperature: float, cost: Callable[[Tensor], float]
 ) -> tuple[float, str]:
-    """Return the sampling rule (temperature, top-p or top-k) with the lowest cost, and that cost.
+    """Return the sampling rule (temperature, top-p or top-k) with the lowest cost, and the cost.
 
     Args:
         log_pi_DV: log-probs of the trainer [D, V].
@@ -95,16 +95,17 @@ def best_rule(
         return (log_pi_DV / torch.tensor(log_factor).exp()).log_softmax(-1).gather(-1, tokens_D[:, None])[:, 0]
 
     centre, width = 0.0, 2.5
-    for _ in range(4):  # each grid is ten times finer than the previous one
+    for _ in range(4):  # each grid is ten times finer than the previous grid
         centre = min((centre + width * torch.linspace(-1, 1, 21)).tolist(), key=lambda x: cost(at(x)))
         width /= 10
     other = temperature * float(torch.tensor(centre).exp())
     found = [(cost(at(centre)), f"temperature {other:.3g}, the trainer's is {temperature:g}")]
     sorted_DV = log_pi_DV.exp().sort(-1, descending=True).values
     upto_DV = sorted_DV.cumsum(-1)
-    above_D = (sorted_DV * (sorted_DV > own_D.exp()[:, None] * (1 + 1e-9))).sum(-1)  # mass of likelier tokens
+    # Probability mass of likelier tokens.
+    above_D = (sorted_DV * (sorted_DV > own_D.exp()[:, None] * (1 + 1e-9))).sum(-1)
     for percent in range(10, 100):
-        last_D = (upto_DV - sorted_DV < percent / 100).sum(-1) - 1  # the token that reaches the share is kept
+        last_D = (upto_DV - sorted_DV < percent / 100).sum(-1) - 1  # top-p keeps the token that reaches the share
         kept_D = own_D - upto_DV.gather(-1, last_D[:, None])[:, 0].log()
         predicted_D = kept_D.masked_fill(above_D >= percent / 100, IMPOSSIBLE)
         found.append((cost(predicted_D), f"top-p of about {percent / 100:g}"))
@@ -122,13 +123,13 @@ def older_parts(names: Sequence[str]) -> Iterator[tuple[frozenset[str], str]]:
     for name in names:
         kinds.setdefault(".".join("*" if part.isdigit() else part for part in name.split(".")), []).append(name)
     for label, members in (kinds | {name: [name] for name in names}).items():
-        if len(names) > 1:  # else it is the set of all weights
+        if len(names) > 1:  # with a single weight, the set would repeat the first set
             yield frozenset(members), f"{label.removeprefix('lm.')} is not updated, the other weights are"
 
 
 @contextmanager
 def _older_weights(comparison: EngineComparison, found: Round, names: frozenset[str]) -> Iterator[None]:
-    """Set the policy's weights to those of a round, except the named ones, which get those of the round before."""
+    """Set the policy's weights to those of a round, except the named weights, which stay as in the round before."""
     policy = comparison.handle.policy
     with ExitStack() as stack:
         if found.moves:

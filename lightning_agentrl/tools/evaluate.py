@@ -1,6 +1,6 @@
 """Evaluation of several policies on the same held-out seeds of several environments, with paired differences.
 
-Shape suffixes: P policies, E environments, S seeds of each environment, N episodes per seed.
+Shape suffixes: P is the number of policies, E of environments, S of seeds per environment, N of episodes per seed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Evaluation:
     Args:
         policies: names of the policies.
         envs: names of the environments.
-        seeds: held-out seeds, the same for all.
+        seeds: held-out seeds, the same for all policies and environments.
         k: k of pass@k.
         success: whether each episode succeeded [P, E, S, N].
         returns: sums of the environment's rewards [P, E, S, N].
@@ -77,8 +77,8 @@ class Evaluation:
     def rates(self, policy: int, env: int | None = None) -> dict[str, Any]:
         """Return the rates of a policy in one environment, or their unweighted means over all environments (None).
 
-        The interval of ``success`` is Wilson's over the seeds in one environment; over all environments, a bootstrap of
-        the seeds.
+        The interval of ``success`` is Wilson's interval over the seeds in one environment, and a bootstrap interval of
+        the seeds over all environments.
         """
         envs = self._envs(env)
         success_ES, turns_E = self.success[policy, envs].mean(-1), self.turns[policy, envs].sum((1, 2))
@@ -110,7 +110,7 @@ class Evaluation:
 
     @property
     def places(self) -> dict[str, int | None]:
-        """The indices of environments by name, and None for their mean if there are several."""
+        """The indices of environments by name, and None for the mean of several environments."""
         every: dict[str, int | None] = dict(zip(self.envs, range(len(self.envs)), strict=True))
         return every if len(every) == 1 else every | {ALL: None}
 
@@ -163,7 +163,7 @@ class Evaluation:
         """Write ``evaluation.json`` and ``evaluation.html``, a page with the episodes side by side; return the page.
 
         Args:
-            folder: output folder; it is created.
+            folder: output folder, which is created.
             config: text of the suite, for the page.
         """
         place = Path(folder)
@@ -210,15 +210,15 @@ def evaluate(
         policies: checkpoints, folders of ``agentrl export``, hub ids, ``demo``, ``random``, ``scripted``, or loaded
             policies.
         suite: data module with the environments, the engine, and, in ``validation``, the number of seeds, the number of
-            concurrent environments and the temperature. Hub ids and ``demo`` use its prompt, memory and interaction;
-            checkpoints and exported folders use their own. ``max_turns`` of its interaction applies to all.
+            concurrent environments and the temperature. Hub ids and ``demo`` use the suite's prompt, memory and
+            interaction; checkpoints and exported folders have saved settings. The suite's ``max_turns`` applies to all.
         samples: number of episodes per seed.
         k: k of pass@k. Default: ``samples``.
         report: function that is called with each line of progress.
 
     Raises:
-        ConfigError: ``k`` is above ``samples``, an environment cannot be created, a policy cannot be found or has no
-            prompt settings, or its prompts cannot show an environment; raised before weights are loaded.
+        ConfigError: ``k`` is above ``samples``, an environment cannot be created, or a policy cannot be found, has no
+            prompt settings, or has prompts that cannot show an environment; raised before weights are loaded.
     """
     if samples < 1:
         raise ConfigError(f"--samples must be at least 1, got {samples}")
@@ -260,7 +260,7 @@ def evaluate(
 
 @dataclass
 class _Contender:
-    """A policy to evaluate; ``choose`` replaces the model of a baseline, ``loaded`` is a policy passed from Python."""
+    """A policy to evaluate. ``choose`` replaces the model of a baseline; ``loaded`` is a policy passed from Python."""
 
     name: str
     suite: RolloutDataModule
@@ -344,7 +344,7 @@ class _Contender:
 
 
 def _contenders(policies: Sequence[str | Path | Policy], suite: RolloutDataModule) -> list[_Contender]:
-    """Find policies and their settings. Baselines use those of the first model, or of ``demo`` if there is none."""
+    """Find policies and their settings. Baselines use settings of the first model, or of ``demo`` without a model."""
     suites = PolicySettings.of_run(suite, suite.validation.temperature)
     found: dict[int, _Contender] = {}
     for place, given in enumerate(policies):
@@ -379,7 +379,7 @@ def _find(given: str | Path) -> SavedPolicy:
 
 
 def _equal(settings: PolicySettings, suites: PolicySettings) -> PolicySettings:
-    """Return settings with seed, temperature and limit of turns replaced by those of the suite."""
+    """Return settings with seed, temperature and limit of turns replaced by the suite's values."""
     interaction = copy(settings.interaction)
     if suites.interaction.max_turns is not None:
         interaction.max_turns = suites.interaction.max_turns

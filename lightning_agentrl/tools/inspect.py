@@ -29,7 +29,7 @@ class SeenTurn:
     Args:
         turn: played turn.
         prompt: text of the whole prompt.
-        said: normalized text that the reply gives as its action.
+        said: normalized text that the reply names as its action.
         prompt_tokens: number of tokens of the prompt.
         reply_tokens: number of tokens of the reply.
     """
@@ -47,7 +47,7 @@ class SeenEpisode:
 
     turns: tuple[SeenTurn, ...]
     actions: Mapping[str, str]
-    lost: bool = False  # whether it was lost to a fault of the environment
+    lost: bool = False  # whether the episode was lost to a fault of the environment
 
 
 class Failure(StrEnum):
@@ -83,7 +83,7 @@ class Spread:
 
     @staticmethod
     def of(numbers: Sequence[float]) -> Spread | None:
-        """Return the spread of the numbers, or None if there are none."""
+        """Return the spread of the numbers, or None without numbers."""
         if not numbers:
             return None
         ordered = sorted(numbers)
@@ -93,17 +93,18 @@ class Spread:
 
 @dataclass(frozen=True)
 class Average:
-    """A mean and its standard error, which is NaN for fewer than two numbers or if one is not finite."""
+    """A mean and its standard error, which is NaN for fewer than two numbers or if a number is not finite."""
 
     mean: float
     error: float
 
     @staticmethod
     def of(numbers: Sequence[float]) -> Average | None:
-        """Return the average of the numbers, or None if there are none."""
+        """Return the average of the numbers, or None without numbers."""
         if not numbers:
             return None
-        if not all(map(math.isfinite, numbers)):  # an environment may report these; `statistics` raises for them
+        # Environments may report non-finite numbers, for which `statistics` raises.
+        if not all(map(math.isfinite, numbers)):
             return Average(sum(numbers) / len(numbers), math.nan)
         if len(numbers) < 2:
             return Average(numbers[0], math.nan)
@@ -126,9 +127,9 @@ class Look:
     invalid: InvalidReplies
     actions: Mapping[str, int]  # counts of executed actions, most frequent first
     no_ops: Mapping[str, int]  # counts of actions that did not change the observation, most frequent first
-    followed: int  # number of turns that are followed by another one
-    failures: Mapping[Failure, int]  # most frequent first
-    thoughts: Thoughts | None  # None: no reply has a thought
+    followed: int  # number of turns that are followed by another turn
+    failures: Mapping[Failure, int]  # counts of failures, most frequent first
+    thoughts: Thoughts | None  # None if no reply has a thought
     thought_tokens: Spread | None
     reply_tokens: Spread | None
     capped: int  # number of replies cut by their token limit
@@ -197,7 +198,7 @@ def failure(turns: Sequence[Turn], lost: bool) -> Failure | None:
 
 
 def cycle(steps: Sequence[object]) -> int:
-    """Return the length of the shortest cycle that the last steps repeat ``TIMES`` times; 0 if there is none."""
+    """Return the length of the shortest cycle that the last steps repeat ``TIMES`` times; 0 without such a cycle."""
     for period in range(1, LONGEST_CYCLE + 1):
         tail = steps[-period * TIMES :]
         if len(tail) == period * TIMES and all(tail[i] == tail[i - period] for i in range(period, len(tail))):
@@ -205,9 +206,9 @@ def cycle(steps: Sequence[object]) -> int:
     return 0
 
 
-LEAST_VALID = 0.95  # share of valid turns below which prompt or aliases should be improved first
+LEAST_VALID = 0.95  # smallest share of valid turns that needs no better prompt or aliases
 SHOWN = 12  # number of the most frequent items to show
-# Thresholds of warnings, which show where to look but need not be faults.
+# Thresholds of warnings. A warning shows where to look, and need not be a fault.
 MOST_CAPPED, MOST_NO_OPS, MOST_COPIED, MOST_SIMILAR, MOST_ONE_ACTION, MOST_CUT = 0.05, 0.5, 0.5, 0.8, 0.9, 0.1
 
 
@@ -217,7 +218,7 @@ def make_report(title: str, look: Look, key: str, max_prompt_tokens: int, max_re
     Args:
         title: title of the report.
         look: statistics of the episodes.
-        key: config key of their source.
+        key: config key of the episodes' source.
         max_prompt_tokens: limit of tokens of a prompt.
         max_reply_tokens: limit of tokens of a reply.
     """
@@ -382,18 +383,18 @@ def _yaml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-SIZES = (1, 2, 3)  # lengths of the n-grams whose distinct ones are counted
-COPIED = 4  # number of consecutive words that count as copied if the prompt contains them
+SIZES = (1, 2, 3)  # lengths of the n-grams that are counted
+COPIED = 4  # number of consecutive words that count as copied if found in the prompt
 
 
 @dataclass(frozen=True)
 class Thoughts:
-    """Statistics of the thoughts of episodes; a field is None if there is nothing to compare.
+    """Statistics of the thoughts of episodes; a field is None if it has no data.
 
     Args:
         count: number of replies with a thought.
         missing: number of replies without a thought.
-        distinct: by n, share of distinct n-grams among all n-grams of all thoughts; it falls with their number.
+        distinct: by n, share of distinct n-grams among all n-grams of all thoughts; more thoughts lower the share.
         within: mean share of distinct word pairs within a thought; low if thoughts repeat themselves.
         similarity: mean Jaccard similarity of the word pairs of consecutive thoughts.
         equal: share of thoughts that equal the thought of the previous turn.
@@ -416,7 +417,7 @@ def thoughts(episodes: Sequence[Sequence[tuple[str, str]]]) -> Thoughts | None:
         episodes: for each turn of each episode, its thought, which may be empty, and its prompt.
 
     Returns:
-        The statistics; None if there is no thought.
+        The statistics; None without thoughts.
     """
     pairs = [pair for episode in episodes for pair in episode]
     said = [words(thought) for thought, _ in pairs if thought]

@@ -1,4 +1,4 @@
-"""`agentrl new`: write a folder with a config, a game, a test of the game, and a page with the next steps."""
+"""`agentrl new`: write a folder with a config, a game, a test, and a page with the next steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SUFFIX = ".txt"  # appended to the names of the files in the package, so that t
 
 
 def make_project(folder: Path) -> list[str]:
-    """Write the files of a new project; after an error or interrupt, remove them again.
+    """Write the files of a new project; remove the files after an error or interrupt.
 
     Args:
-        folder: folder to create; it may exist if it is empty.
+        folder: folder to create; an empty folder may exist.
 
     Returns:
         The names of the files.

@@ -38,7 +38,7 @@ class Person(Engine):
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._read = ModelInput()  # last prompt with its reply
-        self._folder: Path | None = None  # folder of the pictures
+        self._folder: Path | None = None  # folder for the pictures
 
     async def generate(self, request: SamplingRequest) -> Reply:
         """Show a prompt and read a reply, which is cut at the model's token limit.
@@ -104,7 +104,7 @@ class Play:
 
     def go_on(self) -> None:
         """Play episodes until the input ends."""
-        loop = asyncio.new_event_loop()  # does not change the handling of Ctrl-C
+        loop = asyncio.new_event_loop()  # a new loop does not change the handling of Ctrl-C
         try:
             while True:
                 loop.run_until_complete(self._episode(self.seed + len(self.solved)))
@@ -134,7 +134,7 @@ def _line(question: str) -> str:
     """Read a line, and print it if it comes from a pipe.
 
     Raises:
-        _InputEnded: the input has ended, or there is none.
+        _InputEnded: the input has ended, or standard input is missing.
     """
     if sys.stdin is None:  # the command was started without standard input
         raise _InputEnded

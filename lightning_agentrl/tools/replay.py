@@ -19,8 +19,8 @@ from lightning_agentrl.callbacks.chain import FOLDER, Link, read_link, read_link
 from lightning_agentrl.run_files import FACTS, json_object, one_run, owner_of
 
 CHAIN_BEGINS = "the chain of a resumed run begins in the folder of the run that it continued"
-STAGES = ("rollout", "scores", "update", "weights", "validation")  # in the order of an iteration
-_WORDS = {  # hashes of texts or names, whose distances have no meaning
+STAGES = ("rollout", "scores", "update", "weights", "validation")  # stages of an iteration, in order
+_WORDS = {  # fields with hashes of texts or names, whose distances have no meaning
     *("rollout/turn/observation", "rollout/turn/prompt", "rollout/turn/action", "rollout/turn/ended"),
     *("rollout/turn/metrics", "rollout/token/ids"),
 }
@@ -46,16 +46,16 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
     """Report where two runs diverge.
 
     Args:
-        first: folder of a run; of several versions, the newest is used.
+        first: folder of a run; the newest of several versions is used.
         second: folder of another run.
         tolerance: largest accepted difference; relative for numbers above 1.
 
     Returns:
-        Sentences: the first difference, the first one beyond the tolerance, and iterations with a timeout of an
-        environment, which depends on the machine.
+        Sentences about the first difference, the first difference beyond the tolerance, and iterations in which an
+        environment had a timeout, which depends on the machine.
 
     Raises:
-        ValueError: a folder is not that of one run with a chain, or the runs have no iteration in common.
+        ValueError: a folder does not hold one run with a chain, or the runs have no iteration in common.
     """
     runs = [_with_chain(folder) for folder in (first, second)]
     both = [read_links(run / FOLDER) for run in runs]
@@ -109,15 +109,15 @@ def told_struck(iteration: int) -> str:
 
 
 def first_difference(a: Link, b: Link, iteration: int, tolerance: float | None = None) -> Difference | None:
-    """Return the first difference in the order of an iteration's computations, or None if there is none.
+    """Return the first difference in the order of an iteration's computations, or None without a difference.
 
-    Within the rollout, that is the order of turns in each environment.
+    Within the rollout, turns of each environment are compared in order.
 
     Args:
         a: fields of the iteration in one run.
         b: fields of the iteration in the other run.
         iteration: number of the iteration.
-        tolerance: largest accepted difference, relative for numbers above 1; None: numbers must be equal to the bit.
+        tolerance: largest accepted difference, relative for numbers above 1; None requires equality to the bit.
     """
     names = list(a) + [name for name in b if name not in a]
     for stage in STAGES:
@@ -130,12 +130,11 @@ def first_difference(a: Link, b: Link, iteration: int, tolerance: float | None =
 def _difference(
     a: Link, b: Link, name: str, iteration: int, tolerance: float | None
 ) -> tuple[tuple[int, int], Difference] | None:
-    """Return the first difference of a field, preceded by episode and index of its turn; None if there is none."""
+    """Return the first difference of a field, preceded by episode and turn index; None without a difference."""
     x, y = a.get(name), b.get(name)
     if x is None or y is None:
-        if name.startswith(
-            "validation/"
-        ):  # a run that was stopped in a validation has it in another folder, or not yet
+        # A run that was stopped in a validation has the results in another folder, or not yet.
+        if name.startswith("validation/"):
             return None
         values = ["present" if z is not None else "missing" for z in (x, y)]
         return (0, 0), Difference(iteration, name, "", *values)
@@ -161,7 +160,7 @@ def _weight(
 ) -> tuple[tuple[int, int], Difference] | None:
     if np.array_equal(x, y):
         return None
-    one, other = (z[1:].view(np.float64) for z in (x, y))  # sum and norm
+    one, other = (z[1:].view(np.float64) for z in (x, y))  # sum and norm of the weights
     if tolerance is not None and bool((np.abs(one - other) <= tolerance * np.maximum(1.0, np.abs(one))).all()):
         return None
     _, level, weight = name.split("/", 2)
@@ -210,15 +209,15 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     """Rerun from the nearest checkpoint before an iteration, and compare every field up to that iteration.
 
     Args:
-        run: folder of the run, with its config.yaml and chain; of several versions, the newest is used.
-        iteration: number of the iteration, from 1; None: the last one.
+        run: folder of the run, with its config.yaml and chain; the newest of several versions is used.
+        iteration: number of the iteration, from 1. Default: the last iteration.
         folder: empty folder for the replay.
 
     Returns:
         Whether everything is equal to the bit, and sentences about the result.
 
     Raises:
-        ValueError: the run has no config, no chain or not this iteration, or the replay failed.
+        ValueError: the run lacks a config, a chain or this iteration, or the replay failed.
     """
     run = _with_chain(run)
     chain = read_links(run / FOLDER)
@@ -252,10 +251,10 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
 
 
 def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collection[int]) -> None:
-    """Check that run and replay have the same ranks in an iteration; a resumed run may have changed their number.
+    """Check that run and replay have the same ranks in an iteration; a resumed run may have another number of ranks.
 
     Raises:
-        ValueError: they differ; the message has both numbers.
+        ValueError: the ranks differ; the message contains both numbers of ranks.
     """
     if set(of_run) != set(of_replay):
         raise ValueError(
@@ -265,12 +264,12 @@ def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collect
 
 
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
-    """Return the newest checkpoint before an iteration (None: the newest), and the number of iterations before it.
+    """Return the newest checkpoint (before ``iteration``, if given) and the number of iterations before the checkpoint.
 
     A checkpoint is a file or, for sharded runs, a folder. Checkpoints of other runs in the same folder are ignored.
-    Return (None, 0) if there is none.
+    Return (None, 0) without a checkpoint.
     """
-    others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # folders of other runs below this one
+    others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # folders of other runs below this folder
     own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink() and others.isdisjoint(path.parents)]
     owner, read = owner_of(run), {path: saved for path in own if (saved := _saved(path)) is not None}
     done = {path: count for path, (count, run_id) in read.items() if owner.owns(path, run_id)}
@@ -287,14 +286,15 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
             f"the run in '{run}' was resumed from '{facts['continues']}', which is missing or damaged, and has no "
             f"other checkpoint before iteration {iteration}, so it cannot be replayed"
         )
-    return (continued, count) if count < iteration else (None, 0)  # else the run began in the same folder before that
+    # If the checkpoint is not before the iteration, the run began in the same folder before the checkpoint.
+    return (continued, count) if count < iteration else (None, 0)
 
 
 def _continued(named: Path, run: Path, run_id: str) -> tuple[Path | None, int]:
-    """Find the checkpoint from which a run was resumed, and return it with the number of iterations before it.
+    """Return the checkpoint from which a run was resumed, and the number of iterations before the checkpoint.
 
-    A relative path starts in the folder in which the run was started, usually a parent of the run's folder. If both
-    were moved together, the end of the path is still valid below a parent of the run's folder.
+    A relative path starts in the folder in which the run was started, usually a parent of the run's folder. If run
+    and checkpoint were moved together, the end of the path is still valid below a parent of the run's folder.
 
     Args:
         named: path of the checkpoint as the run recorded it.
@@ -311,8 +311,8 @@ def _continued(named: Path, run: Path, run_id: str) -> tuple[Path | None, int]:
 def _saved(path: Path) -> tuple[int, str] | None:
     """Return the number of iterations before a checkpoint, and the id of its run.
 
-    The epoch in the checkpoint may be the last of these iterations or the next one. Warn and return None if the file is
-    damaged or not a checkpoint of a run.
+    The epoch in the checkpoint may be the last of these iterations or the next iteration. Warn and return None if the
+    file is damaged or not a checkpoint of a run.
     """
     run_id, done, *_ = recorded(path)
     if done < 0:
@@ -335,7 +335,7 @@ def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, An
         "logger": False,
         "enable_checkpointing": False,
         "default_root_dir": str(folder),
-        "min_epochs": iteration,  # so that no other callback ends it earlier
+        "min_epochs": iteration,  # prevents other callbacks from ending the replay earlier
     }
     return {name: value for name, value in config.items() if name not in ("ckpt_path", "dry_run", "quiet")}
 

@@ -19,10 +19,10 @@ _LIMITS = ("stop", "max_tokens", "calls_tools")
 
 
 class Probe:
-    """Generator of probe replies, of which every other one calls a tool if there are tools.
+    """Generator of probe replies. If the call offers tools, every other reply calls a tool.
 
     Args:
-        template: chat template with which tool calls are written and parsed; None: they are passed as messages.
+        template: chat template with which tool calls are written and parsed; with None, calls are passed as messages.
     """
 
     def __init__(self, template: ChatTemplate | None) -> None:
@@ -45,7 +45,7 @@ class Probe:
         return action | {"text": "", "tool_calls": [made], "finish_reason": "tool_calls"}
 
     def _written(self, name: str, arguments: Mapping[str, Any], tools: Sequence[Tool]) -> str:
-        """Return the text of a reply that calls a tool, as the chat template writes it."""
+        """Return the text of a reply that calls a tool, in the chat template's format."""
         assert self.template is not None
         function = {"name": name, "arguments": arguments}
         call = {"id": "probe0001", "type": "function", "function": function}
@@ -65,10 +65,10 @@ def replay_agent(make: Callable[[], AgentEnv], probe: Probe, seeds: Sequence[int
         seeds: seeds of the episodes.
 
     Returns:
-        The number of equal calls, and the first difference as a sentence; empty if there is none.
+        The number of equal calls, and a sentence about the first difference, empty if all calls are equal.
 
     Raises:
-        EnvError: the program makes no call, or none in time.
+        EnvError: the program makes no call, or makes its call too late.
     """
     same = 0
     for seed in seeds:

@@ -33,8 +33,8 @@ runpy.run_module({module!r}, run_name="__main__")
 _MODULE = "lightning_agentrl.tools.check_env.exam"
 HASH_SEEDS = ("1", "2")  # PYTHONHASHSEED of processes that replay; the exam has 0, like processes in training
 _URLS = ("http://", "https://", "ws://", "wss://")
-_IMPORT_SECONDS = 60.0  # time for imports, which does not count against the cap
-_LOOK_SECONDS = 1.0  # polling interval: whether a process has ended
+_IMPORT_SECONDS = 60.0  # time limit for imports, which do not count against the cap
+_LOOK_SECONDS = 1.0  # interval at which a process is checked for its end
 _STUCK_SECONDS = 30.0  # time without a step or reset after which a process counts as hanging
 
 
@@ -48,8 +48,8 @@ class Certificate:
         findings: findings as dictionaries, the worst first; see `Finding`.
         figures: measured numbers by name.
         cut: reason by part of the exam for parts that were not completed.
-        seconds: seconds of imports, of creation and resets, of everything else, and in total.
-        train: results of `--train`; None if it was not given.
+        seconds: durations in seconds: imports, creation and resets, everything else, and the total.
+        train: results of `--train`; None without this option.
     """
 
     id: str
@@ -95,7 +95,7 @@ class _Process:
         file.write_text(json.dumps({**order, "folder": self.folder.name}), encoding="utf-8")
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START.format(path=sys.path, module=_MODULE), str(file)],
-            stdin=subprocess.PIPE,  # closed when this process ends, and then its guard ends it
+            stdin=subprocess.PIPE,  # the child's guard ends the child when this pipe closes
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
@@ -124,18 +124,18 @@ class _Process:
             self.errors = [*self.errors[-50:], line.rstrip("\n")]
 
     def end(self) -> int:
-        """End it with all its descendants; return its exit status."""
+        """End the process with all its descendants; return the exit status."""
         self._process.terminate()  # signals the guard
         return self._process.wait()
 
     def hear(self, end: float) -> dict[str, Any] | None:
-        """Return its next message; None if it has ended, even if a descendant still holds its pipe open.
+        """Return the process's next message; None if it has ended, even if a descendant still holds its pipe open.
 
         Args:
-            end: time of the monotonic clock until which to wait.
+            end: time on the monotonic clock until which to wait.
 
         Raises:
-            Empty: there was no message until then.
+            Empty: no message arrived until this time.
         """
         while True:
             ended = self._process.poll() is not None
@@ -156,17 +156,17 @@ class _Process:
             return self.end()
 
     def waited(self) -> float:
-        """Return the seconds that it has waited for a CPU since the last call."""
+        """Return the seconds for which the process has waited for a CPU since the last call."""
         before, self._before = self._before, self._waiting()
         return self._before - before
 
     def idle(self) -> float:
-        """Return the seconds since the start of its last step or reset."""
+        """Return the seconds since the start of the environment's last step or reset."""
         path = Path(self.folder.name, "journal.txt")
         return time.time() - (path if path.is_file() else Path(self.folder.name)).stat().st_mtime
 
     def journal(self) -> tuple[int | None, list[str]]:
-        """Return the seed and the actions of its last episode."""
+        """Return the seed and the actions of the process's last episode."""
         path = Path(self.folder.name, "journal.txt")
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return (int(lines[0]), lines[1:]) if lines else (None, [])
@@ -185,8 +185,8 @@ def certify(
         most_tokens: largest number of tokens of a prompt.
 
     Raises:
-        ConfigError: there is no such environment, it cannot be created with these arguments, or the cap ended the exam
-            in its first part.
+        ConfigError: the environment does not exist, or cannot be created with these arguments, or the cap ended the
+            exam in its first part.
     """
     started = time.monotonic()
     remote = env_id.startswith(_URLS)
@@ -273,7 +273,7 @@ def _take(certificate: Certificate, said: Mapping[str, Any]) -> None:
 
 
 def _replay(certificate: Certificate, order: Mapping[str, Any], cap: float, together: bool) -> None:
-    """Replay episodes in new processes with other hash seeds; if they differ, also with the same hash seed."""
+    """Replay episodes in new processes with other hash seeds; if episodes differ, also with the same hash seed."""
     differing = _in_processes(certificate, order, HASH_SEEDS, cap, together)
     if not differing:
         return
@@ -287,7 +287,7 @@ def _replay(certificate: Certificate, order: Mapping[str, Any], cap: float, toge
 def _in_processes(
     certificate: Certificate, order: Mapping[str, Any], hash_seeds: Sequence[str], cap: float, together: bool
 ) -> dict[str, dict[str, Any]]:
-    """Replay episodes in one process per hash seed, and return the first difference of each by hash seed."""
+    """Replay episodes in one process per hash seed, and return each process's first difference by hash seed."""
     found: dict[str, dict[str, Any]] = {}
     for batch in [hash_seeds] if together else [(seed,) for seed in hash_seeds]:
         with ExitStack() as begun:  # ends all processes, even after an error
@@ -306,10 +306,10 @@ def _in_processes(
 
 
 def _replayed(process: _Process, end: float) -> dict[str, Any] | None:
-    """Return the first difference of the replay in a process; None if there is none.
+    """Return the first difference of the replay in a process; None without a difference.
 
     Raises:
-        Empty: it has not finished at the time ``end`` of the monotonic clock.
+        Empty: the replay has not finished at the time ``end`` on the monotonic clock.
     """
     said: dict[str, Any] | None = {}
     while said is not None and "replayed" not in said:

@@ -1,4 +1,4 @@
-"""Checks of an environment's attributes, and of whether equal seeds and actions lead to equal episodes."""
+"""Checks of an environment's attributes, and checks that equal seeds and actions lead to equal episodes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _ACTIONS = 24  # largest number of actions to try one by one
 
 
 def spaces_now(probe: Probe) -> tuple[str, str]:
-    """Return both spaces as text."""
+    """Return the observation space and the action space as text."""
     env = probe.made()
     return repr(getattr(env, "observation_space", None)), repr(getattr(env, "action_space", None))
 
 
 def check_spaces(probe: Probe, first: Seen) -> None:
-    """Check that the first observation and the named actions are in their spaces, if there are spaces."""
+    """Check that the first observation and the named actions are in their spaces, if the environment has spaces."""
     env, log = probe.made(), probe.log
     observation, action = getattr(env, "observation_space", None), getattr(env, "action_space", None)
     for name, space in (("observation_space", observation), ("action_space", action)):
@@ -60,7 +60,7 @@ def check_spaces(probe: Probe, first: Seen) -> None:
 def _lies_in(value: Any, space: spaces.Space) -> bool:
     try:
         return value in space
-    except Exception:  # noqa: BLE001 - a custom space may raise for other values
+    except Exception:  # noqa: BLE001 - a custom space may raise any exception for other values
         return False
 
 
@@ -88,7 +88,7 @@ def check_examples(probe: Probe, first: Seen) -> None:
 
 
 def check_actions(probe: Probe, seed: int, dear: bool) -> None:
-    """Check that every named action is accepted and executed, and that a text that names none is reported as invalid.
+    """Check that every named action is accepted and executed, and that a text without an action is reported as invalid.
 
     If resets are slow (``dear``), the actions are sent in one episode.
     """
@@ -113,7 +113,7 @@ def check_actions(probe: Probe, seed: int, dear: bool) -> None:
 
 
 def check_unseeded(probe: Probe, seed: int) -> None:
-    """Check that a reset without a seed and one with options work."""
+    """Check that a reset without a seed and a reset with options work."""
     with suppress(BrokenError):
         probe.reset(seed)
         env = probe.made()
@@ -123,7 +123,7 @@ def check_unseeded(probe: Probe, seed: int) -> None:
 
 
 def check_picture(picture: Any) -> str:
-    """Return what is wrong with a rendered picture; empty if nothing is wrong."""
+    """Describe the fault of a rendered picture; empty for a valid picture."""
     if not isinstance(picture, np.ndarray):
         return f"render returned a value of type {type(picture).__name__}"
     if not is_image(picture):
@@ -141,7 +141,7 @@ def check_after_end(probe: Probe, seed: int, actions: list[str]) -> None:
         try:
             with AsEnvErrors(), alarm(STEP_SECONDS):
                 answer: Any = env.step(actions[-1])
-        except EnvError as error:  # any error but a timeout is fine
+        except EnvError as error:  # any error except a timeout passes the check
             if error.kind == HangError.__name__:
                 said = f"a step after the end did not return within {STEP_SECONDS:g} seconds"
                 probe.log.add("ends.after", said, seed, [*actions, actions[-1]])
@@ -221,7 +221,7 @@ def play_again(probe: Probe, episode: Play, check: str, how: str) -> bool:
 
 
 def equal_turns(probe: Probe, episode: Play, check: str, how: str) -> Iterator[list[str]]:
-    """Replay an episode, and yield the actions so far after each equal answer; a different answer ends it.
+    """Replay an episode, and yield the actions so far after each equal answer; a different answer ends the replay.
 
     Args:
         probe: instance in which to replay.
@@ -293,7 +293,7 @@ def order(episodes: Sequence[Play]) -> list[dict[str, Any]]:
 
 
 def play_order(probe: Probe, ordered: Sequence[dict[str, Any]], clock: Clock) -> dict[str, Any] | None:
-    """Replay serialized episodes in this process; return the first difference, or None if there is none.
+    """Replay serialized episodes in this process; return the first difference, or None without a difference.
 
     Raises:
         BrokenError: the environment failed.

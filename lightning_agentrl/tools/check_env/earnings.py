@@ -1,4 +1,4 @@
-"""Checks of rewards: of policies that ignore the task, of the published answer, and of the scripted player."""
+"""Checks of the rewards of policies that ignore the task, of the published answer, and of the scripted player."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Earned:
 
 
 def policies(first: Seen) -> list[tuple[str, str, Choose]]:
-    """Return kind, name and choice function of policies that ignore the game."""
+    """Return kind, name and choice function of each policy that ignores the game."""
     named = list(first.contract.actions)
     legal = first.legal()
     found: list[tuple[str, str, Choose]] = [
@@ -61,7 +61,7 @@ def policies(first: Seen) -> list[tuple[str, str, Choose]]:
         ("gaming.constant", "takes the last that is offered", lambda seen: seen[-1].legal()[-1]),
     ]
     constants = named[:12] or [*legal[:12], *(CONSTANTS if first.contract.one_turn or len(legal) > 12 else ())]
-    pairs = combinations(named[:4], 2)  # they have no check of their own, but feed `check_repeated`
+    pairs = combinations(named[:4], 2)  # pairs have no separate check; their episodes feed `check_repeated`
     found += [("gaming.constant", f"always {shown(one, 30)!r}", _always(one)) for one in constants]
     return found + [("", f"alternates {one!r} and {other!r}", _turns(one, other)) for one, other in pairs]
 
@@ -90,7 +90,7 @@ def play_policy(
 
 
 def full_return(episodes: Sequence[Play]) -> float:
-    """Estimate the return of solving the task: the best return, divided by its progression if that is below 1."""
+    """Estimate the return of solving the task: the best return, scaled up if its episode had partial progress."""
     best = max(episodes, key=lambda one: one.total, default=None)
     if best is None or best.total <= 0:
         return 1.0
@@ -110,7 +110,7 @@ def judge(log: Log, earned: Earned, random_mean: float, best: float, honest: flo
         earned: episodes of the policy.
         random_mean: mean return of random legal replies.
         best: return of solving the task, which counts as 1.
-        honest: mean return of the default action, if the environment reports the replies as invalid; else -inf.
+        honest: mean return of the default action, if the environment reports the replies as invalid, or -inf.
         one_turn: whether episodes have one turn and accept any text.
     """
     mean, sure = earned.mean / best, earned.surely / best
@@ -208,7 +208,7 @@ def _plan_stands(one: Play) -> bool:
 
 
 def _common_context(rows: Sequence[tuple[str, dict[str, str]]], name: str) -> str:
-    """Return the characters before a value that are equal in at least 90 % of the texts; empty if there are none."""
+    """Return the characters before a value that are equal in at least 90 % of the texts; may be empty."""
     contexts: Counter[str] = Counter()
     for text, row in rows:
         value, at, here = row[name], -1, set()
@@ -240,7 +240,7 @@ def _attributes(env: Any) -> dict[str, Any]:
 
 
 def _places(env: Any, seen: Seen) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return info, the attributes of an environment, and those of its objects and dictionaries, each with a prefix."""
+    """Return info, the attributes of an environment, and attributes of its objects, each dictionary with a prefix."""
     own = _attributes(env)
     inner = [
         (f"{name}.", {key: item for key, item in value.items() if isinstance(key, str)})
@@ -262,7 +262,7 @@ def _written(value: str | float) -> str:
 
 
 def _hidden(env: Any, first: Seen) -> dict[str, str]:
-    """Return short texts and integers in an environment's attributes and in those of its objects, by name."""
+    """Return short texts and integers in the attributes of an environment and of its objects, by name."""
     found: dict[str, str] = {}
     for prefix, values in _places(env, first):
         for name, value in values.items():
@@ -273,8 +273,8 @@ def _hidden(env: Any, first: Seen) -> dict[str, str]:
 
 
 _SECONDS = 20.0  # time limit of creating the player, and of each reply
-_WINS = 0.8  # share of won levels below which there is a finding
-_PAID = 3  # smallest number of wins to compare their returns
+_WINS = 0.8  # smallest share of won levels without a finding
+_PAID = 3  # smallest number of wins whose returns are compared
 
 
 def play_levels(probe: Probe, levels: int, turns: int, spent: Callable[[], bool], episodes: list[Play]) -> bool:
@@ -288,7 +288,7 @@ def play_levels(probe: Probe, levels: int, turns: int, spent: Callable[[], bool]
         episodes: list to which the played episodes are appended.
 
     Returns:
-        Whether there is a player, and neither the player nor the environment failed.
+        Whether the environment has a player, and neither player nor environment failed.
     """
     for seed in range(levels):
         if spent() and episodes:
@@ -327,7 +327,7 @@ def judge_player(log: Log, episodes: Sequence[Play], random_mean: float, enough:
         lost = episodes[wins.index(False)]
         idle = lost.seen[0].contract.default_action
         gave_up = all(set(one.actions) == {idle} for one, win in zip(episodes, wins, strict=True) if not win)
-        if gave_up or not any(wins):  # it found no solution, or does not aim for a success
+        if gave_up or not any(wins):  # the player found no solution, or does not aim for a success
             log.milder["solver.levels"] = "notice"
         said = f"the scripted player wins {sum(wins)} of {len(wins)} levels"
         log.add("solver.levels", said, lost.seed, lost.actions)
@@ -339,7 +339,7 @@ def judge_player(log: Log, episodes: Sequence[Play], random_mean: float, enough:
 
 
 def _played(probe: Probe, seed: int, turns: int) -> Play | None:
-    """Play one episode with the scripted player; None if it or the environment raises."""
+    """Play one episode with the scripted player; None if the player or the environment raises."""
     players: list[Any] = []
 
     def choose(seen: list[Seen]) -> str:

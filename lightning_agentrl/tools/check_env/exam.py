@@ -27,16 +27,16 @@ from lightning_agentrl.tools.check_env.probe import TURNS, BrokenError, Clock, P
 from lightning_agentrl.tools.check_env.seen import Play, Seen
 from lightning_agentrl.tools.check_env.texts import CANARY, HOSTILE, shown
 
-PLAY_SEEDS, PLAYS = 6, 8  # number of seeds, and of random episodes of each
+PLAY_SEEDS, PLAYS = 6, 8  # number of seeds, and of random episodes per seed
 REPLAYED = 4  # number of episodes to replay
 LEVELS = 10  # number of seeds for the scripted player, published answers and leaks
 EARNING_EPISODES = 24
 _CHEAP, _DEAR = 0.005, 0.15  # seconds below which a reset is fast, and above which it is slow
-_PLAYS_DEAR, _LEVELS_DEAR, _POLICIES_DEAR = 3, 4, 9  # numbers with slow resets, about a hundred resets in all
-_DECLARED_TURNS = 600  # declared limits below this are played to the end
+_PLAYS_DEAR, _LEVELS_DEAR, _POLICIES_DEAR = 3, 4, 9  # counts for slow resets, about a hundred resets in all
+_DECLARED_TURNS = 600  # declared limits below this number of turns are played to the end
 _DETERMINISM = ("seed.honoured", "replay.twice", "replay.used", "replay.interleaved", "replay.process", "replay.hash")
-_GROWN = 200  # growth of memory in megabytes above which there is a finding
-_MEGABYTE = 1024  # in units of ru_maxrss
+_GROWN = 200  # largest growth of memory in megabytes without a finding
+_MEGABYTE = 1024  # one megabyte in units of ru_maxrss
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Exam:
         recipe: recipe of the environment.
         seconds: time limit in seconds, without imports, creation and resets.
         most_tokens: largest number of tokens of a prompt.
-        journal: see `Probe`.
+        journal: file of the current episode; see `Probe`.
     """
 
     recipe: Recipe
@@ -73,7 +73,7 @@ class Exam:
         self.probe = self.new()
 
     def new(self, raises_as: str = "raises") -> Probe:
-        """Return a probe of a new instance; its errors are added to the check ``raises_as``."""
+        """Return a probe of a new instance; the probe's errors are added to the check ``raises_as``."""
         probe = Probe(self.recipe, self.log, self.clock, self.most_tokens, self.journal)
         probe.raises_as = raises_as
         return probe
@@ -88,7 +88,7 @@ class Exam:
         """Create and reset the environment, and check its attributes, spaces and actions.
 
         Raises:
-            BrokenError: it cannot be created or reset, so no other check is possible.
+            BrokenError: the environment cannot be created or reset, so no other check is possible.
         """
         probe = self.probe
         before = checks.spaces_now(probe)
@@ -127,7 +127,7 @@ class Exam:
                     return
 
     def _turns(self, number: int) -> int:
-        """Return the number of turns to play; if the declared limit is small, one more, to see the end there."""
+        """Return the number of turns to play: one more than a small declared limit, to see the episode end there."""
         near = self.limit if self.limit is not None and self.limit < _DECLARED_TURNS else None
         return near + 1 if near is not None and (number == 0 or near < TURNS) else TURNS
 
@@ -136,7 +136,7 @@ class Exam:
         return found is not None and found.times >= 2
 
     def solve(self) -> None:
-        """Play with the environment's scripted player, if it has one."""
+        """Play with the environment's scripted player, if the environment has one."""
         levels = _LEVELS_DEAR if self.dear else LEVELS
         spent, turns = self.clock.until(0.15), max(TURNS, self.limit or 0)
         if earnings.play_levels(self.probe, levels, turns, spent, self.solved):
@@ -151,7 +151,7 @@ class Exam:
             self.log.cut["replays"] = "resets with equal seeds differ" if chosen else "no episode could be played"
             return
         if not all(map(self._plays_again, chosen)):
-            if "instances" in self.log:  # replay in new processes one after the other
+            if "instances" in self.log:  # run replays in new processes one after the other
                 self.log.cut["replays"] = "only one instance is possible; replays run in new processes"
                 self.ordered = checks.order(chosen)
             else:
@@ -179,7 +179,7 @@ class Exam:
             return checks.play_again(probe, episode, "replay.twice", "played again")
 
     def hostile(self) -> None:
-        """Send every hostile reply as the first action; with slow resets, several in one episode."""
+        """Send every hostile reply as the first action; with slow resets, send several replies in one episode."""
         spent = self.clock.until(0.2)
         seen = None
         for place, reply in enumerate(HOSTILE):
@@ -237,7 +237,7 @@ class Exam:
         self.log.figures["earned"] = table
 
     def answer(self) -> None:
-        """Check the reward of the published answer, and that the text does not contain it."""
+        """Check the reward of the published answer, and that the text does not contain this answer."""
         levels = range(_LEVELS_DEAR if self.dear else LEVELS)
         whole = [one for one in self.episodes if not one.broken]
         if whole and all(len(one.actions) == 1 for one in whole) and self.first and not self.first.contract.actions:
@@ -303,7 +303,7 @@ def _random(seed: int, number: int) -> Callable[[list[Seen]], str]:
 
 
 def run(exam: Exam, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Run all parts of an exam, and send the findings after each with ``tell``."""
+    """Run all parts of an exam, and send the findings after each part with ``tell``."""
     for name, section in exam.sections.items():
         tell({"doing": name})
         try:
@@ -344,7 +344,7 @@ def main(order: Mapping[str, Any]) -> None:
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     printed = Path(order["folder"], "printed.txt")
     with printed.open("wb") as sink:
-        os.dup2(sink.fileno(), 1)  # keeps output of the environment out of the messages
+        os.dup2(sink.fileno(), 1)  # keep output of the environment out of the messages
 
     def tell(what: Mapping[str, Any]) -> None:
         pipe.write(json.dumps(what, default=str) + "\n")
@@ -381,4 +381,4 @@ def main(order: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     main(json.loads(Path(sys.argv.pop()).read_text(encoding="utf-8")))
-    os._exit(0)  # does not wait for threads that the environment has left
+    os._exit(0)  # exit without waiting for threads that the environment has left

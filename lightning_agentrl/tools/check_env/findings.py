@@ -30,9 +30,9 @@ class Rule:
     """Meaning of a check.
 
     Args:
-        severity: ``error``: training would go wrong; ``warning``: worth a look; ``notice``: for information.
+        severity: ``error`` if training would go wrong, ``warning`` if a user should check, ``notice`` for information.
         mend: advice for the author of the environment.
-        openenv: id of the corresponding check of OpenEnv; empty if there is none.
+        openenv: id of the corresponding check of OpenEnv; empty if OpenEnv has no such check.
     """
 
     severity: Severity
@@ -44,7 +44,7 @@ _SEED = "draw all random numbers from self.np_random, which super().reset(seed=s
 _END = "terminated: the game is over; truncated: it was cut off at a limit"
 
 RULES: dict[str, Rule] = {
-    # contract
+    # rules of the contract
     "contract.make": Rule("error", "gymnasium.make must work with these arguments", "runtime.startup"),
     "contract.reset": Rule("error", "reset(seed=...) returns (observation, info)", "runtime.observation_schema"),
     "contract.step": Rule("error", "step(text) returns gymnasium's five values", "runtime.observation_schema"),
@@ -81,7 +81,7 @@ RULES: dict[str, Rule] = {
     "actions.refused": Rule("error", "step must accept every name in `actions`"),
     "actions.executed": Rule("warning", "info['executed_action'] is the action that was executed"),
     "actions.invalid_flag": Rule("warning", "set info['invalid_action'] if a text names no action"),
-    # reward and ends
+    # rules of rewards and ends
     "reward.type": Rule("error", "a reward is an int or a float", "runtime.reward_well_formed"),
     "reward.finite": Rule("error", "a reward is finite", "runtime.reward_well_formed"),
     "reward.size": Rule("warning", "scale rewards; returns near 1 suit the default settings"),
@@ -103,7 +103,7 @@ RULES: dict[str, Rule] = {
     "info.progression": Rule("warning", "info['progression'] goes from 0 to 1, which is success"),
     "info.shared": Rule("warning", "make a new info in every call"),
     "info.pickle": Rule("warning", "put plain values into info, since it is sent between processes"),
-    # determinism
+    # rules of determinism
     "seed.honoured": Rule("error", _SEED, "runtime.seed_control"),
     "seed.ignored": Rule("notice", "all seeds have equal tasks, which is fine if there is only one task"),
     "replay.twice": Rule("error", _SEED, "runtime.episode_determinism"),
@@ -119,7 +119,7 @@ RULES: dict[str, Rule] = {
     "replay.render": Rule("error", "render() must not change the game or its generator", "runtime.episode_isolation"),
     "instances": Rule("warning", "allow several instances at a time; on a server, several sessions"),
     "rng.global": Rule("warning", "draw from self.np_random, not from the generators of random and numpy"),
-    # time
+    # rules of time limits and errors
     "raises": Rule("error", "answer any text with an observation", "runtime.observation_schema"),
     "hang": Rule("error", "bound every loop and every wait", "runtime.resource_bounds"),
     "died": Rule("error", "no reply may end the process", "runtime.resource_bounds"),
@@ -132,7 +132,7 @@ RULES: dict[str, Rule] = {
     "left.threads": Rule("notice", "end threads and processes in close()"),
     "left.files": Rule("notice", "write into a temporary folder, and stay in the working folder"),
     "prints": Rule("notice", "write nothing to standard output, where the trainer shows its progress"),
-    # what replies earn
+    # rules of the rewards that replies earn
     "gaming.empty": Rule("error", "reward only replies that solve the task", "semantic.canary_floor"),
     "gaming.hostile": Rule(
         "error", "compare the whole reply, and do not reward replies that name no action", "semantic.canary_floor"
@@ -160,9 +160,9 @@ class Finding:
         check: name of the check in `RULES`.
         said: one sentence with the numbers.
         severity: severity of the rule, or a milder one if the environment declares the behavior.
-        seed: seed of the episode that shows it; None if no episode is needed.
+        seed: seed of the episode that shows the finding; None if no episode is needed.
         actions: actions to send after the reset, as Python expressions.
-        times: number of times that it was seen.
+        times: number of times that the finding occurred.
     """
 
     check: str
@@ -173,7 +173,7 @@ class Finding:
     times: int = 1
 
     def plain(self) -> dict[str, Any]:
-        """Return it with the advice of its rule, for JSON."""
+        """Return the finding with the advice of its rule, for JSON."""
         rule = RULES[self.check]
         return {**asdict(self), "mend": rule.mend, "openenv": rule.openenv}
 
@@ -190,7 +190,7 @@ class Log:
         """Milder severity by check, for example since the environment declares the behavior."""
 
     def add(self, check: str, said: str, seed: int | None = None, actions: Sequence[str] = ()) -> None:
-        """Add a finding of a check; only the first evidence is stored, further ones are counted."""
+        """Add a finding of a check; the first evidence is stored, further evidence is only counted."""
         if check in self.findings:
             self.findings[check].times += 1
             return

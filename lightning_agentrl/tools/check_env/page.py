@@ -47,7 +47,7 @@ def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
 
 
 def evidence(finding: Mapping[str, Any]) -> str:
-    """Return the calls that reproduce a finding; of many actions only the last ones (the JSON file has all)."""
+    """Return the calls that reproduce a finding, with only the last of many actions (the JSON file has all)."""
     actions = finding["actions"]
     calls = [f"step({action})" for action in actions[-_SHOWN_ACTIONS:]]
     if len(actions) > _SHOWN_ACTIONS:
@@ -129,7 +129,7 @@ def _finding(finding: Mapping[str, Any]) -> str:
 
 
 def _curve(train: Mapping[str, Any]) -> str:
-    """Return an SVG with the curves of all seeds, the interval of their mean, and that of random replies."""
+    """Return an SVG with the curves of all seeds, the interval of their mean, and the interval of random replies."""
     curves: Sequence[Sequence[float]] = train["curves"]
     points: Sequence[Mapping[str, float]] = train["points"]
     random = train["random"]

@@ -16,8 +16,8 @@ from lightning_agentrl.tools.check_env.texts import words
 SLOW_STEP, SLOW_RESET = 0.2, 1.0  # seconds
 GROWTH = 150.0  # characters per turn
 _MOSTLY = 0.5
-_CHANCE = 1e-3  # probability, for independent returns, that they never differ within a seed
-_RARER = 0.2  # smallest share of the rarer return for that test
+_CHANCE = 1e-3  # probability that independent returns never differ within a seed
+_RARER = 0.2  # smallest share of the rarer return for the test of `_CHANCE`
 
 
 def check_spread(log: Log, episodes: Sequence[Play], others: Sequence[Play]) -> None:
@@ -55,7 +55,7 @@ def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
     Args:
         log: log for findings.
         episodes: episodes of all policies.
-        limit: declared limit of turns; None if none is declared.
+        limit: declared limit of turns; None without a declared limit.
     """
     whole = [one for one in episodes if one.over and not one.broken]
     if not whole:
@@ -68,7 +68,7 @@ def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
     lost = all(one.seen[-1].terminated and one.seen[-1].reward <= 0 and not one.seen[-1].success for one in last)
     if longest > 1 and lost and len(last) >= 8 and len({one.policy for one in last}) >= 2:
         said = f"{len(last)} episodes of several policies end terminated, without reward, after exactly {longest} turns"
-        if longest != limit:  # it may also be a number of lives or questions
+        if longest != limit:  # the limit may also be a number of lives or questions
             log.milder["ends.limit"] = "notice"
         log.add("ends.limit", said, last[0].seed, last[0].actions)
     early = [one for one in whole if one.seen[-1].truncated and len(one.actions) < (limit or longest)]
@@ -94,7 +94,7 @@ def check_longest(log: Log, episodes: Sequence[Play], limit: int | None) -> None
 
 
 def check_success(log: Log, episodes: Sequence[Play]) -> None:
-    """Check that episodes reported as successes have higher returns than the others."""
+    """Check that episodes reported as successes have higher returns than other episodes."""
     whole = [one for one in episodes if one.over and not one.broken and one.seen[-1].success is not None]
     for one in episodes:
         if one.seen and one.seen[0].success:
@@ -265,7 +265,7 @@ def system_of(said: Collection[tuple[str, str]]) -> str | None:
         said: pairs of system prompt and mission of the episodes.
 
     Returns:
-        Empty if all system prompts are equal, ``{mission}`` if they differ only in the mission, else None: the
+        Empty if all system prompts are equal, ``{mission}`` if they differ only in the mission, or None for the
         environment's whole system prompt.
     """
     if len({prompt for prompt, _ in said}) < 2:

@@ -37,7 +37,7 @@ from lightning_agentrl.tools.check_env.texts import expression
 
 
 class HangError(BaseException):
-    """A call has exceeded its time limit. It is a BaseException, so that environments do not catch it."""
+    """A call has exceeded its time limit. This class is a BaseException, so that environments do not catch it."""
 
 
 class ProcessorWait:
@@ -51,7 +51,7 @@ class ProcessorWait:
     def __call__(self) -> float:
         try:
             if self._file is None and self._known:
-                self._file = open(self._path, encoding="ascii")  # noqa: SIM115 - stays open for all calls
+                self._file = open(self._path, encoding="ascii")  # noqa: SIM115 - the file stays open for all calls
             if self._file is not None:
                 self._file.seek(0)
                 return int(self._file.read().split()[1]) / 1e9
@@ -70,9 +70,9 @@ def now() -> float:
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise a HangError in the main thread after this time, and every second from then on.
+    """Raise a HangError in the main thread after this time, and once a second after the first.
 
-    `listen_to_alarms` must have been called.
+    Call `listen_to_alarms` before.
     """
     _Alarm.end = now() + seconds
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
@@ -109,7 +109,7 @@ class Clock:
         return now() - self.started - sum(sum(self.times.get(kind, ())) for kind in ("make", "reset", "hang"))
 
     def until(self, share: float) -> _Until:
-        """Return a function that returns whether a share of the limit, from now on, or the whole limit is used up."""
+        """Return a function that returns whether a share of the limit, from now on, or the total limit is used up."""
         return _Until(self, min(self.spent() + share * self.limit, self.limit))
 
 
@@ -126,8 +126,9 @@ T = TypeVar("T")
 
 TURNS = 220  # largest number of turns of an episode
 MAKE_SECONDS, RESET_SECONDS, STEP_SECONDS = 60.0, 20.0, 5.0
-_WATCHED_CALLS = 400  # first calls of an instance for which generators and infos are compared, since that is slow
-_PICKLED_CALLS = 20  # first calls whose infos are pickled
+# Number of first calls of an instance after which generators and infos are compared, since comparing is slow.
+_WATCHED_CALLS = 400
+_PICKLED_CALLS = 20  # number of first calls whose infos are pickled
 
 
 class BrokenError(Exception):
@@ -135,7 +136,7 @@ class BrokenError(Exception):
 
 
 class Probe:
-    """An instance of an environment, created when it is needed, and again after a failure.
+    """An instance of an environment, which is created on first use, and again after a failure.
 
     Args:
         recipe: recipe of the environment.
@@ -158,13 +159,14 @@ class Probe:
         """The check to which an error of this instance is added."""
         self.makes_as = "contract.make"
         """The check to which a failure of its creation is added."""
-        self._kept: tuple[Mapping[str, Any], str | None] | None = None  # info of the last answer, and its repr then
+        # Info of the last answer, and its repr at that time.
+        self._kept: tuple[Mapping[str, Any], str | None] | None = None
         self._calls = 0
         self._reader = ContractReader()
         self._looked_at: set[tuple[str, str | bool]] = set()
 
     def made(self) -> gymnasium.Env:
-        """Return the instance; create it if there is none."""
+        """Return the instance, after creating it if needed."""
         if self.env is None:
             self.env = self.call("its creation", "make", lambda: self.recipe.make(), MAKE_SECONDS, self.makes_as)
         return self.env
@@ -254,10 +256,10 @@ class Probe:
             kind: kind of the call, for the clock.
             function: function that makes the call.
             seconds: time limit.
-            check: check to which an error is added; empty: ``raises_as``.
+            check: check to which an error is added. Default: ``raises_as``.
 
         Raises:
-            BrokenError: it raised an error or exceeded the time limit.
+            BrokenError: the call raised an error or exceeded the time limit.
         """
         self._calls += kind in ("reset", "step")
         watched = self._calls <= _WATCHED_CALLS and kind in ("reset", "step", "solver") and "rng.global" not in self.log
@@ -277,7 +279,7 @@ class Probe:
             raise self._broken(check or self.raises_as, said) from error
         except ConfigError as error:
             if len(self.clock.times["make"]) == 0:
-                raise  # wrong input of the user
+                raise  # raised for wrong input of the user
             raise self._broken(check, f"creating it again failed: {error}") from error
         finally:
             self.clock.times.setdefault(kind, []).append(now() - started)
@@ -320,7 +322,7 @@ class Probe:
         return seen
 
     def _contract(self) -> Contract:
-        """Return the current contract of the environment, or the previous one if it cannot be read."""
+        """Return the current contract of the environment, or the previous contract if reading fails."""
         env = self.made()
         try:
             with AsEnvErrors(), alarm(STEP_SECONDS):
@@ -331,7 +333,7 @@ class Probe:
 
     def _texts(self, seen: Seen) -> None:
         said = self.actions[-1] if self.actions else ""
-        read = seen.prompt, len(said) > 9 and said  # short replies are not echoes
+        read = seen.prompt, len(said) > 9 and said  # short replies do not count as echoes
         if read not in self._looked_at:
             self._looked_at.add(read)
             check_texts(seen, self.last, said, self.most_tokens, self.log, self._note)
@@ -360,7 +362,7 @@ class ThreadedProbe(Probe):
 
 
 def time_limit(env: gymnasium.Env) -> int | None:
-    """Return the number of turns after which gymnasium's TimeLimit truncates; None without that wrapper."""
+    """Return the number of turns after which gymnasium's TimeLimit truncates; None without this wrapper."""
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, TimeLimit):
             return env._max_episode_steps

@@ -52,7 +52,7 @@ class Seen:
 
     @property
     def invalid(self) -> bool | None:
-        """Whether the environment reports that the text named no action; None if it reports nothing."""
+        """Whether the environment reports that the text named no action; None without a report."""
         value = self.info.get("invalid_action")
         return None if value is None else bool(value)
 
@@ -98,8 +98,8 @@ class Play:
         return float(value) if isinstance(value, int | float | np.number) else 1.0
 
 
-LARGEST = 100.0  # rewards above this give a finding
-_LONG_REPLY = 1000  # characters
+LARGEST = 100.0  # largest reward without a finding
+_LONG_REPLY = 1000  # number of characters above which a reply is long
 Note = Callable[[str, str], None]  # function (check, finding)
 
 
@@ -129,7 +129,7 @@ def check_pickles(info: Mapping[str, Any], note: Note) -> None:
     for name, value in info.items():
         try:
             pickle.dumps(value)
-        except Exception:  # noqa: BLE001 - pickling may raise anything
+        except Exception:  # noqa: BLE001 - pickling may raise any exception
             note("info.pickle", f"info[{str(name)!r}] cannot be pickled")
             return
 
@@ -152,7 +152,7 @@ def checked_reward(reward: Any, note: Note) -> float:
 
 
 def checked_ends(terminated: Any, truncated: Any, at_limit: bool, note: Note) -> tuple[bool, bool]:
-    """Return both flags as bools.
+    """Return the flags ``terminated`` and ``truncated`` as bools.
 
     Args:
         terminated: value that the environment returned.
@@ -177,13 +177,14 @@ def check_texts(seen: Seen, last: Seen | None, said: str, most_tokens: int, log:
     Args:
         seen: answer of the environment.
         last: previous answer; None after a reset.
-        said: action that it answers; empty after a reset.
+        said: action before the answer; empty after a reset.
         most_tokens: largest number of tokens of a prompt.
-        log: earlier findings; strings that the environment wrote before are not an echo of the reply.
+        log: earlier findings; strings that the environment wrote before the reply are no echo of the reply.
         note: function to which findings are passed.
     """
     actions = seen.contract.actions
-    listed = all(name in seen.contract.system_prompt for name in actions)  # else the trainer lists them
+    # If the system prompt lacks actions, the trainer lists them.
+    listed = all(name in seen.contract.system_prompt for name in actions)
     whole = "\n".join([seen.prompt, *(() if listed else [*actions, *actions.values()])])
     whole += "\n".join(text for pair in seen.contract.examples for text in pair)
     if seen.mended:
@@ -206,10 +207,10 @@ def check_texts(seen: Seen, last: Seen | None, said: str, most_tokens: int, log:
 
 
 def looks(value: Any) -> str | None:
-    """Return the repr of a value; None if that fails, for example for an integer with thousands of digits."""
+    """Return the repr of a value; None if repr fails, for example for an integer with thousands of digits."""
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001 - a class of the environment may raise anything
+    except Exception:  # noqa: BLE001 - a class of the environment may raise any exception
         return None
 
 
@@ -223,5 +224,5 @@ def form(value: Any) -> str:
 def _true(end: Any) -> bool:
     try:
         return bool(end)
-    except ValueError:  # an array
+    except ValueError:  # raised by an array
         return bool(np.any(end))

@@ -28,7 +28,7 @@ def words(text: str) -> list[str]:
 
 
 def mined(text: str) -> list[str]:
-    """Return replies that a text seems to offer: texts in brackets, else in quotes, else its words and numbers."""
+    """Return replies that a text seems to offer: parts in brackets, or else in quotes, or else words and numbers."""
     if found := _BRACKETED.findall(text):
         return list(dict.fromkeys(found))
     if found := ["".join(groups) for groups in _QUOTED.findall(text)]:

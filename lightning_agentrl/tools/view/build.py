@@ -1,4 +1,4 @@
-"""Builds the page of a run as one self-contained HTML file."""
+"""Build the page of a run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _SCRIPTS = (
     *("list.js", "tokens.js", "detail.js", "page.js"),
 )
 _LIVE = ("live.js",)
-_CHUNK_CHARACTERS = 300_000  # JSON per chunk: unpacked in a few milliseconds, and large enough for gzip
+# Characters of JSON per chunk: few enough to unpack in milliseconds, and enough for gzip to work well.
+_CHUNK_CHARACTERS = 300_000
 _DIGITS = 5  # significant digits of numbers on the page
 _TEXT = ("observation", "tokens", "reply")  # fields that the search reads
 _DETAIL = (
@@ -43,9 +44,9 @@ def build_page(run: Path, out: Path | None = None, last: int | None = None, othe
     """Write the page of one run, or of two runs side by side, and return its path; see :func:`page_of`.
 
     Args:
-        run: run folder, or version folder inside it; of several versions with turn logs, the newest is shown.
+        run: run folder, or version folder inside it; the newest of several versions with turn logs is shown.
         out: file to write. Default: ``view.html`` in ``run``, or ``compare.html`` for two runs.
-        last: number of last iterations to show. Default: all. Size and build time grow with it.
+        last: number of last iterations to show. Default: all. Size and build time grow with this number.
         other: folder of a second run.
 
     Raises:
@@ -71,10 +72,10 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
         run: run folder, or version folder inside it.
         last: number of last iterations to show. Default: all.
         other: folder of a second run.
-        stamp: stamp of the current files; the page then polls its server for a newer stamp. Empty: it does not.
+        stamp: stamp of the current files; the page polls its server for a newer stamp, unless the stamp is empty.
 
     Raises:
-        ValueError: there is no turn log below a run, it is empty, or a line of it is invalid.
+        ValueError: a run has no turn log, or its turn log is empty or has an invalid line.
     """
     check_last(last)
     paths = [run] if other is None else [run, other]
@@ -121,7 +122,7 @@ def check_last(last: int | None) -> None:
     """Check that the number of iterations to show is at least 1 or None.
 
     Raises:
-        ValueError: it is below 1.
+        ValueError: the number is below 1.
     """
     if last is not None and last < 1:
         raise ValueError(f"--last must be at least 1, got {last}")
@@ -181,25 +182,25 @@ def build_comparison(
 def _write(target: Path, text: str) -> Path:
     if target.is_dir():
         raise ValueError(f"'{target}' is a folder; name the file to write (argument --out)")
-    data = text.encode("utf-8", "backslashreplace")  # file names may contain any bytes
+    data = text.encode("utf-8", "backslashreplace")  # replace lone surrogates, since file names may contain any bytes
     target.parent.mkdir(parents=True, exist_ok=True)
     place = target.resolve()
-    if place.exists() and not place.is_file():  # a pipe, or a terminal
+    if place.exists() and not place.is_file():  # the file may be a pipe or a terminal
         place.write_bytes(data)
         return target
     beside = place.with_name(f"{place.name}.part")
     try:
         beside.write_bytes(data)
-        beside.replace(place)  # atomic, so that there is never an incomplete page
+        beside.replace(place)  # atomic, so that the page is never incomplete
     except OSError as error:
-        with suppress(OSError):  # the disk may not be writable at all
+        with suppress(OSError):  # the folder may not be writable
             beside.unlink()
         raise OSError(error.errno, error.strerror, str(target)) from error
     return target
 
 
 def _page(head: dict[str, Any], episodes: Sequence[Episode], report: str = "", stamp: str = "") -> str:
-    turns = [turn for episode in episodes for turn in episode.turns]  # each turn once
+    turns = [turn for episode in episodes for turn in episode.turns]  # every turn once, in the order of episodes
     chunks, chunk_of = _chunks(episodes)
     rows = [{**episode.row(), "chunk": chunk} for episode, chunk in zip(episodes, chunk_of, strict=True)]
     index = {
@@ -214,7 +215,7 @@ def _page(head: dict[str, Any], episodes: Sequence[Episode], report: str = "", s
         title=html.escape(head["name"]),
         report=report,
         style=source.joinpath("page.css").read_text(encoding="utf-8"),
-        index=_json(index).replace("<", "\\u003c"),  # so that no text of a run closes the script tag
+        index=_json(index).replace("<", "\\u003c"),  # escaped, so that no text closes the script tag
         connect="; connect-src 'self'" if stamp else "",
         script="\n".join(
             source.joinpath(name).read_text(encoding="utf-8") for name in (*_SCRIPTS, *(_LIVE if stamp else ()))
@@ -224,7 +225,7 @@ def _page(head: dict[str, Any], episodes: Sequence[Episode], report: str = "", s
 
 
 def _chunks(episodes: Sequence[Episode]) -> tuple[list[str], list[int]]:
-    """Return script tags with the turns of adjacent episodes, and the chunk number of each episode.
+    """Return script tags with the turns of adjacent episodes, and the chunk index of each episode.
 
     A chunk is two tags, ``text-N`` and ``detail-N``, so that a search unpacks only the texts.
     """
@@ -239,7 +240,7 @@ def _chunks(episodes: Sequence[Episode]) -> tuple[list[str], list[int]]:
 
 
 def _batches(episodes: Sequence[Episode]) -> Iterator[list[tuple[str, str]]]:
-    """Yield batches of about equal size with texts and details of each episode as JSON."""
+    """Yield batches of about equal size, which contain the texts and details of each episode as JSON."""
     batch: list[tuple[str, str]] = []
     size = 0
     for episode in episodes:
@@ -256,7 +257,7 @@ def _batches(episodes: Sequence[Episode]) -> Iterator[list[tuple[str, str]]]:
 def _text(turn: LoggedTurn) -> dict[str, Any]:
     text = {key: turn[key] for key in _TEXT}
     if text["reply"] == "".join(text["tokens"]):
-        del text["reply"]  # the page joins the tokens itself
+        del text["reply"]  # the page joins the tokens to the reply
     return text
 
 

@@ -1,13 +1,13 @@
-// The index is parsed at once; turns are unpacked when they are needed.
+// Parse the index at once, and unpack turns when the page needs the turns.
 
 const INDEX = JSON.parse(document.getElementById("index").textContent);
 
 const EPISODES = (INDEX.episodes.env ?? []).map((_, i) => {
   const row = { index: i };
   for (const key in INDEX.episodes) row[key] = INDEX.episodes[key][i];
-  const side = row.episode ? `.${row.episode}` : ""; // only games of several sides have more than episode 0 of a seed
+  const side = row.episode ? `.${row.episode}` : ""; // only games with several sides have episodes above 0 for a seed
   row.id = (row.source ? row.source + "." : "") + (row.held ? `h${row.env}.${row.last}${side}` : `${row.env}.${row.episode}`);
-  row.members = [row]; // what opens with it
+  row.members = [row]; // episodes that open with this row
   row.place = i > 0 && INDEX.episodes.chunk[i - 1] === row.chunk ? null : 0;
   return row;
 });
@@ -15,7 +15,7 @@ EPISODES.forEach((row, i) => {
   if (row.place === null) row.place = EPISODES[i - 1].place + 1;
 });
 
-// The chunks stand behind this script, so a big file may still be loading.
+// The chunks come after this script in the file, so a big file may still be loading.
 const LOADED = new Promise((resolve) => document.addEventListener("DOMContentLoaded", resolve, { once: true }));
 const CHUNKS_KEPT = 12;
 const chunks = new Map();
@@ -39,13 +39,13 @@ async function unpack(id) {
   return JSON.parse(await new Response(stream).text());
 }
 
-// The turns of an episode, everything of a turn in one object.
+// Load the turns of an episode, with texts and details of each turn in one object.
 async function loadTurns(row) {
   const [texts, details] = await Promise.all([chunk("text", row.chunk), chunk("detail", row.chunk)]);
   return texts[row.place].map((text, k) => ({ ...text, ...details[row.place][k] }));
 }
 
-// Lower-case replies and observations of each episode, read once at the first search.
+// Lower-case replies and observations of each episode, which the first search reads.
 let haystacks = null;
 
 function loadHaystacks() {

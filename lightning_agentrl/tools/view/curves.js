@@ -1,6 +1,6 @@
-// Small multiples: one tile per metric, with its range, its last value and a read-out of any point.
+// One tile per metric, with the metric's range, its last value and a read-out of any point.
 
-const SVG = "http://www.w3.org/2000/svg"; // a name, nothing is loaded from it
+const SVG = "http://www.w3.org/2000/svg"; // an XML namespace, from which nothing is loaded
 const WIDTH = 200;
 const HEIGHT = 46;
 
@@ -10,7 +10,7 @@ function svg(tag, attributes) {
   return element;
 }
 
-// All tiles share the axis of the longest curve, so that they can be compared.
+// All tiles share the axis of the longest curve, so that tiles can be compared.
 function reach() {
   const lists = Object.values(INDEX.curves.series).flatMap((runs) => runs.filter(Boolean).map(([xs]) => xs));
   return [Math.min(...lists.map((xs) => xs[0])), Math.max(...lists.map((xs) => xs[xs.length - 1]))];
@@ -18,10 +18,10 @@ function reach() {
 
 function pathOf(xs, ys, toX, toY) {
   let line = "";
-  let pen = "M"; // lifted where a value is missing
+  let pen = "M"; // "M" after a missing value, so that the line has a gap
   xs.forEach((x, i) => {
     if (!Number.isFinite(ys[i])) return void (pen = "M");
-    const alone = pen === "M" && !Number.isFinite(ys[i + 1]); // round line ends make it a dot
+    const alone = pen === "M" && !Number.isFinite(ys[i + 1]); // a single point is drawn as a dot by round line ends
     line += pen + toX(x).toFixed(1) + " " + toY(ys[i]).toFixed(1) + (alone ? "h0" : "");
     pen = "L";
   });
@@ -30,7 +30,7 @@ function pathOf(xs, ys, toX, toY) {
 
 const nearest = (xs, toX, at) => xs.reduce((best, x, i) => (Math.abs(toX(x) - at) < Math.abs(toX(xs[best]) - at) ? i : best), 0);
 
-// A curve of each run that has one: its points, and the elements that show a value of it.
+// Draw one metric: for each run with this metric, the curve's points and the elements that show a value.
 function tile(name) {
   const curves = INDEX.curves.series[name].flatMap((series, run) =>
     series ? [{ run, xs: series[0], ys: series[1].map(Number), value: make("b", { class: "run" + run }), dot: svg("path", { class: "dot run" + run }) }] : [],
@@ -63,7 +63,7 @@ function tile(name) {
     const box = picture.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
     const places = curves.map(({ xs }) => nearest(xs, toX, at));
-    const found = [...new Set(curves.map(({ xs }, k) => xs[places[k]]))]; // of two runs one may have ended before
+    const found = [...new Set(curves.map(({ xs }, k) => xs[places[k]]))]; // runs may have different steps at this place
     curves.forEach((curve, k) => {
       const y = curve.ys[places[k]];
       curve.value.textContent = text(curve, places[k]);
@@ -118,5 +118,5 @@ function showCurves() {
     label();
   });
   label();
-  if (matchMedia("(max-width: 640px)").matches) byId("curves").open = false; // the list comes first on a phone
+  if (matchMedia("(max-width: 640px)").matches) byId("curves").open = false; // on a phone, show the list first
 }

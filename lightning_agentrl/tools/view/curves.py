@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning_agentrl.tools.view.events import Points, read_events
 
-# Curves that are shown first, in this order; the others are shown on demand.
+# Curves that are shown first, in this order; other curves are shown on demand.
 MAIN = (
     "rollout/success",
     "rollout/success_window",
@@ -32,7 +32,7 @@ MAIN = (
     "critic/explained_variance",
     "mismatch/logp_gap_mean",
 )
-# Columns that count steps, in order of preference: of CSVLogger, and of exports of Weights & Biases.
+# Columns that count steps, in order of preference, in files of CSVLogger and exports of Weights & Biases.
 _STEPS = ("step", "trainer/global_step", "_step", "Step")
 _EPOCH = "epoch"
 _BOUNDS = ("__MIN", "__MAX")  # suffixes of further columns of an exported chart
@@ -43,7 +43,7 @@ class Curves:
     """Logged metrics of one run.
 
     Args:
-        x: name of the x-axis: the iteration, counted from 1, if Lightning logged its epoch; else the logger's step.
+        x: name of the x-axis: the iteration, counted from 1, if Lightning logged its epoch, or else the logger's step.
         points: points by the metric's name.
     """
 
@@ -56,7 +56,7 @@ def read_curves(events: Sequence[Path], tables: Sequence[Path] = ()) -> tuple[Cu
 
     Args:
         events: event files of TensorBoard.
-        tables: CSV files; those without a column of steps or epochs are left out.
+        tables: CSV files; files without a column of steps or epochs are left out.
     """
     notes: list[str] = []
     found = []
@@ -88,7 +88,7 @@ def curves_index(runs: Sequence[Curves]) -> dict[str, Any]:
     """
     names = sorted({name for run in runs for name in run.points})
     main = [name for name in MAIN if name in names]
-    if "policy/entropy" in main and "rollout/entropy" in main:  # they are nearly equal
+    if "policy/entropy" in main and "rollout/entropy" in main:  # the two entropies are nearly equal
         main.remove("rollout/entropy")
     series = {name: [_sorted(run.points[name]) if name in run.points else None for run in runs] for name in names}
     axes = {run.x for run in runs if run.points}
@@ -105,7 +105,7 @@ def _from_table(path: Path) -> Curves:
     """Read a CSV file: a log of CSVLogger, or a history or chart exported from Weights & Biases.
 
     Raises:
-        ValueError: it has no curves, or curves of several runs.
+        ValueError: the file has no curves, or curves of several runs.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as opened:
@@ -127,7 +127,7 @@ def _from_table(path: Path) -> Curves:
     points: dict[str, Points] = {}
     for row in rows:
         for name in names:
-            with suppress(ValueError, TypeError):  # an empty cell, or a text
+            with suppress(ValueError, TypeError):  # a cell may be empty or a text
                 step, y, curve = float(row[x]), float(row[name]), name.rpartition(" - ")[2]
                 if not math.isfinite(step) or (math.isnan(y) and step in points.get(curve, {})):
                     continue  # some exports fill the other rows of a step with NaN
@@ -138,7 +138,7 @@ def _from_table(path: Path) -> Curves:
 def _by_iteration(by_step: dict[str, Points]) -> Curves:
     """Replace steps by iterations if epochs were logged.
 
-    The iteration of a step is that of the next step with a logged epoch, or of the last one, since some callbacks, such
+    A step has the iteration of the next step with a logged epoch, or of the last such step, since some callbacks, such
     as LearningRateMonitor, log at other steps.
     """
     epochs = {step: epoch for step, epoch in by_step.pop(_EPOCH, {}).items() if math.isfinite(epoch)}

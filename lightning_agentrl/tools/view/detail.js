@@ -1,6 +1,6 @@
-// One episode, turn by turn.
+// Show one episode, turn by turn.
 
-let current = null; // { row, sides } of the line that is shown; a side is { member, turns, replies, cells }
+let current = null; // { row, sides } of the open line; a side is { member, turns, replies, cells }
 
 async function openEpisode(row, entry = true, scroll = true) {
   if (entry) state.turn = "";
@@ -14,14 +14,14 @@ async function openEpisode(row, entry = true, scroll = true) {
     byId("detail").replaceChildren(make("p", { class: "hint", text: error.message }));
     return;
   }
-  if (state.episode !== row.id) return; // another one was opened meanwhile
+  if (state.episode !== row.id) return; // another episode was opened meanwhile
   keepToken(null);
   current = { row, sides: row.members.map((member, k) => side(member, loaded[k])) };
   byId("detail").replaceChildren(bar(row), ...(SIDE_BY_SIDE ? [besideEachOther(current.sides)] : current.sides[0].parts));
   document.body.classList.add("reading");
   showColours();
   showNeighbours();
-  byId("detail").focus({ preventScroll: true }); // so that the keys of the browser scroll the turns
+  byId("detail").focus({ preventScroll: true }); // focus the turns, so that the browser's keys scroll them
   byId("detail").scrollTop = 0;
   if (onePane()) scrollTo(0, 0);
   byId("detail").style.setProperty("--bar", byId("bar").offsetHeight + "px");
@@ -30,7 +30,7 @@ async function openEpisode(row, entry = true, scroll = true) {
   linked[0]?.scrollIntoView();
 }
 
-// An episode: `parts` is what is shown of it, its cards the last of them.
+// Build the elements of an episode: `parts` are all elements in order, and end with the cards of the turns.
 function side(member, turns) {
   const replies = [];
   const cards = turns.map((turn) => turnCard(turn, replies, member));
@@ -38,7 +38,7 @@ function side(member, turns) {
   return { member, turns, replies, cells, cards, parts: [about(member, turns), ...(cells ? [cells] : []), ...cards] };
 }
 
-// Two episodes of one seed: a turn next to the turn of the same number.
+// Show two episodes of one seed, with turns of the same index side by side.
 function besideEachOther(sides) {
   const rows = Math.max(...sides.map(({ cards }) => cards.length));
   const cells = sides.map(({ parts, cards }) => make("div", { class: "turn" }, ...parts.slice(0, parts.length - cards.length)));
@@ -60,7 +60,7 @@ function closeEpisode() {
   document.querySelector(`.row[data-id="${id}"]`)?.scrollIntoView({ block: "center" });
 }
 
-// A page whose address named the episode has no list to go back to in its history.
+// If the address named the episode, the history has no list to go back to.
 function goBack() {
   if (history.state?.opened) history.back();
   else closeEpisode();
@@ -126,7 +126,7 @@ function about(row, turns) {
   return box;
 }
 
-// A cell per turn in the colour of its mean: where in the episode the credit went.
+// Draw one cell per turn in the color of the turn's mean, to show which turns got the credit.
 function strip(turns, replies) {
   const cells = turns.map((turn, k) => {
     const odd = turn.valid === false;
@@ -157,7 +157,7 @@ function turnCard(turn, replies, member) {
 }
 
 function observation(turn) {
-  if (!turn.observation) return []; // nothing but an image
+  if (!turn.observation) return []; // the observation is only an image
   return [make("p", { class: "label", text: "observation" }), make("div", { class: "said", text: turn.observation })];
 }
 
@@ -241,7 +241,7 @@ function showColours() {
   byId("legend").replaceChildren(...legend);
 }
 
-// Neighbours in the list as it is filtered and sorted now.
+// Show the neighbors in the list with its current filter and order.
 
 const neighbour = (by) => shown[shown.indexOf(current?.row) + by];
 

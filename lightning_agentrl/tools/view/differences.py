@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-_NOT_OF_THE_RUN = ("trainer.default_root_dir", "config")  # keys that always differ
+_NOT_OF_THE_RUN = ("trainer.default_root_dir", "config")  # keys that always differ between runs
 
 
 def different_keys(first: Path | None, second: Path | None) -> list[tuple[str, str, str]]:
-    """Return the keys that differ, each with its values in both configs as text; a missing value is empty.
+    """Return the keys whose values differ, each with both values as text; the text of a missing value is empty.
 
     The list is empty if a config is None.
 

@@ -1,4 +1,4 @@
-"""Groups logged turns into episodes, and returns the row of each in the list of episodes."""
+"""Group logged turns into episodes, and make the row of each episode for the list of episodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Outcome = Literal["solved", "failed", "running"]
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode of a turn log, as far as its turns are still in the log.
+    """The logged turns of an episode, without turns that are no longer in the log.
 
     Args:
         turns: turns in order, at least one.
-        run: index of its run on the page.
+        run: index of the episode's run on the page.
     """
 
     turns: tuple[LoggedTurn, ...]
@@ -29,7 +29,7 @@ class Episode:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome by the environment's report, else by the sign of the return; "running" if the log lacks the end."""
+        """Outcome by the environment's report, or else by the return's sign; "running" if the log lacks the end."""
         if not (self.last.get("terminated") or self.last.get("truncated")):
             return "running"
         success = self.last.get("success")
@@ -49,17 +49,17 @@ class Episode:
         return sum(gaps) / len(gaps) if gaps else None
 
     def row(self) -> dict[str, Any]:
-        """Return its row in the list of episodes."""
+        """Return the episode's row in the list of episodes."""
         iterations = [turn["iteration"] for turn in self.turns]
         return {
             "run": self.run,
-            "source": self.last.get("source"),  # name of the environment, if there are several
+            "source": self.last.get("source"),  # name of the environment, if the run has several
             "held": is_held_out(self.last),
             "env": self.last["env"],
             "episode": self.last["episode"],
             "first": min(iterations),
             "last": max(iterations),
-            "turns": self.last["turn"] + 1,  # including first turns that are no longer in the log
+            "turns": self.last["turn"] + 1,  # the count includes first turns that are no longer in the log
             "return": self.last.get("episode_return"),
             "outcome": self.outcome,
             "stop": self.last.get("stop"),
@@ -74,10 +74,10 @@ def is_held_out(turn: LoggedTurn) -> bool:
 
 
 def group(turns: Iterable[LoggedTurn], run: int = 0) -> list[Episode]:
-    """Group turns into episodes, sorted by their last iteration, then by environment and number.
+    """Group turns into episodes, sorted by their last iteration, then by environment and episode index.
 
     Held-out episodes of different validations are separate. If an episode was played twice after the same iteration,
-    for example by a resumed run, the last one is used.
+    for example by a resumed run, the last episode is used.
     """
     episodes: dict[tuple[Any, ...], dict[int, LoggedTurn]] = {}
     for turn in turns:

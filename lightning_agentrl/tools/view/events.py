@@ -19,7 +19,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from lightning_agentrl.run_files import run_in
 
 _BLOCK = 1 << 20
-_HEAD = 1 << 16  # bytes at the start of a file that are searched for the id of its run
+_HEAD = 1 << 16  # number of bytes at the start of a file that are searched for the run id
 _RUN_ID = "run_id/text_summary"  # written by the callback RunRecord before the first iteration
 
 Points = dict[float, float]  # values by step or iteration
@@ -31,11 +31,11 @@ class _Seen:
 
     Args:
         place: offset of the end of the last complete record.
-        checksum: checksum of everything before it, to detect a changed file.
+        checksum: checksum of the bytes before this offset, to detect a changed file.
         points: points by the metric's name.
-        restart: smallest step to which a restart recorded in the file went back; later points of earlier files are
+        restart: smallest step to which a restart in this file went back; points of earlier files after this step are
             invalid.
-        run_id: id of the run that wrote it; empty if unknown.
+        run_id: id of the run that wrote the file; empty if unknown.
     """
 
     place: int = 0
@@ -62,7 +62,7 @@ def read_events(files: Iterable[Path]) -> tuple[dict[str, Points], list[str]]:
     """Return the scalars in the event files of a run by name, and the names of damaged files.
 
     A damaged file is read up to the damage. An incomplete last record does not count as damage, since the run may still
-    be writing it.
+    be writing this record.
     """
     points: dict[str, Points] = {}
     damaged = []
@@ -73,7 +73,7 @@ def read_events(files: Iterable[Path]) -> tuple[dict[str, Points], list[str]]:
                 if seen is None or _checksum(opened, seen.place) != seen.checksum:
                     _seen[path] = seen = _Seen()
                 whole = _read_on(opened, seen)
-        except FileNotFoundError:  # it was removed in the meantime
+        except FileNotFoundError:  # the file was removed in the meantime
             continue
         damaged += [] if whole else [path.name]
         drop_from(points, seen.restart)
@@ -83,7 +83,7 @@ def read_events(files: Iterable[Path]) -> tuple[dict[str, Points], list[str]]:
 
 
 def run_of_file(path: Path) -> str:
-    """Return the id of the run that wrote a log or event file; empty if the file does not contain it."""
+    """Return the id of the run that wrote a log or event file; empty if the file contains no id."""
     if ".tfevents." not in path.name:
         return run_in(path)
     seen = _Seen()
@@ -100,7 +100,7 @@ def drop_from(points: dict[str, Points], step: float) -> None:
 
 
 def _read_on(opened: IO[bytes], seen: _Seen) -> bool:
-    """Read further records of a file; return whether they are undamaged."""
+    """Read further records of a file; return whether these records are undamaged."""
     opened.seek(seen.place)
     while len(head := opened.read(12)) == 12:
         length, checksum = struct.unpack("<QI", head)
@@ -121,7 +121,7 @@ def _read_on(opened: IO[bytes], seen: _Seen) -> bool:
 
 
 def _checksum(opened: IO[bytes], size: int) -> int:
-    """Return a checksum of the first ``size`` bytes of a file, which is 100 times as fast as checking its records."""
+    """Return a checksum of the first ``size`` bytes of a file, 100 times as fast as checking the records."""
     checksum = 0
     while size > 0 and (block := opened.read(min(size, _BLOCK))):
         checksum, size = zlib.crc32(block, checksum), size - len(block)

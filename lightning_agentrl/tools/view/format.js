@@ -1,4 +1,4 @@
-// Elements, numbers and text for the eye. Text of a run enters the page only here, as text nodes.
+// Make elements, and format numbers and text. Text of a run enters the page only here, as text nodes.
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -14,10 +14,10 @@ function make(tag, attributes = {}, ...children) {
 
 const byId = (id) => document.getElementById(id);
 
-// JSON has no NaN and no infinity: those come as text, or as null from a log that has no more to tell.
+// JSON has no NaN and no infinity: logs write them as text, or as null.
 const toNumber = (x) => (x === null ? NaN : Number(x));
 
-// The smallest and the largest of any number of numbers; Math.min takes some 100,000 at most.
+// Return minimum and maximum of any count of numbers; Math.min takes at most some 100,000 arguments.
 const ends = (numbers) => numbers.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
 
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
@@ -42,7 +42,7 @@ const plural = (count, word) => count.toLocaleString("en") + " " + word + (count
 
 const SPECIAL = /^(<[|｜][^<>]*[|｜]>|<\/?[a-z][a-z_]*>|\[[A-Z_]+\])$/;
 
-// What a token looks like: nothing stays invisible. A line break keeps breaking the line behind its sign.
+// Return a token's text with signs for invisible characters. A line break follows its sign.
 function showToken(text) {
   if (text === "") return "∅";
   const spaced = /^ +$/.test(text) ? text.replace(/ /g, "␣") : text;

@@ -26,7 +26,7 @@ const KINDS = SOURCES.length
       trained: ["trained", (row) => !row.held],
       "held-out": ["held-out", (row) => row.held],
     };
-const last = (x) => (Number.isNaN(toNumber(x)) ? -Infinity : Number(x)); // what is unknown comes last
+const last = (x) => (Number.isNaN(toNumber(x)) ? -Infinity : Number(x)); // unknown values come last
 const SORTS = {
   newest: ["newest", (a, b) => b.last - a.last],
   ...(SIDE_BY_SIDE
@@ -68,8 +68,8 @@ const COLUMNS = SIDE_BY_SIDE ? PAIR_COLUMNS : [
 const PAGE_SIZE = 100;
 const DEFAULTS = { show: "all", kind: "", sort: "newest", q: "", from: "", to: "", page: "1", colour: "", episode: "", turn: "" };
 const state = { ...DEFAULTS };
-let shown = ROWS; // after filters, in order
-let asked = 0; // of two searches under way only the later one may show its result
+let shown = ROWS; // rows after filters, in order
+let asked = 0; // index of the last search; results of earlier searches are dropped
 
 function readHash() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -79,7 +79,7 @@ function readHash() {
   if (!Object.hasOwn(SORTS, state.sort)) state.sort = DEFAULTS.sort;
 }
 
-// Filters replace the entry of the history; an opened episode is a new one, so that "back" leads to the list.
+// Filters replace the history's entry; an opened episode adds an entry, so that "back" leads to the list.
 function hashOf(values) {
   const changed = Object.keys(DEFAULTS).filter((key) => values[key] !== DEFAULTS[key]);
   return "#" + new URLSearchParams(changed.map((key) => [key, values[key]]));
@@ -161,7 +161,7 @@ function goToPage(page) {
   if (byId("rows").getBoundingClientRect().top < 0) byId("list").scrollIntoView();
 }
 
-// Marks the open episode in the list, on whatever page it is.
+// Mark the open episode in the list, on any page of the list.
 function markRow(row, scroll = true) {
   const place = shown.indexOf(row);
   if (place < 0) return;

@@ -1,4 +1,4 @@
-"""List of the runs below a folder, one line each."""
+"""List of the runs below a folder, with one line per run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lightning_agentrl.run_files import (
     turn_logs,
 )
 
-_TAIL = 1 << 20  # bytes at the end of a log that are searched for its last iteration
+_TAIL = 1 << 20  # number of bytes at the end of a log that are searched for the last iteration
 
 
 def list_runs(root: Path) -> str:
     """Return a table of all runs below a folder, most recent first.
 
     Raises:
-        ValueError: ``root`` is not a folder, or there is no run below it.
+        ValueError: ``root`` is not a folder, or contains no run.
     """
     runs = find_runs(root)
     if not runs:
@@ -70,9 +70,9 @@ def _row(run: Path) -> tuple[str, str, str]:
 
 
 def last_iteration(run: Path) -> int:
-    """Return the last iteration in the turn log of a run, or 0 if there is none.
+    """Return the last iteration in the turn log of a run, or 0 without turns.
 
-    Held-out episodes count too, since iterations of a warm-up may log no turns of their own. Turns of an earlier run in
+    Held-out episodes count too, since iterations of a warm-up may log no training turns. Turns of an earlier run in
     the same folder do not count.
     """
     owner = owner_of(run)
@@ -80,16 +80,16 @@ def last_iteration(run: Path) -> int:
 
 
 def _end(logs: Sequence[Path]) -> int:
-    """Return the last iteration in logs, the largest over ranks."""
+    """Return the last iteration in the logs of all ranks."""
     ends: dict[int, int] = {}
-    for log in reversed(logs):  # the newest of a rank first
+    for log in reversed(logs):  # begin with the newest log of each rank
         if (rank := log_order(log)[0]) not in ends and (end := _last_in(log)):
             ends[rank] = end
     return max(ends.values(), default=0)
 
 
 def _last_in(log: Path) -> int:
-    """Return the iteration of the last turn in a file, or 0 if there is none."""
+    """Return the iteration of the last turn in a file, or 0 without turns."""
     try:
         with log.open("rb") as opened:
             size, tail = log.stat().st_size, _TAIL
@@ -100,5 +100,5 @@ def _last_in(log: Path) -> int:
                 if tail >= size:
                     return 0
                 tail *= 8  # a line with a picture or a long prompt can be longer
-    except FileNotFoundError:  # a running run has rotated the log
+    except FileNotFoundError:  # a running training may have rotated the log
         return 0

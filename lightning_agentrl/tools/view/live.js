@@ -1,4 +1,4 @@
-// The page of a run that trains: asks whether there is something new, and shows it where that disturbs nobody.
+// Poll the server of a running training. Reload the page if it is out of date and no episode is open.
 
 const ASK_SECONDS = 3;
 
@@ -10,7 +10,7 @@ async function askForNews() {
     return void (byId("live").textContent = "The server has ended; this is the last that it showed.");
   }
   if (answer !== INDEX.stamp) {
-    if (!current) return location.reload(); // filters are in the address
+    if (!current) return location.reload(); // the address keeps the filters
     const button = make("button", { type: "button", text: "There is more: show it", onclick: () => location.reload() });
     return byId("live").replaceChildren(button);
   }

@@ -1,4 +1,4 @@
-// Stars and notes of a reader, by line of the list. The browser keeps them; they can be saved as a file.
+// Stars and notes of a reader, by line of the list. The browser stores the marks; a reader can save them as a file.
 
 const MARKS_KEY = "agentrl " + INDEX.runs.map((run) => `${run.name} ${run.facts?.run_id ?? run.facts?.started ?? ""}`).join(" and ");
 const marks = readMarks();
@@ -7,7 +7,7 @@ function readMarks() {
   try {
     return JSON.parse(localStorage.getItem(MARKS_KEY)) ?? {};
   } catch {
-    return {}; // a browser that keeps nothing for pages from disk, or for any
+    return {}; // some browsers store nothing for pages from disk
   }
 }
 
@@ -35,7 +35,7 @@ function showMarks() {
   }
 }
 
-// What is saved has all that a script needs to find the episode in the turn log.
+// Return the marks with the keys by which a script finds the episodes in the turn log.
 function exportedMarks() {
   const chosen = ROWS.filter(isMarked).map((row) => ({
     title: titleOf(row),
@@ -58,7 +58,7 @@ function saveMarks() {
   URL.revokeObjectURL(link.href);
 }
 
-// The star and the note of the line that is open.
+// Show the star and the note of the open line.
 function markBox(row) {
   const star = make("button", { type: "button", id: "star", title: "key s", onclick: () => toggleStar(row) });
   const note = make("textarea", { id: "note", rows: 1, placeholder: "a note", "aria-label": "note", oninput: (event) => setMark(row, { note: event.target.value }) });

@@ -1,4 +1,4 @@
-// Head of the page, keys, and what happens when the address changes.
+// Build the head of the page, and handle keys and changes of the address.
 
 function showHead() {
   byId("name").textContent = INDEX.name;
@@ -50,7 +50,7 @@ function differences() {
   return make("details", { open: true }, make("summary", { text: title }), make("table", {}, line("th", ["key", ...LETTERS]), ...rows));
 }
 
-// Nested facts as lines of dotted keys.
+// Return nested facts as lines of dotted keys.
 function flatten(value, path = "") {
   if (value === null || typeof value !== "object") return [[path, String(value)]];
   if (Array.isArray(value) && value.every((item) => item === null || typeof item !== "object")) return [[path, value.join(", ")]];
@@ -72,7 +72,7 @@ function onClick(event) {
   if (kept && !event.target.closest(".t, #bar")) keepToken(null);
 }
 
-// The failure that a page opens with: the first on the first page of the list, a held-out one if there is one.
+// Return the failure that the page opens: the first held-out failure on the first list page, or the first failure.
 function firstFailure() {
   const failed = shown.slice(0, PAGE_SIZE).filter((row) => row.outcome === "failed");
   return failed.find((row) => row.held) ?? failed[0];

@@ -1,15 +1,15 @@
-// The lines of the list: the episodes of a run or, of several runs, their held-out episodes of the same seed.
+// Lines of the list: episodes of one run, or held-out episodes of several runs on the same seed.
 
 const SIDE_BY_SIDE = INDEX.runs.length > 1;
 const LETTERS = INDEX.runs.map((_, k) => String.fromCharCode(65 + k));
 const [EACH, NONE] = INDEX.runs.length > 2 ? ["all", "none"] : ["both", "neither"];
 const ROWS = SIDE_BY_SIDE ? pairs() : EPISODES;
 
-// Validations after the same iteration belong together, and the last of each run.
+// Pair validations after the same iteration, and the last validations of all runs.
 function pairs() {
   const own = LETTERS.map((_, run) => EPISODES.filter((row) => row.run === run));
   const lasts = own.map((rows) => ends(rows.map((row) => row.last))[1]);
-  const key = (row, last) => JSON.stringify([row.source, row.env, row.episode, last]); // of each side of a game an episode
+  const key = (row, last) => JSON.stringify([row.source, row.env, row.episode, last]); // each side of a game has an episode
   const found = own.map((rows) => new Map(rows.map((row) => [key(row, row.last), row])));
   const rows = [];
   for (const first of own[0]) {

@@ -1,4 +1,4 @@
-"""Quantities by which the page colors reply tokens, on one scale for the whole run."""
+"""Quantities by which the page colors reply tokens, each on one scale for the whole run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_agentrl.run_files import LoggedTurn
 
-_TAIL = 2.0  # percent of the tokens at each end that share the strongest color, to limit outliers
+_TAIL = 2.0  # percentage of tokens at each end with the strongest color, to limit outliers
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Quantity:
     name: str
     plus: str  # key of the list
     minus: str | None  # key of the list to subtract
-    signed: bool  # whether it has two colors around zero, instead of one from pale to strong
-    absent: str  # reason why a run may not have it
+    signed: bool  # whether to use two colors around zero, or one from pale to strong
+    absent: str  # reason why a run may lack the quantity
     low_is_strong: bool = False
 
     def of(self, turn: LoggedTurn) -> list[float] | None:
-        """Return one number per reply token, NaN for those that were not finite; None if the turn lacks a list."""
+        """Return one number per reply token, NaN for non-finite numbers; None if the turn lacks a list."""
         values, other = turn.get(self.plus), turn.get(self.minus) if self.minus else None
         if values is None or (self.minus and other is None):
             return None
@@ -34,7 +34,7 @@ class Quantity:
         return [math.nan if a is None or b is None else a - b for a, b in pairs]
 
     def scale(self, turns: Sequence[LoggedTurn]) -> dict[str, Any]:
-        """Return the quantity's names, color limits ``low`` and ``high``, and extremes, or why it is absent."""
+        """Return the names, color limits ``low`` and ``high``, and extremes, or the reason of its absence."""
         entry: dict[str, Any] = {
             "name": self.name,
             "plus": self.plus,

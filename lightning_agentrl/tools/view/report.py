@@ -14,9 +14,9 @@ class Entry:
     Args:
         name: name of the number.
         value: value as text.
-        share: share from 0 to 1, drawn as a bar; None: no bar.
-        warning: reason why it deserves attention; empty: none.
-        brief: whether it is also in the terminal's summary.
+        share: share from 0 to 1, drawn as a bar; None draws no bar.
+        warning: reason why the number deserves attention; empty without a warning.
+        brief: whether the entry is also in the terminal's summary.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """Entries with a title, and code below them to copy, such as a part of a config."""
+    """Entries with a title, followed by code to copy, such as a part of a config."""
 
     title: str
     rows: Sequence[Entry]
@@ -44,7 +44,7 @@ class Report:
     tables: Sequence[Table]
 
     def text(self) -> str:
-        """Return its brief entries, warnings and code as text for a terminal."""
+        """Return the brief entries, the warnings and the code as text for a terminal."""
         shown = {table.title: [row for row in table.rows if row.brief or row.warning] for table in self.tables}
         width = max((len(row.name) for rows in shown.values() for row in rows), default=0)
         lines = [self.title]

@@ -1,4 +1,4 @@
-"""Server of the page of a training run, for browsers of this machine; it rebuilds the page when files change."""
+"""Server of a training run's page, for browsers of this machine. The server rebuilds the page when files change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PageServer(ThreadingHTTPServer):
         run: run folder; training need not have begun.
         other: folder of a second run.
         last: number of last iterations to show. Default: all.
-        port: port to listen on; 0: a free one.
+        port: port to listen on; 0 selects a free port.
 
     Raises:
         OSError: the port is in use.
@@ -57,13 +57,13 @@ class PageServer(ThreadingHTTPServer):
             if stamp != self._made[1]:
                 try:
                     text = page_of(self.run, self.last, self.other, stamp)
-                except (ValueError, OSError) as error:  # a file may be removed while it is read
+                except (ValueError, OSError) as error:  # files may be removed while the page is built
                     return _waiting(str(error))
                 self._made = text, stamp
             return self._made[0]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a browser may disconnect before it has the answer
+        if not isinstance(sys.exception(), ConnectionError):  # a browser may disconnect early
             super().handle_error(request, client_address)
 
 
@@ -73,14 +73,14 @@ def _changes(runs: Sequence[Path]) -> int:
         for path in sorted(_files(run)):
             try:
                 state = os.stat(path)
-            except OSError:  # the file was rotated
+            except OSError:  # the file may have been rotated
                 continue
             known.append((path, state.st_size, state.st_mtime_ns))
     return hash(tuple(known)) & (2**64 - 1)
 
 
 def _files(run: Path) -> Iterator[str]:
-    for folder, _, names in os.walk(run):  # skips folders that are removed meanwhile, such as checkpoints
+    for folder, _, names in os.walk(run):  # `os.walk` skips folders that are removed meanwhile
         yield from (os.path.join(folder, name) for name in names if any(fnmatch(name, shape) for shape in _SHOWN))
 
 
@@ -97,7 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:
-        if self.headers.get("Host", "").partition(":")[0] not in (_HOST, "localhost"):  # from another site's page
+        # Refuse requests that another site's page has sent.
+        if self.headers.get("Host", "").partition(":")[0] not in (_HOST, "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path == "/stamp":
             self._answer("text/plain", self.server.stamp())
@@ -107,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _answer(self, kind: str, text: str) -> None:
-        body = text.encode("utf-8", "backslashreplace")  # file names may contain any bytes
+        body = text.encode("utf-8", "backslashreplace")  # replaces lone surrogates of file names
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -116,4 +117,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        pass  # the page polls every few seconds
+        pass  # log no requests, since the page polls every few seconds

@@ -1,4 +1,4 @@
-// Reply tokens: their colour, and the read-out of one of them.
+// Color reply tokens, and show the read-out of one token.
 
 const QUANTITIES = Object.fromEntries(INDEX.quantities.map((quantity) => [quantity.name, quantity]));
 const DEFAULT_COLOUR = (INDEX.quantities.find((quantity) => !quantity.absent) ?? INDEX.quantities[0]).name;
@@ -12,7 +12,7 @@ const LISTS = {
   ref_logps: "log-prob of the reference",
 };
 
-// The chosen one or the first; of held-out episodes, which are not trained on, only log-probs are known.
+// Return the chosen quantity or the first. Held-out episodes have only log-probs, since they are not trained on.
 function currentQuantity() {
   const chosen = QUANTITIES[state.colour];
   if (chosen && !chosen.absent) return chosen;
@@ -20,7 +20,7 @@ function currentQuantity() {
   return INDEX.quantities.find((quantity) => !quantity.absent && current?.sides && known(quantity)) ?? QUANTITIES[DEFAULT_COLOUR];
 }
 
-// Numbers per token, NaN where one was not finite; null if the turn lacks a list.
+// Return one number per token, NaN for non-finite numbers; null if the turn lacks a list.
 function numbersOf(quantity, turn) {
   const values = turn[quantity.plus];
   const other = quantity.minus ? turn[quantity.minus] : null;
@@ -28,7 +28,7 @@ function numbersOf(quantity, turn) {
   return values.map((x, i) => toNumber(x) - (other ? toNumber(other[i]) : 0));
 }
 
-// Class and strength of a number on the scale of the whole run.
+// Set the class and strength of a number on the scale of the whole run.
 function paint(element, quantity, x) {
   element.classList.remove("pos", "neg", "seq", "none");
   if (x === null || x === undefined || Number.isNaN(x)) {
@@ -48,7 +48,7 @@ function paint(element, quantity, x) {
   element.style.setProperty("--t", strength.toFixed(3));
 }
 
-// Of the finite ones; null if there are none.
+// Return the mean of the finite numbers; null without finite numbers.
 function mean(numbers) {
   const finite = (numbers ?? []).filter(Number.isFinite);
   return finite.length ? finite.reduce((sum, x) => sum + x, 0) / finite.length : null;
@@ -64,7 +64,7 @@ function replyBox(turn) {
   return box;
 }
 
-// Read-out: follows the mouse; a tap or the arrow keys keep it at one token.
+// The read-out follows the mouse; a tap or the arrow keys keep the read-out at one token.
 
 let kept = null;
 
@@ -126,13 +126,13 @@ function watchTokens(box, turn) {
   });
 }
 
-// The token may scroll away below its read-out.
+// Move the read-out with its token, which may scroll.
 function onScroll() {
   if (kept) placeReadout(kept.span);
   else byId("readout").hidden = true;
 }
 
-// Left and right move a kept read-out. True if there was one.
+// Move a kept read-out left or right; return whether a read-out was kept.
 function moveToken(by) {
   const next = kept && (by > 0 ? kept.span.nextElementSibling : kept.span.previousElementSibling);
   if (next) keepToken(next, kept.turn);
