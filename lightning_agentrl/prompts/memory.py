@@ -161,7 +161,7 @@ class FullMemory(Memory):
 
     @property
     def longest(self) -> None:
-        """None: the number of past turns shown has no bound."""
+        """Always None, since the number of shown turns has no bound."""
         return None
 
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
@@ -192,7 +192,7 @@ class NotebookMemory(Memory):
 
     @property
     def longest(self) -> None:
-        """None: a note may be as old as the episode."""
+        """Always None, since a note may be as old as the episode."""
         return None
 
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
@@ -203,7 +203,7 @@ class NotebookMemory(Memory):
         return Recollection(self._window.recall(past).turns, "\n".join(lines))
 
     def fullest(self, turn: PastTurn) -> list[PastTurn]:
-        """Return the largest number of shown turns, with replies that fill the notebook with long notes."""
+        """Return as many past turns as prompts show, with replies that fill the notebook with long notes."""
         text = "what is known of this place by now " * NOTE_CHARS
         lines = [f"note: {f'{number} {text}'[:NOTE_CHARS]}" for number in range(self.notes)]
         return [replace(turn, reply="\n".join(lines))] * max(self.turns, 1)

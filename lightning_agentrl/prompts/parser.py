@@ -49,7 +49,7 @@ class ActionParser(ABC):
         Args:
             reply: text of the reply.
             actions: names of the allowed actions; empty if the environment accepts any text.
-            aliases: other spellings of actions, each with its action; spellings of other actions are ignored.
+            aliases: other spellings of actions, each with its action; unlisted actions are ignored.
         """
 
 

@@ -60,7 +60,7 @@ class ChatTemplate:
         date: date of the run. Default: now.
 
     Raises:
-        ValueError: no chat template exists, or it leaves out the text of a message, does not close a reply with a
+        ValueError: the chat template is missing, leaves out the text of a message, does not close a reply with a
             special token, doubles the beginning-of-sequence token, or does not write one placeholder for each image.
     """
 

@@ -68,7 +68,7 @@ class Demonstrations(ABC):
             tokenizer: tokenizer of the model to train.
 
         Raises:
-            ConfigError: no such episodes exist, or they are not for this model.
+            ConfigError: the source has no whole episodes, or its episodes are for another model.
         """
 
 

@@ -27,7 +27,7 @@ from lightning_agentrl.stalls import reporting, waiting_for
 from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason
 
 NAMED = 8  # largest number of environments that a warning lists
-# The share of lost episodes is computed over the last WINDOW episodes, or all of a rollout, but at least LEAST.
+# The share of lost episodes is computed over the last WINDOW episodes or a larger rollout, from LEAST episodes on.
 WINDOW, LEAST = 100, 20
 
 Part = Callable[[], Coroutine[Any, Any, object]]  # part of a collection, such as an episode

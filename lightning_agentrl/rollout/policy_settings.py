@@ -110,7 +110,7 @@ class PolicySettings:
         return cls.from_plain(plain, f"'{file}'")
 
     def worded(self, source: EnvConfig) -> EnvConfig:
-        """Return an environment that has a wording unchanged, any other environment with its wording from training."""
+        """Return an environment with its wording from training. An environment that has a wording stays unchanged."""
         wordings = {name.split(":")[-1]: wording for name, wording in self.wordings.items()}
         other = copy(source)
         other.texts = tuple(self.prompt.places)
