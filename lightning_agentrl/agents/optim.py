@@ -548,14 +548,14 @@ class Steps:
         """Return the entries for a checkpoint."""
         return {
             "attempts": self.attempts,
-            "skipped_steps": self.skipped,
+            "skipped": self.skipped,  # DeepSpeed removes the name skipped_steps from what it loads
             "warmup_steps": self.warmup,
             "not_finite_in_a_row": self.not_finite,
         }
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Restore the entries of a checkpoint."""
-        self.attempts, self.skipped = checkpoint["attempts"], checkpoint["skipped_steps"]
+        self.attempts, self.skipped = checkpoint["attempts"], checkpoint["skipped"]
         self.warmup, self.not_finite = checkpoint["warmup_steps"], checkpoint["not_finite_in_a_row"]
 
 

@@ -34,7 +34,7 @@ from lightning_agentrl.rollout.policy_settings import PolicySettings
 from lightning_agentrl.types.plain_config import by_key, to_plain
 
 KEY = "agent"
-FORMAT = 5  # raise FORMAT when the entries of a checkpoint change (entries: tests/agents/test_checkpoint_format.py)
+FORMAT = 6  # raise FORMAT when the entries of a checkpoint change (entries: tests/agents/test_checkpoint_format.py)
 OTHER_MODEL = "restore model.init_args.model and model.init_args.critic, or remove ckpt_path"
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),

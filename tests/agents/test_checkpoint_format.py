@@ -17,7 +17,7 @@ from tests.agents.harness import make_agent, make_data, make_trainer
 # What this package writes. Raise FORMAT with every change.
 WRITTEN = {
     "": "RolloutDataModule agent attempts date kl_coefficient not_finite_in_a_row recent_episodes run_id "
-    "skipped_steps warmup_steps",
+    "skipped warmup_steps",
     "RolloutDataModule": "ahead collected iteration lost origin sessions",
     "RolloutDataModule.sessions.0": "actions asked_again context env_errors env_return fingerprint images lost number "
     "past reply_closed reply_tokens running said seed summaries summarized summary turns_taken unread",
@@ -45,7 +45,7 @@ def checkpoint(tiny_folder: Path, tmp_path: Path) -> Path:
 
 def test_its_entries_are_those_of_its_format(checkpoint: Path) -> None:
     saved = torch.load(checkpoint, weights_only=True)
-    assert saved[KEY]["format"] == FORMAT == 5
+    assert saved[KEY]["format"] == FORMAT == 6
     for way, entries in WRITTEN.items():
         held: Any = saved
         for part in filter(None, way.split(".")):
@@ -59,7 +59,7 @@ def test_another_format_is_refused(checkpoint: Path, tiny_folder: Path, tmp_path
     saved[KEY]["format"] = form
     del saved["warmup_steps"]  # as another version may lack
     torch.save(saved, other := tmp_path / "other.ckpt")
-    expected = f"another version of lightning_agentrl: its format is {form}, this version reads 5; continue with"
+    expected = f"another version of lightning_agentrl: its format is {form}, this version reads {FORMAT}; continue with"
     with pytest.raises(CheckpointError, match=expected):
         trainer_of(tmp_path, 3).fit(make_agent(tiny_folder), datamodule=make_data(), ckpt_path=other)
     with pytest.raises(CheckpointError, match=expected):

@@ -22,7 +22,7 @@ def test_a_run_goes_on_from_the_entries_of_a_checkpoint(tmp_path: Path, tiny_fol
         "run_id": "earlier",
         "recent_episodes": {"rollouts": 1, "running": {}, "ended": ended},
         "attempts": saved["attempts"] + 2,
-        "skipped_steps": 2,
+        "skipped": 2,
         "warmup_steps": 0,
         "not_finite_in_a_row": 1,
     }

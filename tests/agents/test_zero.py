@@ -230,8 +230,13 @@ def test_bf16_under_zero_rounds_no_weight(tmp_path, tiny_folder, zero):
 
 
 @needs_deepspeed
-@pytest.mark.long
-@pytest.mark.parametrize("stop", [1, 3], ids=["in the warm-up", "in the actor's schedule"])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param(1, id="in the warm-up", marks=pytest.mark.long),
+        pytest.param(3, id="in the actor's schedule", marks=pytest.mark.slow),
+    ],
+)
 def test_a_zero_run_is_continued(zero, stop):
     """With exactly the weights of a run that did not stop, and at the rates that come next."""
     whole, stopped = zero("whole", 2, *SCHEDULED), zero("stopped", 2, *SCHEDULED, "--trainer.max_epochs", str(stop))

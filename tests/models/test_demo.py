@@ -168,13 +168,16 @@ def test_two_processes_at_once_and_a_leftover_draft(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_log_probs_equal_those_of_the_file_in_the_wheel(tmp_path: Path) -> None:
+def test_log_probs_are_nearly_those_of_the_file_in_the_wheel(tmp_path: Path) -> None:
+    """The conversion moves weights by at most half a step of bfloat16."""
     gguf_file = demo.find_gguf()
     demo.convert(gguf_file, tmp_path / "model")
     direct = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
     converted = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     ids = AutoTokenizer.from_pretrained(tmp_path / "model")("The ball is two steps forward.", return_tensors="pt")
-    assert torch.equal(logps(converted, ids["input_ids"]), logps(direct, ids["input_ids"]))
+    gap = (logps(converted, ids["input_ids"]) - logps(direct, ids["input_ids"])).abs()
+    assert gap.max() < 0.3
+    assert gap.mean() < 0.05
 
 
 def test_the_demo_model_with_tools_differs_in_its_template_only(folder: Path) -> None:

@@ -287,7 +287,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_random_iterations_replay_to_the_bit(config: Config, tmp_path: Path, kind: str) -> None:
     """Five of twelve, each in a process of its own; a checkpoint is kept of every third iteration."""
     saver = {"class_path": "RunCheckpoints", "init_args": {"every_n_epochs": 3, "keep": 9}}
-    settings = KINDS[kind] | {"seed_everything": 3, "trainer.max_epochs": 12, "trainer.callbacks": [saver]}
+    settings = KINDS[kind] | {"seed_everything": 3, "trainer.max_epochs": 12}
+    settings["trainer.callbacks"] = [saver, {"class_path": "Chain"}]
     if kind == "groups":
         del config["data"]["init_args"]["turns_per_env"], config["data"]["init_args"]["mini_batch_turns"]
     for key, value in settings.items():
