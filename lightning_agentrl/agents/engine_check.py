@@ -126,7 +126,10 @@ class EngineCheck(RolloutCallback):
 
 
 def comparison_of(agent: Any) -> EngineComparison:
-    """Return the comparison for a connected agent. The comparison reports no progress, and a requested stop ends it."""
+    """Return the comparison of the engine with the trained policy, for an agent that is attached to a data module.
+
+    The comparison reports no progress, and a requested stop ends it.
+    """
     data = agent.datamodule
     return EngineComparison(
         data.engine,

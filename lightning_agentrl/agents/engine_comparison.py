@@ -74,7 +74,7 @@ class EngineComparison:
 
     Args:
         engine: engine that was started.
-        handle: handle of the policy that the engine samples from.
+        handle: policy that the engine samples from, as the trainer hands it to the engine.
         prompts: at least one prompt of the run.
         tokenizer: tokenizer of the policy.
         reader: settings of forward passes, as in training.

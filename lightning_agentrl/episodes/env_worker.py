@@ -408,7 +408,7 @@ def make_worker(
 
 
 def no_timeout(seconds: float, key: str) -> str:
-    """Return the error message for a timeout of an environment that runs in a thread."""
+    """Return the message that refuses a timeout for an environment in a thread, since a thread cannot be stopped."""
     return (
         f"{key}.timeout_seconds {seconds:g} needs a process, since a thread cannot be stopped; set {key}.worker to "
         "process, or remove timeout_seconds"

@@ -208,7 +208,7 @@ def _values(answer: Any, call: str, form: str, count: int) -> tuple[Any, ...]:
         count: expected number of values.
 
     Raises:
-        EnvError: the return value has another form.
+        EnvError: the environment's return value does not have the form that gymnasium prescribes.
     """
     if isinstance(answer, tuple) and len(answer) == count:
         return answer

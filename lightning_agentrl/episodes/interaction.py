@@ -1,4 +1,4 @@
-"""Interactions: replaceable turn loops of one environment."""
+"""Interactions: each defines the loop over the turns of an episode, and can be replaced by your own."""
 
 from __future__ import annotations
 

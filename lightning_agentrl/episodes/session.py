@@ -192,7 +192,7 @@ class Session:
         return await self.worker.draw() if self.contract.render_mode == "rgb_array" else None
 
     def prompt(self) -> Prompt:
-        """Return the prompt for the current observation, which is cached.
+        """Return the prompt for the current observation. The prompt is cached.
 
         Raises:
             PromptTooLongError: the prompt exceeds its limit even without history.

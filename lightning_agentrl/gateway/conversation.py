@@ -227,7 +227,7 @@ class Episode:
 
 
 def _as_json(arguments: str) -> Any:
-    """Return parsed arguments, so that formatting such as whitespace does not matter in comparisons."""
+    """Parse the JSON arguments of a tool call, so that comparisons ignore formatting such as whitespace."""
     try:
         return json.loads(arguments)
     except ValueError:

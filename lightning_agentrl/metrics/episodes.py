@@ -29,7 +29,7 @@ class EpisodeResult:
     lost: bool = False  # whether the environment failed
     progression: float = 0.0  # as the environment reports it; by default 1 for success and 0 for failure
     source: int = 0  # index of the episode's environment in the list of sources
-    # Metrics of the last turn; tool metrics are sums over all turns.
+    # Metrics are those of the last turn, except tool metrics, which are sums over all turns.
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> Epi
 
 
 def reported_means(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
-    """Return the mean of each metric that environments reported at the end of episodes, over those with the metric."""
+    """Return the mean of each metric reported at the end of episodes, over the episodes that have the metric."""
     every = [result.metrics for result in results]
     names = sorted({name for metrics in every for name in metrics})
     return {

@@ -103,8 +103,8 @@ RANDOM_ROUTES = {"phimoe"}
 def check_family(model: str, config: PreTrainedConfig, key: str = "model.init_args.model") -> None:
     """Refuse models that cannot be trained.
 
-    The check refuses families without a text-only language model that are not in the table, families that choose
-    experts at random, models that cap attention scores, and models with quantized weights.
+    The check refuses families that have no text-only language model, unless the table lists them. It also refuses
+    families that choose experts at random, models that cap attention scores, and models with quantized weights.
 
     Args:
         model: hub id or folder.

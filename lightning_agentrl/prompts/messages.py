@@ -1,4 +1,4 @@
-"""Messages of a prompt: rules, observations and history in the format of the config."""
+"""Messages of a prompt, built from rules, observations and history in the format that the config sets."""
 
 from __future__ import annotations
 

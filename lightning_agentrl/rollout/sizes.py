@@ -143,7 +143,7 @@ class RolloutSizes:
 
     @property
     def turns_per_rollout(self) -> int:
-        """Number of turns of a rollout; not meaningful with groups."""
+        """Number of turns of a rollout with a fixed number of turns, so not with groups."""
         return self.num_envs * self.turns_per_env
 
     @property

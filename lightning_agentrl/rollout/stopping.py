@@ -37,7 +37,7 @@ class Stopping:
         self.saves = 0  # number of requests to save and continue
         self.save: Callable[[], object] | None = None  # function that saves the run; None before `begin`
         self._saved = 0  # number of completed requests to save
-        self._inside = False  # whether this rank may leave the current work
+        self._inside = False  # whether this rank is inside `together`, which it may leave early
 
     def begin(self, save: Callable[[], object]) -> None:
         """Clear the requests of an earlier run.

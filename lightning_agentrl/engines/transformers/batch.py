@@ -28,7 +28,7 @@ class Batch:
     continues the conversation are computed.
 
     Args:
-        handle: handle of the sampling policy.
+        handle: sampling policy, as the trainer hands it to the engine.
         most_tokens: largest number of tokens in all cached conversations; the oldest conversations are dropped first.
     """
 

@@ -24,8 +24,9 @@ from lightning_agentrl.models.lora import has_adapters
 from lightning_agentrl.vllm_worker.extension import CPU_BLOCK, CPU_OPS
 
 KEY = "data.init_args.engine.init_args"
-UNFIT = frozenset(("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox"))  # families that vLLM computes
-UNFIT |= {"gpt_oss", "jetmoe", "minimax_m2", "persimmon", "phi"}  # differently, or cannot run: docs/results/vllm.md
+# Families that vLLM cannot run, or computes differently from transformers (docs/results/vllm.md).
+UNFIT = frozenset(("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox"))
+UNFIT |= {"gpt_oss", "jetmoe", "minimax_m2", "persimmon", "phi"}
 # Text families whose vLLM modules import torchvision.
 IMPORT_TORCHVISION = frozenset(("qwen3_5_text", "qwen3_5_moe_text"))
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports

@@ -197,7 +197,7 @@ class VLLMServer:
 
     @asynccontextmanager
     async def limit(self, seconds: float, work: str) -> AsyncIterator[None]:
-        """Raise Unusable if the context takes longer than ``seconds``; ``work`` completes "it has not …"."""
+        """Raise Unusable if the ``with`` block takes longer than ``seconds``; ``work`` completes "it has not …"."""
         try:
             async with asyncio.timeout(seconds):
                 yield

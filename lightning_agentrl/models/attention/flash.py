@@ -246,7 +246,7 @@ def _has_flash_attention(device: torch.device) -> bool:
 
 
 def flash_rows(q_QHD: Tensor, k_KGD: Tensor, v_KGD: Tensor, level: Level, scale: float) -> tuple[Tensor, Tensor]:
-    """Return attention [Q, H, D] and log-sum-exps [H, Q] float32 of the rows of a level."""
+    """Return the attention outputs [Q, H, D] and float32 log-sum-exps [H, Q] of the queries of one tree level."""
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         *(q_QHD, k_KGD, v_KGD, level.query_bounds, level.key_bounds, level.most_queries, level.most_keys),
         *(0.0, level.causal, False),
