@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "lightning_agentrl").rglob("*.py"))
 
 # May only fall until the core is rebuilt; the median, a minimum, may only rise.
-PACKAGE_LINES = 27_836
+PACKAGE_LINES = 27_832
 PACKAGE_FILES = 244
 MEDIAN_LINES_PER_FILE = 100
 RAISES = 713  # with `assert` and `sys.exit`
