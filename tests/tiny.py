@@ -305,11 +305,15 @@ def _idefics3(
 def _gemma3(
     family: str, text: dict[str, Any], tower: dict[str, Any], tower_layers: int, image_side: int, ids: dict[str, int]
 ) -> PreTrainedConfig:
-    """With a window shorter than an image, in every other layer."""
-    kinds = ["sliding_attention", "full_attention"] * text["num_hidden_layers"]
+    """With a window shorter than an image, in every other layer.
+
+    In the last layer, what image tokens see changes no text token, so one layer stands behind a layer of each kind.
+    """
+    layers = text["num_hidden_layers"] + 1
     own = {
+        "num_hidden_layers": layers,
         "sliding_window": 7,
-        "layer_types": kinds[: text["num_hidden_layers"]],
+        "layer_types": (["sliding_attention", "full_attention"] * layers)[:layers],
         "query_pre_attn_scalar": text["head_dim"],
     }
     tower |= {
@@ -320,7 +324,7 @@ def _gemma3(
     }
     marks = dict(zip(("boi", "eoi", "image"), map(ids.__getitem__, GEMMA3_MARKS), strict=True))
     return CONFIG_MAPPING[family](
-        text_config=own | text,
+        text_config=text | own,
         vision_config=tower,
         mm_tokens_per_image=image_side**2,
         **{f"{name}_token_index": number for name, number in marks.items()},

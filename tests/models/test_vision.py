@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_agentrl.models import language_model, vision
+from lightning_agentrl.models.attention import tree as attention_tree
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack, plan_micro_batches
@@ -76,6 +77,15 @@ def test_rows_together_are_rows_alone(policy: LanguageModel, share: bool) -> Non
         assert packed.tokens < sum(len(row.input_ids) for row in rows)
     for name, gradient in expected.items():
         assert float((found[name] - gradient).norm()) <= 1e-4 * float(gradient.norm()) + 1e-5, name
+
+
+def test_long_rows_see_whole_images(policies: Callable[[str], LanguageModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows beyond the depth of tiles do not reach the kernel for branches, which is causal."""
+    monkeypatch.setattr(attention_tree, "TILED_DEPTH", 0)
+    policy = policies("gemma3")
+    rows = rows_with_images(reader_of(policy))
+    together = policy.hidden(pack(rows, reader=policy.image_reader))
+    torch.testing.assert_close(together, alone(policy, rows), **CLOSE)
 
 
 def test_mistakes_show(policy: LanguageModel) -> None:
